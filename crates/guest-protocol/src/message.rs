@@ -1,0 +1,324 @@
+//! The messages inside frames. Paths are bytes, because file names in a guest need not be UTF-8.
+
+use serde::{Deserialize, Serialize};
+
+/// First thing that a host says. Whatever the guest was doing for an earlier host's streams, it stops (commands go on).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    pub generation: u32,
+    /// Echoed in `Welcome`; the host ignores everything before it, which was meant for its predecessor.
+    pub nonce: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Welcome {
+    pub generation: u32,
+    pub nonce: u64,
+}
+
+/// What a stream is opened for. The comment behind each says what travels on the stream before its `End`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// Gives a pooled instance its identity. Nothing.
+    Configure(Configure),
+    /// Starts a command and attaches to it from offset 0. First `Message::Started`; then as `Attach`. If it cannot be
+    /// started (no such file, no permission, unknown user) the stream ends with that failure.
+    Exec(Exec),
+    /// Attaches to a command's output from an offset of its log. Guest: `Message::Dropped` if the log no longer reaches
+    /// back that far; `Data` on `SUB_STDOUT`/`SUB_STDERR`; `Message::Exited` when it is over. Host: `Data` on `SUB_MAIN` is
+    /// stdin (empty: end of stdin), `Message::Resize`, `Message::Signal`. Closing the stream detaches; the command goes on.
+    Attach { command: String, from: u64 },
+    /// `Message::Commands`.
+    ListCommands,
+    /// Signals a command's process group. Nothing.
+    Signal { command: String, signal: i32 },
+    /// Forgets an exited command and its log. Nothing.
+    Forget { command: String },
+    /// `Message::Stat` of the file, then `Data` from `offset`, at most `length` bytes.
+    ReadFile {
+        path: Vec<u8>,
+        user: Option<String>,
+        offset: u64,
+        length: Option<u64>,
+    },
+    /// Host sends `Data`, an empty one at the end. `Message::Stat` of the result. The file appears under its name only
+    /// when complete (`Replace`), unless appended to.
+    WriteFile(WriteFile),
+    /// `Message::Stat`. Does not follow a final symlink.
+    Stat { path: Vec<u8>, user: Option<String> },
+    /// `Message::Entries` batches in no particular order; `depth` 1 lists the directory itself. Never follows symlinks.
+    List {
+        path: Vec<u8>,
+        user: Option<String>,
+        depth: u32,
+    },
+    /// `mkdir -p`. `Message::Created(bool)`: whether it was new.
+    MakeDir {
+        path: Vec<u8>,
+        user: Option<String>,
+        mode: u32,
+    },
+    /// Nothing.
+    Rename {
+        from: Vec<u8>,
+        to: Vec<u8>,
+        user: Option<String>,
+    },
+    /// Nothing. A directory needs `recursive`.
+    Remove {
+        path: Vec<u8>,
+        user: Option<String>,
+        recursive: bool,
+    },
+    /// Nothing.
+    SetMode {
+        path: Vec<u8>,
+        user: Option<String>,
+        mode: u32,
+    },
+    /// `owner` is `user`, `user:group` or numbers. Nothing.
+    SetOwner {
+        path: Vec<u8>,
+        user: Option<String>,
+        owner: String,
+    },
+    /// Nothing.
+    Symlink {
+        path: Vec<u8>,
+        target: Vec<u8>,
+        user: Option<String>,
+    },
+    /// `Message::Watching` once the watch stands, then `Message::Changed` until closed.
+    Watch {
+        path: Vec<u8>,
+        user: Option<String>,
+        recursive: bool,
+    },
+    /// `Data`: a tar stream of the path (a file or a directory), names relative to its parent.
+    TarOut { path: Vec<u8>, user: Option<String> },
+    /// Host sends `Data`, a tar stream, an empty one at the end; it is unpacked below `path`, which is created. Members
+    /// that would land outside are refused.
+    TarIn { path: Vec<u8>, user: Option<String> },
+    /// `Message::Ports`: what listens on TCP in the guest.
+    ListPorts,
+    /// A byte stream to a loopback port of the guest. `Message::Connected`, then `Data` both ways on `SUB_MAIN`; an empty
+    /// `Data` is a half-close. `End` when both directions are over.
+    Connect { port: u16 },
+    /// `Message::Usage`.
+    Usage,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Configure {
+    pub hostname: String,
+    /// Environment of every command from now on, before its own.
+    pub env: Vec<(String, String)>,
+    /// Who commands run as, and where, unless they say otherwise.
+    pub user: String,
+    pub workdir: String,
+    /// Wall clock of the host in milliseconds, for guests whose clock can be set.
+    pub now_millis: u64,
+    /// Random bytes to mix into anything that the guest seeds itself.
+    pub seed: [u8; 32],
+    /// Started once, in the background, with the id `start`.
+    pub start: Option<Start>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Start {
+    pub argv: Vec<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Exec {
+    /// Chosen by the host; the guest refuses one that exists (`AlreadyExists`), which makes retries safe.
+    pub command: String,
+    pub argv: Vec<Vec<u8>>,
+    /// Added to the configured environment.
+    pub env: Vec<(String, String)>,
+    pub cwd: Option<Vec<u8>>,
+    /// A name, a number, or `user:group`.
+    pub user: Option<String>,
+    pub pty: Option<PtySize>,
+    /// Whether stdin is a pipe that the host feeds (else `/dev/null`).
+    pub stdin: bool,
+    /// Kills the process group when exceeded.
+    pub timeout_millis: Option<u64>,
+    /// How many bytes of output are kept for those who attach later.
+    pub log_bytes: u32,
+    /// Whether output waits for the attached reader (foreground) or overwrites the oldest when the log is full.
+    pub wait_for_reader: bool,
+    /// Whether closing the stream (or the host's death) also kills the command.
+    pub kill_on_close: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PtySize {
+    pub rows: u16,
+    pub cols: u16,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WriteFile {
+    pub path: Vec<u8>,
+    /// Owner of what is created.
+    pub user: Option<String>,
+    /// Permission bits; 0o644 if absent and new, unchanged if absent and existing.
+    pub mode: Option<u32>,
+    pub write: WriteMode,
+    /// Creates missing parents, owned by `user`.
+    pub parents: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WriteMode {
+    /// Replace or create, atomically.
+    Replace,
+    Append,
+    /// Fails if it exists.
+    CreateNew,
+}
+
+/// What travels in `Message` frames.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Message {
+    // guest to host
+    Started {
+        pid: u32,
+    },
+    /// `next` is the log offset from which output follows.
+    Dropped {
+        bytes: u64,
+        next: u64,
+    },
+    Exited(CommandState),
+    Commands(Vec<CommandInfo>),
+    Stat(FileStat),
+    Entries(Vec<FileEntry>),
+    Created(bool),
+    Watching,
+    Changed(Vec<WatchEvent>),
+    Ports(Vec<ListeningPort>),
+    Connected,
+    Usage(GuestUsage),
+    // host to guest
+    Resize(PtySize),
+    Signal(i32),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CommandState {
+    Running,
+    Exited {
+        code: i32,
+    },
+    Signaled {
+        signal: i32,
+    },
+    /// Killed because its `timeout_millis` was over.
+    TimedOut,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CommandInfo {
+    pub command: String,
+    pub pid: u32,
+    pub argv: Vec<Vec<u8>>,
+    pub state: CommandState,
+    pub started_millis: u64,
+    pub ended_millis: Option<u64>,
+    pub pty: bool,
+    /// Bytes of output so far; the log holds the last of them.
+    pub output_bytes: u64,
+    pub log_start: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum EntryKind {
+    File,
+    Directory,
+    Symlink,
+    Other,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileStat {
+    /// The absolute path that was looked at.
+    pub path: Vec<u8>,
+    pub kind: EntryKind,
+    pub size: u64,
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub owner: Option<String>,
+    pub group: Option<String>,
+    pub modified_millis: i64,
+    pub target: Option<Vec<u8>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileEntry {
+    pub stat: FileStat,
+    pub depth: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WatchKind {
+    Created,
+    Written,
+    Removed,
+    RenamedFrom,
+    RenamedTo,
+    Attributes,
+    /// Events were lost (too many at once); look for yourself.
+    Overflow,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WatchEvent {
+    pub kind: WatchKind,
+    /// Relative to the watched path; empty for the path itself.
+    pub name: Vec<u8>,
+    pub directory: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListeningPort {
+    pub port: u16,
+    pub address: String,
+}
+
+/// What the guest sees of itself. For people, never for billing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestUsage {
+    pub memory_total_bytes: u64,
+    pub memory_available_bytes: u64,
+    pub disk_total_bytes: u64,
+    pub disk_used_bytes: u64,
+    pub processes: u32,
+    pub load_1m_milli: u32,
+}
+
+/// Why a stream ended without success.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    pub kind: FailureKind,
+    pub message: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FailureKind {
+    Invalid,
+    NotFound,
+    AlreadyExists,
+    PermissionDenied,
+    NotADirectory,
+    IsADirectory,
+    DirectoryNotEmpty,
+    NoSpace,
+    TooLarge,
+    Busy,
+    Refused,
+    Unsupported,
+    Io,
+}

@@ -1,0 +1,50 @@
+//! What a template is: an immutable root filesystem plus how to run in it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{TemplateId, Timestamp};
+
+/// Where the root filesystem of a template came from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum TemplateSource {
+    Debian { suite: String, packages: Vec<String> },
+    Image { reference: String, digest: String },
+    Dockerfile { digest: String, base: String },
+}
+
+/// A process that a template starts when a sandbox is made from it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StartCommand {
+    pub argv: Vec<String>,
+    pub ready: Option<ReadyCheck>,
+}
+
+/// How Atoll knows that the start command is ready to serve.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum ReadyCheck {
+    /// Something listens on this port.
+    Port { port: u16, timeout_millis: u64 },
+    /// This command exits with 0.
+    Command { argv: Vec<String>, timeout_millis: u64 },
+}
+
+/// Everything about a template but its bytes. Lives beside the image file as `template.json`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TemplateManifest {
+    pub id: TemplateId,
+    /// SHA-256 of the image file, in hex: the template's identity on disk.
+    pub digest: String,
+    pub size_bytes: u64,
+    pub created_at: Timestamp,
+    pub source: TemplateSource,
+    pub env: BTreeMap<String, String>,
+    pub workdir: String,
+    /// The user that commands run as unless the caller says otherwise: a name or a number.
+    pub user: String,
+    pub start: Option<StartCommand>,
+    pub exposed_ports: Vec<u16>,
+}
