@@ -1,1 +1,294 @@
+//! The sandbox use cases: create, exec, files, ports, artifacts, templates, keys; and the loops that keep promises while
+//! nobody calls: deadlines, pools, metering, recovery.
+//!
+//! ```text
+//!   front end ──> Sandboxes ──┬─> lifecycle (decides)      what happens is written down as facts
+//!                             ├─> store     (records)  <── before the caller is told
+//!                             ├─> runtime   (performs)
+//!                             └─> guest     (byte streams go straight through, one hop)
+//! ```
+//!
+//! What must hold:
+//! - Rows are the truth, instances follow: an instance that no live row names, and that is neither pooled nor building a
+//!   template, is destroyed.
+//! - A success is durable: the row (and its facts) is committed before the caller hears of it.
+//! - Whatever changes a sandbox runs to its end in a task of the server's own; a caller who hangs up changes nothing.
+//! - Nothing here knows a wire.
 
+mod artifacts;
+mod builds;
+mod cell;
+mod create;
+mod entropy;
+mod exec;
+mod faults;
+mod files;
+mod keys;
+mod lives;
+mod loops;
+mod pool;
+mod ports;
+mod recovery;
+mod request;
+mod settings;
+mod views;
+
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use atoll_image::Templates;
+use atoll_lifecycle::{Missing, Tier};
+use atoll_runtime::channel::Guest;
+use atoll_runtime::probe::{Probe, Verdict};
+use atoll_runtime::{Runtime, Runtimes};
+use atoll_store::{Cursor, Fact, NewFact, Store};
+use atoll_types::{Fault, InstanceId, Isolation, ProjectId, SandboxId, Timestamp};
+use tokio::sync::{Notify, mpsc};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+pub use builds::{BuildEvent, BuildFrom, BuildStream, BuildTemplate, Template};
+pub use exec::{ExecEvents, ExecInput, Execution};
+pub use files::Watch;
+pub use ports::{PortReader, PortStream, PortWriter};
+pub use request::*;
+pub use settings::{PoolSetting, Settings, wall_clock};
+pub use views::{FactView, Overview, PoolView, TierView, UsageTotal};
+
+use cell::{Cell, InUse};
+use faults::from_store;
+use pool::Pools;
+
+/// Bytes on their way, with back-pressure.
+pub type ByteStream = Pin<Box<dyn futures_util::Stream<Item = Result<bytes::Bytes, Fault>> + Send>>;
+
+/// The service. Cheap to clone; every clone is the same.
+#[derive(Debug, Clone)]
+pub struct Sandboxes {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    settings: Settings,
+    store: Store,
+    templates: Templates,
+    runtimes: Runtimes,
+    tiers: Vec<Probe>,
+    live: Mutex<HashMap<SandboxId, Arc<Cell>>>,
+    /// Instances that belong to no row on purpose: pooled, being built in, or just starting.
+    held: Mutex<HashSet<InstanceId>>,
+    pools: Pools,
+    /// Rung when a deadline may have come closer.
+    deadlines: Notify,
+    facts: mpsc::Sender<NewFact>,
+    artifact_lock: tokio::sync::Mutex<()>,
+    access_secret: [u8; 32],
+    default_project: ProjectId,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+impl Sandboxes {
+    /// Takes over what an earlier server left, then starts the loops.
+    pub async fn start(
+        settings: Settings,
+        runtimes: Runtimes,
+        tiers: Vec<Probe>,
+        store: Store,
+        templates: Templates,
+    ) -> Result<Self, Fault> {
+        let access_secret = prepare_data_dir(&settings)?;
+        let now = (settings.now)();
+        let project = store
+            .ensure_project("default", entropy::id(), now)
+            .await
+            .map_err(|e| from_store(&e))?;
+        let (facts, queue) = mpsc::channel(16 * 1024);
+        let service = Self {
+            inner: Arc::new(Inner {
+                pools: Pools::new(&settings.pools),
+                settings,
+                store,
+                templates,
+                runtimes,
+                tiers,
+                live: Mutex::default(),
+                held: Mutex::default(),
+                deadlines: Notify::new(),
+                facts,
+                artifact_lock: tokio::sync::Mutex::new(()),
+                access_secret,
+                default_project: project.id,
+                tasks: TaskTracker::new(),
+                stop: CancellationToken::new(),
+            }),
+        };
+        service.recover().await?;
+        service.start_loops(queue);
+        Ok(service)
+    }
+
+    /// The project of the first key.
+    pub fn default_project(&self) -> &ProjectId {
+        &self.inner.default_project
+    }
+
+    /// Stops accepting work, destroys pooled instances, flushes. Running sandboxes go on without the server.
+    pub async fn shutdown(&self) {
+        self.inner.stop.cancel();
+        self.drain_pools().await;
+        self.inner.tasks.close();
+        self.inner.tasks.wait().await;
+        self.inner.store.close().await;
+    }
+
+    fn settings(&self) -> &Settings {
+        &self.inner.settings
+    }
+
+    fn store(&self) -> &Store {
+        &self.inner.store
+    }
+
+    fn now(&self) -> Timestamp {
+        (self.inner.settings.now)()
+    }
+
+    fn runtime(&self, isolation: Isolation) -> Result<&Arc<dyn Runtime>, Fault> {
+        self.inner
+            .runtimes
+            .iter()
+            .find(|runtime| runtime.isolation() == isolation)
+            .ok_or_else(|| Fault::internal(format!("there is no {isolation} runtime")))
+    }
+
+    /// The tiers of this machine, as admission wants to know them.
+    fn tiers(&self) -> Vec<Tier> {
+        self.inner
+            .tiers
+            .iter()
+            .map(|probe| Tier {
+                isolation: probe.isolation,
+                missing: match &probe.verdict {
+                    Verdict::Works { .. } => None,
+                    Verdict::Unavailable { reason, remedy } => Some(Missing {
+                        why: reason.clone(),
+                        remedy: remedy.clone().unwrap_or_else(|| "use a machine that offers it".into()),
+                    }),
+                },
+            })
+            .collect()
+    }
+
+    fn live(&self) -> MutexGuard<'_, HashMap<SandboxId, Arc<Cell>>> {
+        self.inner.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn held(&self) -> MutexGuard<'_, HashSet<InstanceId>> {
+        self.inner.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn live_cell(&self, id: &SandboxId) -> Option<Arc<Cell>> {
+        self.live().get(id).cloned()
+    }
+
+    /// The way to a running sandbox's guest, for one operation.
+    async fn enter(&self, caller: &Caller, id: &SandboxId) -> Result<(Arc<Cell>, Guest, InUse), Fault> {
+        let cell = self.live_cell(id).filter(|cell| cell.project == caller.project);
+        let Some(cell) = cell else {
+            let row = self.row(caller, id).await?;
+            return Err(match atoll_lifecycle::step(&row.record, atoll_lifecycle::Input::Touched, self.now()) {
+                Err(refused) => refused.into(),
+                Ok(_) => Fault::internal("a running sandbox is not looked after"),
+            });
+        };
+        let touched =
+            atoll_lifecycle::step(&cell.seen.borrow().record, atoll_lifecycle::Input::Touched, self.now());
+        touched.map_err(Fault::from)?;
+        let Some(instance) = cell.instance.get() else {
+            return Err(Fault::internal("a running sandbox has no instance"));
+        };
+        let guest = instance.guest.clone();
+        let in_use = InUse::new(Arc::clone(&cell), self.store().clone(), self.settings().now);
+        Ok((cell, guest, in_use))
+    }
+
+    /// Queues a fact that goes with no row. The ledger gets it within a moment.
+    fn append(&self, cell: &Cell, fact: Fact) {
+        let fact = NewFact {
+            at: self.now(),
+            project: cell.project.clone(),
+            sandbox: Some(cell.id.clone()),
+            fact,
+        };
+        if let Err(mpsc::error::TrySendError::Full(fact)) = self.inner.facts.try_send(fact) {
+            let queue = self.inner.facts.clone();
+            self.inner.tasks.spawn(async move {
+                let _ = queue.send(fact).await;
+            });
+        }
+    }
+
+    fn artifact_dir(&self) -> PathBuf {
+        artifact_dir(self.settings())
+    }
+
+    async fn artifact_lock(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.inner.artifact_lock.lock().await
+    }
+
+    fn access_secret(&self) -> &[u8; 32] {
+        &self.inner.access_secret
+    }
+}
+
+fn artifact_dir(settings: &Settings) -> PathBuf {
+    settings.data_dir.join("artifacts")
+}
+
+/// Makes the directories, sweeps what an interrupted save left, and reads or makes the secret of the port tokens.
+fn prepare_data_dir(settings: &Settings) -> Result<[u8; 32], Fault> {
+    use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+    let failed = |what: &str, e: &std::io::Error| Fault::internal(format!("{what}: {e}"));
+    let artifacts = artifact_dir(settings);
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&artifacts)
+        .map_err(|e| failed("making the data directory", &e))?;
+    for entry in std::fs::read_dir(&artifacts).map_err(|e| failed("reading the artifacts", &e))?.flatten() {
+        if entry.file_name().as_encoded_bytes().starts_with(b"tmp-") {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+    let path = settings.data_dir.join("port-token.secret");
+    match std::fs::read(&path) {
+        Ok(bytes) => bytes
+            .try_into()
+            .map_err(|_| Fault::internal(format!("{} is damaged; remove it to make a new one", path.display()))),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            let secret: [u8; 32] = entropy::bytes();
+            let temporary = path.with_extension("tmp");
+            let write = || -> std::io::Result<()> {
+                use std::io::Write as _;
+                let mut options = std::fs::OpenOptions::new();
+                let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+                file.write_all(&secret)?;
+                file.sync_all()?;
+                std::fs::rename(&temporary, &path)
+            };
+            write().map_err(|e| failed("writing the port token secret", &e))?;
+            Ok(secret)
+        }
+        Err(error) => Err(failed("reading the port token secret", &error)),
+    }
+}
+
+fn parse_cursor(cursor: Option<String>) -> Result<Option<Cursor>, Fault> {
+    cursor
+        .map(|text| text.parse().map_err(|why: String| Fault::invalid("cursor_invalid", why)))
+        .transpose()
+}

@@ -1,1 +1,109 @@
+//! What Atoll remembers: rows of the present and a ledger of the past, in one SQLite file.
+//!
+//! ```text
+//!   async callers ──> bounded queue ──> one writer thread ── BEGIN, many jobs, COMMIT, fsync ──> answers
+//!                └──> bounded queue ──> reader threads (snapshots of the last commit)
+//! ```
+//!
+//! What must hold:
+//! - A write is answered only after its `COMMIT` reached the disk (WAL, `synchronous=FULL`): success means durable. The
+//!   one exception is the `note_*_used` family, which says so.
+//! - Each write is all or nothing, and its facts go into the ledger in the same transaction as its rows.
+//! - A write that fails takes nothing down with it, though it shares its transaction with others.
+//! - The ledger is append-only. The database itself refuses to change a fact.
+//! - Nobody outside of this crate speaks SQL, and nothing here reads a clock or decides about a sandbox's life.
+//! - No async caller ever blocks its thread: SQLite runs on threads of its own.
+//!
+//! Dropping the future of a write after its first poll does not undo the write; treat it as "may have happened".
 
+mod artifacts;
+mod commands;
+mod engine;
+mod error;
+mod facts;
+mod keys;
+mod page;
+mod projects;
+mod sandboxes;
+mod schema;
+mod sql;
+mod touches;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+pub use artifacts::{ArtifactKind, ArtifactRow};
+pub use commands::{CommandEnd, CommandRow, CommandState};
+pub use error::Error;
+pub use facts::{Fact, FactQuery, FactRow, NewFact, Scope, UsageTotal};
+pub use keys::{KeyRow, NewKey};
+pub use page::{Cursor, MAX_PAGE, Page};
+pub use projects::ProjectRow;
+pub use sandboxes::{Idempotency, Inserted, NewSandbox, SandboxQuery, SandboxRow};
+
+use engine::Engine;
+use touches::Touches;
+
+/// A handle to the open database; cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Store {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    engine: Engine,
+    touches: Arc<Touches>,
+    path: PathBuf,
+}
+
+impl Store {
+    /// Opens the database at `path`, creating or upgrading it as needed. Blocks: call it before serving, or from a
+    /// blocking thread. That only one server uses the file is the caller's business.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let touches = Arc::new(Touches::default());
+        let engine = Engine::open(path, Arc::clone(&touches))?;
+        Ok(Self {
+            inner: Arc::new(Inner {
+                engine,
+                touches,
+                path: path.to_owned(),
+            }),
+        })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.inner.path
+    }
+
+    /// Finishes every write that is queued and closes the file. Later calls answer [`Error::Closed`]. Without it nothing
+    /// acknowledged is lost either; the next open only has a little more to read.
+    pub async fn close(&self) {
+        self.inner.engine.close().await;
+    }
+
+    /// Writes what the `note_*_used` family has gathered. Cheap when there is nothing.
+    pub async fn flush(&self) -> Result<(), Error> {
+        if self.inner.touches.is_empty() {
+            return Ok(());
+        }
+        // Any job will do: the writer takes the gathered touches along with every batch.
+        self.write("flush", |_| Ok(())).await
+    }
+
+    async fn write<T: Send + 'static>(
+        &self,
+        what: &'static str,
+        work: impl FnOnce(&rusqlite::Connection) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        self.inner.engine.write(what, work).await
+    }
+
+    async fn read<T: Send + 'static>(
+        &self,
+        what: &'static str,
+        work: impl FnOnce(&rusqlite::Connection) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        self.inner.engine.read(what, work).await
+    }
+}

@@ -154,7 +154,7 @@ impl<'de, K: Kind> Deserialize<'de> for Id<K> {
 
 macro_rules! kinds {
     ($($marker:ident, $alias:ident, $prefix:literal, $noun:literal;)*) => {
-        pub mod kind {
+        mod kind {
             $(
                 #[derive(Debug)]
                 pub enum $marker {}

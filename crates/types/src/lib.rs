@@ -12,7 +12,7 @@ mod usage;
 
 pub use fault::{Fault, FaultKind};
 pub use id::{
-    ArtifactId, CommandId, Id, IdError, InstanceId, KeyId, ProjectId, RequestId, SandboxId, TemplateId,
+    ArtifactId, CommandId, Id, IdError, InstanceId, KeyId, Kind, ProjectId, RequestId, SandboxId, TemplateId,
 };
 pub use sandbox::{
     DiskBacking, EndReason, IdleAction, IdlePolicy, Isolation, Resources, SandboxSpec, SandboxState,

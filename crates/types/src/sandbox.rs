@@ -118,11 +118,11 @@ pub struct SandboxSpec {
 }
 
 /// ```text
-///  (none) ── create ──> Starting ──> Running ── kill, timeout, idle ──> Deleting ──> Deleted
-///                          │            │
-///                          └── error ───┴── guest died, out of memory, lost ──> Failed ── kill ──> Deleted
+///  create ──> Starting ──> Running ── kill, timeout, idle, death ──> Deleting ──┬──> Deleted   it was asked to end
+///                 └── error, kill ────────────────────────────────────^         └──> Failed    it broke; kill ──> Deleted
 /// ```
-/// Every state accepts kill. `Deleted` and `Failed` hold no host resource: the row stays as a record.
+/// Every state accepts kill. `Deleted` and `Failed` hold nothing on the host: the row stays as a record. The decisions
+/// behind the picture are in the lifecycle crate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SandboxState {

@@ -1,0 +1,211 @@
+use std::collections::BTreeMap;
+
+use super::*;
+use Isolation::{Gvisor, Jail, Microvm};
+use atoll_types::{IdleAction, IdlePolicy, Resources};
+
+fn spec() -> SandboxSpec {
+    SandboxSpec {
+        template: "base".into(),
+        resources: Resources::default(),
+        timeout_millis: Some(60_000),
+        idle: None,
+        env: BTreeMap::new(),
+        labels: BTreeMap::new(),
+        isolation_floor: None,
+    }
+}
+
+fn tiers(working: &[Isolation]) -> Vec<Tier> {
+    Isolation::ALL
+        .into_iter()
+        .map(|isolation| Tier {
+            isolation,
+            missing: (!working.contains(&isolation)).then(|| match isolation {
+                Microvm => Missing {
+                    why: "/dev/kvm is not there".into(),
+                    remedy: "use a machine with KVM".into(),
+                },
+                Gvisor => Missing {
+                    why: "runsc was not found".into(),
+                    remedy: "run `./atoll doctor --fix`".into(),
+                },
+                Jail => Missing {
+                    why: "user namespaces are disabled".into(),
+                    remedy: "run as root".into(),
+                },
+            }),
+        })
+        .collect()
+}
+
+fn check(change: impl FnOnce(&mut SandboxSpec, &mut Limits), expected: &str) {
+    let (mut spec, mut limits) = (spec(), Limits::default());
+    change(&mut spec, &mut limits);
+    let answer = match admit(spec, &limits, &tiers(&[Jail, Gvisor])) {
+        Ok(admitted) => admitted.isolation.to_string(),
+        Err(fault) => format!("{}: {fault}", fault.code),
+    };
+    assert_eq!(answer, expected);
+}
+
+#[test]
+fn the_strongest_tier_at_or_above_the_floor_is_chosen() {
+    let table = [
+        // asked, operator's default, working, chosen
+        (None, None, vec![Jail, Gvisor, Microvm], Some(Microvm)),
+        (None, None, vec![Jail, Gvisor], Some(Gvisor)),
+        (None, None, vec![Jail], None),
+        (None, Some(Jail), vec![Jail], Some(Jail)),
+        (None, Some(Jail), vec![Jail, Gvisor], Some(Gvisor)),
+        (None, Some(Microvm), vec![Jail, Gvisor], None),
+        (Some(Jail), None, vec![Jail], Some(Jail)),
+        (Some(Jail), None, vec![Jail, Gvisor], Some(Gvisor)),
+        (Some(Gvisor), Some(Jail), vec![Jail], None),
+        (Some(Gvisor), None, vec![Jail, Microvm], Some(Microvm)),
+        (Some(Microvm), None, vec![Jail, Gvisor], None),
+        (Some(Jail), None, vec![], None),
+    ];
+    for (asked, operators, working, expected) in table {
+        let chosen = choose_tier(asked, operators, &tiers(&working));
+        assert_eq!(
+            chosen.as_ref().ok(),
+            expected.as_ref(),
+            "asked {asked:?}, default {operators:?}, working {working:?}"
+        );
+    }
+}
+
+#[test]
+fn a_floor_that_cannot_be_met_says_why_and_what_to_do() {
+    let fault = choose_tier(None, None, &tiers(&[Jail])).unwrap_err();
+    assert_eq!(fault.kind, FaultKind::Unsupported);
+    assert_eq!(
+        fault.to_string(),
+        "the default isolation floor (a tenant boundary) `gvisor` cannot be met on this machine: gvisor: runsc was \
+         not found; microvm: /dev/kvm is not there (for gvisor, run `./atoll doctor --fix`; for microvm, use a \
+         machine with KVM; or accept a wall that is not a tenant boundary by asking for the floor `jail`)"
+    );
+    let fault = choose_tier(Some(Microvm), None, &[]).unwrap_err();
+    assert_eq!(
+        fault.to_string(),
+        "the request's isolation floor `microvm` cannot be met on this machine: microvm: this server does not offer \
+         it (run `atoll doctor` on the server)"
+    );
+}
+
+#[test]
+fn refusals_name_the_field_the_value_and_the_limit() {
+    check(|_, _| {}, "gvisor");
+    check(
+        |spec, _| spec.resources.cpu_millis = 0,
+        "resources_out_of_range: cpu 0 cores is outside of what this server allows: 0.05 cores to 64 cores",
+    );
+    check(
+        |spec, _| spec.resources.memory_bytes = 1,
+        "resources_out_of_range: memory 1 B is outside of what this server allows: 32 MiB to 64 GiB",
+    );
+    check(
+        |spec, _| spec.resources.disk_bytes = u64::MAX,
+        "resources_out_of_range: disk 17179869184.0 GiB is outside of what this server allows: 1 MiB to 1024 GiB",
+    );
+    check(
+        |spec, _| spec.resources.pids = 1,
+        "resources_out_of_range: pids 1 is outside of what this server allows: 8 to 32768",
+    );
+    check(
+        |spec, _| spec.timeout_millis = Some(90_000_000),
+        "timeout_out_of_range: timeout 25 h exceeds this server's maximum of 24 h (ask for less and extend the \
+         sandbox while it is needed, or have the operator raise the maximum)",
+    );
+    check(
+        |spec, _| spec.timeout_millis = Some(10),
+        "timeout_out_of_range: timeout 10 ms is below the minimum of 1 s",
+    );
+    check(
+        |spec, _| spec.timeout_millis = None,
+        "timeout_out_of_range: a sandbox without a timeout is not allowed on this server (set a timeout of at most \
+         24 h)",
+    );
+    check(
+        |spec, limits| {
+            spec.timeout_millis = None;
+            limits.max_timeout_millis = None;
+        },
+        "gvisor",
+    );
+    check(
+        |spec, _| {
+            spec.idle = Some(IdlePolicy {
+                after_millis: 5,
+                action: IdleAction::Kill,
+            });
+        },
+        "idle_out_of_range: idle time 5 ms is below the minimum of 1 s",
+    );
+    check(
+        |spec, _| spec.template = "a b".into(),
+        "template_name_invalid: a template is named by 1 to 256 bytes without spaces or control characters \
+         (`atoll template list` shows those that exist)",
+    );
+}
+
+#[test]
+fn labels_and_environment_are_bounded() {
+    let label = |key: &str, value: &str| {
+        let (key, value) = (key.to_owned(), value.to_owned());
+        move |spec: &mut SandboxSpec, _: &mut Limits| {
+            spec.labels.insert(key, value);
+        }
+    };
+    let env = |name: &str, value: &str| {
+        let (name, value) = (name.to_owned(), value.to_owned());
+        move |spec: &mut SandboxSpec, _: &mut Limits| {
+            spec.env.insert(name, value);
+        }
+    };
+    check(label("user.id/é", "x=1, y"), "gvisor");
+    check(label("", ""), "label_invalid: label \"\" has an empty key");
+    check(
+        label("a=b", ""),
+        "label_invalid: label \"a=b\" has a key with `=`, `,`, a control character or a space at its ends; none is \
+         allowed",
+    );
+    check(
+        label("a", &"x".repeat(1025)),
+        "label_invalid: label \"a\" has a value of 1025 bytes; at most 1024 are allowed",
+    );
+    check(
+        label(&"é".repeat(100), ""),
+        &format!(
+            "label_invalid: label \"{}…\" has a key of 200 bytes; at most 128 are allowed",
+            "é".repeat(64)
+        ),
+    );
+    check(
+        |spec, limits| {
+            limits.max_labels = 1;
+            spec.labels = ["a", "b"].map(|key| (key.into(), String::new())).into();
+        },
+        "labels_too_many: 2 labels are too many; at most 1 are allowed",
+    );
+    check(env("_PATH1", "any thing"), "gvisor");
+    for name in ["", "1A", "A-B", "A=B", "é"] {
+        check(
+            env(name, ""),
+            &format!(
+                "env_invalid: environment variable name {name:?} is not valid: letters, digits and `_`, not starting \
+                 with a digit"
+            ),
+        );
+    }
+    check(
+        env("A", "secret\0"),
+        "env_invalid: the value of environment variable A contains a NUL character",
+    );
+    check(
+        env("A", &"x".repeat(65536)),
+        "env_too_large: 65537 bytes of environment are too many; at most 65536 are allowed (write large values to a \
+         file in the sandbox)",
+    );
+}

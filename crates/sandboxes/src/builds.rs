@@ -1,0 +1,198 @@
+//! Templates: looking them up, and building them in the background with progress.
+
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use atoll_image::{DebianOptions, ImageSource, Limits, OciOptions, Progress, Update};
+use atoll_store::{Fact, NewFact};
+use atoll_types::{Fault, FaultKind, StartCommand, TemplateManifest};
+use futures_util::Stream;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+
+use crate::Sandboxes;
+use crate::faults::from_image;
+
+#[derive(Debug, Clone)]
+pub struct Template {
+    pub names: Vec<String>,
+    pub manifest: TemplateManifest,
+}
+
+#[derive(Debug, Clone)]
+pub struct BuildTemplate {
+    pub name: String,
+    pub from: BuildFrom,
+    pub start: Option<StartCommand>,
+}
+
+#[derive(Debug, Clone)]
+pub enum BuildFrom {
+    /// Empty packages: those of `base`.
+    Debian { suite: Option<String>, packages: Vec<String> },
+    /// An image in a registry.
+    Image { reference: String },
+    /// An image in a tar archive (docker-save or OCI layout) that the front end has received into a file of its own.
+    /// Never a path that a caller named: callers have no business with the server's files.
+    Archive { file: PathBuf },
+    /// The build context, a directory that the front end has unpacked an upload into, and the Dockerfile's text.
+    Dockerfile { context: PathBuf, dockerfile: String, args: Vec<(String, String)> },
+}
+
+#[derive(Debug, Clone)]
+pub enum BuildEvent {
+    /// A stage began or advanced; `done` and `total` are bytes or steps, `total` is 0 when unknown.
+    Progress { stage: String, done: u64, total: u64 },
+    Log(String),
+    Done(Box<Template>),
+}
+
+/// What a build says while it goes on; the last item is `Done` or an error. Dropping it stops the build, which leaves
+/// nothing behind.
+pub type BuildStream = Pin<Box<dyn Stream<Item = Result<BuildEvent, Fault>> + Send>>;
+
+/// A template and where its image is.
+#[derive(Debug, Clone)]
+pub(crate) struct Resolved {
+    pub(crate) manifest: TemplateManifest,
+    pub(crate) image: PathBuf,
+}
+
+impl Sandboxes {
+    pub(crate) fn resolve_template(&self, which: &str) -> Result<Resolved, Fault> {
+        let found = self.inner.templates.find(which).map_err(|e| from_image(&e))?;
+        let manifest = found.ok_or_else(|| no_template(which))?;
+        Ok(Resolved { image: self.inner.templates.image_path(&manifest), manifest })
+    }
+
+    pub async fn templates(&self) -> Result<Vec<Template>, Fault> {
+        let templates = self.inner.templates.clone();
+        let listed = blocking(move || templates.list()).await?;
+        Ok(listed.into_iter().map(|listed| Template { names: listed.names, manifest: listed.manifest }).collect())
+    }
+
+    pub async fn template(&self, which: &str) -> Result<Template, Fault> {
+        let manifest = self.resolve_template(which)?.manifest;
+        let templates = self.inner.templates.clone();
+        let listed = blocking(move || templates.inspect(manifest.id.as_str())).await?;
+        Ok(Template { names: listed.names, manifest: listed.manifest })
+    }
+
+    pub async fn delete_template(&self, which: &str) -> Result<(), Fault> {
+        let manifest = self.resolve_template(which)?.manifest;
+        let (templates, service, which) = (self.inner.templates.clone(), self.clone(), which.to_owned());
+        blocking(move || templates.delete(&which, &|manifest| service.template_in_use(manifest))).await?;
+        let fact = NewFact {
+            at: self.now(),
+            project: self.default_project().clone(),
+            sandbox: None,
+            fact: Fact::TemplateDeleted { template: manifest.id },
+        };
+        self.store().append_facts(vec![fact]).await.map_err(|e| crate::faults::from_store(&e))
+    }
+
+    /// Removes what no name and no sandbox uses; returns the bytes freed.
+    pub async fn prune_templates(&self) -> Result<u64, Fault> {
+        let (templates, service) = (self.inner.templates.clone(), self.clone());
+        let pruned = blocking(move || templates.prune(&|manifest| service.template_in_use(manifest))).await?;
+        Ok(pruned.bytes)
+    }
+
+    fn template_in_use(&self, manifest: &TemplateManifest) -> bool {
+        self.live().values().any(|cell| cell.seen.borrow().template == manifest.id)
+    }
+
+    /// Builds a template in the background.
+    pub async fn build_template(&self, request: BuildTemplate) -> Result<BuildStream, Fault> {
+        atoll_image::check_name(&request.name).map_err(|e| from_image(&e))?;
+        let (events, stream) = mpsc::channel(256);
+        let progress: Arc<dyn Progress> = {
+            let events = events.clone();
+            Arc::new(move |update: Update<'_>| {
+                // A reader who lags misses some progress, never the outcome.
+                if !update.message.is_empty() {
+                    let _ = events.try_send(Ok(BuildEvent::Log(update.message.to_owned())));
+                }
+                let _ = events.try_send(Ok(BuildEvent::Progress {
+                    stage: update.stage.to_owned(),
+                    done: update.done,
+                    total: update.total,
+                }));
+            })
+        };
+        let service = self.clone();
+        self.inner.tasks.spawn(async move {
+            let outcome = tokio::select! {
+                built = service.build(request, progress) => built,
+                // Nobody listens any more: dropping the build stops it.
+                () = events.closed() => return,
+                () = service.inner.stop.cancelled() => {
+                    Err(Fault::new(FaultKind::Unavailable, "server_stopping", "the server is stopping"))
+                }
+            };
+            let _ = events.send(outcome.map(|template| BuildEvent::Done(Box::new(template)))).await;
+        });
+        Ok(Box::pin(ReceiverStream::new(stream)))
+    }
+
+    async fn build(&self, request: BuildTemplate, progress: Arc<dyn Progress>) -> Result<Template, Fault> {
+        let templates = &self.inner.templates;
+        let manifest = match request.from {
+            BuildFrom::Debian { suite, packages } => {
+                let mut options = DebianOptions::base(self.now());
+                options.name = request.name;
+                if let Some(suite) = suite {
+                    options.suite = suite;
+                }
+                if !packages.is_empty() {
+                    options.packages = packages;
+                }
+                templates.build_debian(options, progress).await
+            }
+            BuildFrom::Image { reference } => {
+                let source = ImageSource::Registry { reference, login: None };
+                templates.build_oci(self.oci(request.name, source), progress).await
+            }
+            BuildFrom::Archive { file } => {
+                templates.build_oci(self.oci(request.name, ImageSource::Archive(file)), progress).await
+            }
+            BuildFrom::Dockerfile { .. } => {
+                return Err(Fault::new(FaultKind::Unsupported, "dockerfile_unsupported", "not yet"));
+            }
+        }
+        .map_err(|e| from_image(&e))?;
+        let fact = NewFact {
+            at: self.now(),
+            project: self.default_project().clone(),
+            sandbox: None,
+            fact: Fact::TemplateBuilt {
+                template: manifest.id.clone(),
+                digest: manifest.digest.clone(),
+                size: manifest.size_bytes,
+            },
+        };
+        self.store().append_facts(vec![fact]).await.map_err(|e| crate::faults::from_store(&e))?;
+        self.template(manifest.id.as_str()).await
+    }
+}
+
+impl Sandboxes {
+    fn oci(&self, name: String, source: ImageSource) -> OciOptions {
+        OciOptions { name, source, start: false, limits: Limits::default(), now: self.now() }
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> atoll_image::Result<T> + Send + 'static,
+) -> Result<T, Fault> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|_| Fault::internal("a template task failed"))?
+        .map_err(|e| from_image(&e))
+}
+
+fn no_template(which: &str) -> Fault {
+    Fault::not_found("template_not_found", format!("there is no template `{}`", which.escape_default()))
+        .hint("`atoll template list` shows those that exist; `atoll template build base` makes the default one")
+}

@@ -1,0 +1,122 @@
+//! One live sandbox in memory: the owner of its row and of the way to its guest.
+//!
+//! What must hold: whoever changes the row holds its lock from the decision until the commit, so decisions on one
+//! sandbox happen one after the other; `seen` shows what was committed last and never waits.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use atoll_runtime::Instance;
+use atoll_store::SandboxRow;
+use atoll_types::{Fault, FaultKind, ProjectId, SandboxId, Timestamp};
+use tokio::sync::watch;
+
+/// How long to wait for the reason of an end that was just noticed.
+const REASON_WITHIN: Duration = Duration::from_secs(5);
+
+#[derive(Debug)]
+pub(crate) struct Cell {
+    pub(crate) id: SandboxId,
+    pub(crate) project: ProjectId,
+    /// The row as committed; locked while a transition is decided and written.
+    pub(crate) row: tokio::sync::Mutex<SandboxRow>,
+    /// The same, for readers.
+    pub(crate) seen: watch::Sender<SandboxRow>,
+    /// Set once, when there is a guest to talk to.
+    pub(crate) instance: OnceLock<Instance>,
+    /// What the ledger has been told of its consumption.
+    pub(crate) metered: Mutex<Metered>,
+    /// Operations under way. A sandbox that is in use is not idle, however long the operation takes.
+    active: AtomicUsize,
+}
+
+/// How much of its life was accounted for.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Metered {
+    pub(crate) wall_millis: u64,
+    pub(crate) cpu_micros: u64,
+    /// Memory at the last sample, to integrate from.
+    pub(crate) memory_bytes: u64,
+}
+
+impl Cell {
+    pub(crate) fn new(row: SandboxRow) -> Arc<Self> {
+        Arc::new(Self {
+            id: row.id.clone(),
+            project: row.project.clone(),
+            seen: watch::Sender::new(row.clone()),
+            row: tokio::sync::Mutex::new(row),
+            instance: OnceLock::new(),
+            metered: Mutex::default(),
+            active: AtomicUsize::new(0),
+        })
+    }
+
+    pub(crate) fn last_seen(&self) -> SandboxRow {
+        self.seen.borrow().clone()
+    }
+
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.active.load(Ordering::Relaxed) > 0
+    }
+
+    pub(crate) fn metered(&self) -> Metered {
+        *self.metered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set_metered(&self, metered: Metered) {
+        *self.metered.lock().unwrap_or_else(PoisonError::into_inner) = metered;
+    }
+
+    /// Its instance is gone in the middle of something: says why, as soon as that is known.
+    pub(crate) async fn explain_end(&self) -> Fault {
+        let mut seen = self.seen.subscribe();
+        let ended = tokio::time::timeout(REASON_WITHIN, seen.wait_for(|row| row.record.end.is_some())).await;
+        let why = match ended {
+            Ok(Ok(row)) => row.record.end.as_ref().map(|end| (end.name(), end.explain())),
+            _ => None,
+        };
+        let (code, why) = match why {
+            Some(("out_of_memory", why)) => ("sandbox_out_of_memory", why),
+            Some((_, why)) => ("sandbox_ended", why),
+            None => ("sandbox_ended", "its instance is gone".into()),
+        };
+        Fault::new(FaultKind::Gone, code, format!("sandbox {} ended during this operation: {why}", self.id))
+    }
+}
+
+/// Marks a sandbox as in use for as long as it lives.
+pub(crate) struct InUse {
+    cell: Arc<Cell>,
+    store: atoll_store::Store,
+    now: fn() -> Timestamp,
+}
+
+impl InUse {
+    pub(crate) fn new(cell: Arc<Cell>, store: atoll_store::Store, now: fn() -> Timestamp) -> Self {
+        cell.active.fetch_add(1, Ordering::Relaxed);
+        let guard = Self { cell, store, now };
+        guard.note();
+        guard
+    }
+
+    fn note(&self) {
+        if self.cell.seen.borrow().record.idle.is_some() {
+            self.store.note_sandbox_used(&self.cell.id, (self.now)());
+        }
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        self.cell.active.fetch_sub(1, Ordering::Relaxed);
+        self.note();
+    }
+}
+
+impl std::fmt::Debug for InUse {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "InUse({})", self.cell.id)
+    }
+}

@@ -1,0 +1,365 @@
+//! Making a sandbox: from a pooled instance in one step, or by booting one.
+//!
+//! ```text
+//!   warm:  claim ──┬─ commit row (Running) ─┬─> answer          a crash before the commit leaves an instance
+//!                  └─ configure the guest  ─┘                   that no row names: recovery destroys it
+//!   cold:  ┬─ commit row (Starting) ─┬─ configure ─ ready check ─ commit (Running) ─> answer
+//!          └─ boot the instance     ─┘
+//! ```
+//! What must hold: when the caller is told of success the row says `Running` on disk and the guest has its identity; when
+//! it is told of a failure nothing runs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use atoll_guest_protocol::{CommandState, Configure, Exec, Message, Request, Start};
+use atoll_lifecycle::{Boot, Input, NewRecord, Transition, admit};
+use atoll_runtime::channel::{ChannelError, Guest, Incoming};
+use atoll_runtime::{Instance, InstanceSpec};
+use atoll_store::{Idempotency, Inserted, NewSandbox, SandboxRow};
+use atoll_types::{Fault, FaultKind, InstanceId, ReadyCheck, SandboxId, SandboxSpec, TemplateManifest};
+use sha2::{Digest as _, Sha256};
+
+use crate::cell::Cell;
+use crate::faults::{from_channel, from_runtime, from_store};
+use crate::{Caller, CreateSandbox, Sandbox, Sandboxes, entropy, views};
+
+/// How often a ready check looks.
+const READY_POLL: Duration = Duration::from_millis(20);
+
+impl Sandboxes {
+    /// Makes a sandbox and waits until it runs. A caller who hangs up meanwhile does not stop it; the sandbox then lives
+    /// until its timeout.
+    pub async fn create(&self, caller: &Caller, request: CreateSandbox) -> Result<Sandbox, Fault> {
+        let service = self.clone();
+        let caller = caller.clone();
+        let task = self.inner.tasks.spawn(async move { service.create_here(&caller, request).await });
+        task.await.map_err(|_| Fault::internal("the creation was interrupted"))?
+    }
+
+    async fn create_here(&self, caller: &Caller, request: CreateSandbox) -> Result<Sandbox, Fault> {
+        if self.inner.stop.is_cancelled() {
+            return Err(Fault::new(FaultKind::Unavailable, "server_stopping", "the server is stopping"));
+        }
+        let idempotency = request.idempotency_key.map(|key| idempotency(key, &request.spec)).transpose()?;
+        if let Some(idempotency) = &idempotency {
+            let existing = self.store().sandbox_by_idempotency(&caller.project, idempotency.clone()).await;
+            if let Some(row) = existing.map_err(|e| insert_fault(&e))? {
+                return self.settled(caller, &row.id).await;
+            }
+        }
+        let admitted = admit(request.spec, &self.settings().limits, &self.tiers())?;
+        let template = self.resolve_template(&admitted.spec.template)?;
+        let id: SandboxId = entropy::id();
+
+        // A start command that is to see this sandbox's environment cannot have been started ahead.
+        let poolable = template.manifest.start.is_none() || admitted.spec.env.is_empty();
+        let claimed = poolable
+            .then(|| self.claim(&template.manifest.id, admitted.isolation, &admitted.spec.resources))
+            .flatten();
+        let boot = match &claimed {
+            Some((instance, _)) => Boot::Warm(instance.id.clone()),
+            None => Boot::Cold(entropy::id()),
+        };
+        let transition = atoll_lifecycle::create(
+            NewRecord { boot, timeout_millis: admitted.spec.timeout_millis, idle: admitted.spec.idle },
+            self.now(),
+        );
+        let row = SandboxRow {
+            id,
+            project: caller.project.clone(),
+            spec: admitted.spec,
+            template: template.manifest.id.clone(),
+            isolation: admitted.isolation,
+            record: transition.next.clone(),
+            token_hash: None,
+            version: 0,
+        };
+        match claimed {
+            Some((instance, _held)) => {
+                self.create_warm(row, &transition, idempotency, instance, &template.manifest).await
+            }
+            None => self.create_cold(row, &transition, idempotency, &template).await,
+        }
+    }
+
+    async fn create_warm(
+        &self,
+        row: SandboxRow,
+        transition: &Transition,
+        idempotency: Option<Idempotency>,
+        instance: Instance,
+        template: &TemplateManifest,
+    ) -> Result<Sandbox, Fault> {
+        let configure = configure(&row.id, &row.spec, template, None);
+        let (inserted, configured) = tokio::join!(
+            self.insert(row, transition, idempotency),
+            instance.guest.call(&configure),
+        );
+        let cell = match inserted {
+            Ok(Ok(cell)) => cell,
+            Ok(Err(existing)) => {
+                self.discard(instance.isolation, instance.id);
+                return self.settled(&Caller { project: existing.project }, &existing.id).await;
+            }
+            Err(fault) => {
+                self.discard(instance.isolation, instance.id);
+                return Err(fault);
+            }
+        };
+        self.give_instance(&cell, instance);
+        if let Err(error) = configured {
+            let fault = from_channel(&cell, error).await;
+            self.apply(&cell, Input::Ended { fate: atoll_lifecycle::InstanceFate::Died(fault.message.clone()) }).await?;
+            return Err(fault);
+        }
+        Ok(views::sandbox(cell.last_seen()))
+    }
+
+    async fn create_cold(
+        &self,
+        row: SandboxRow,
+        transition: &Transition,
+        idempotency: Option<Idempotency>,
+        template: &crate::builds::Resolved,
+    ) -> Result<Sandbox, Fault> {
+        let id = row.record.instance.clone().ok_or_else(|| Fault::internal("a new sandbox names no instance"))?;
+        let isolation = row.isolation;
+        let spec = InstanceSpec {
+            id: id.clone(),
+            image: template.image.clone(),
+            resources: row.spec.resources,
+            hostname: row.id.bare().to_owned(),
+        };
+        let _held = self.hold(id.clone());
+        let configure = configure(&row.id, &row.spec, &template.manifest, template.manifest.start.as_ref());
+        let (inserted, started) =
+            tokio::join!(self.insert(row, transition, idempotency), self.runtime(isolation)?.start(spec));
+        let cell = match inserted {
+            Ok(Ok(cell)) => cell,
+            Ok(Err(existing)) => {
+                self.discard(isolation, id);
+                return self.settled(&Caller { project: existing.project }, &existing.id).await;
+            }
+            Err(fault) => {
+                self.discard(isolation, id);
+                return Err(fault);
+            }
+        };
+        let instance = match started {
+            Ok(instance) => instance,
+            Err(error) => {
+                let fault = from_runtime(&error);
+                self.apply(&cell, Input::StartFailed { why: fault.message.clone() }).await?;
+                return Err(fault);
+            }
+        };
+        let guest = instance.guest.clone();
+        self.give_instance(&cell, instance);
+        let prepared = async {
+            match guest.call(&configure).await {
+                Ok(_) => match await_ready(&guest, &template.manifest).await {
+                    Ok(ready) => ready,
+                    Err(error) => Err(from_channel(&cell, error).await),
+                },
+                Err(error) => Err(from_channel(&cell, error).await),
+            }
+        };
+        if let Err(fault) = prepared.await {
+            self.apply(&cell, Input::StartFailed { why: fault.message.clone() }).await?;
+            return Err(fault);
+        }
+        let row = self.apply(&cell, Input::Started { instance: id }).await?;
+        // A kill may have come between.
+        if !row.record.state.is_live() || row.record.end.is_some() {
+            return Err(cell.explain_end().await);
+        }
+        Ok(views::sandbox(row))
+    }
+
+    /// Commits a new row and looks after it; the inner error is the row that the idempotency key made before.
+    async fn insert(
+        &self,
+        row: SandboxRow,
+        transition: &Transition,
+        idempotency: Option<Idempotency>,
+    ) -> Result<Result<Arc<Cell>, SandboxRow>, Fault> {
+        let facts = row.facts(&transition.facts, self.now());
+        let new = NewSandbox { row, idempotency, max_live: Some(self.settings().max_live_per_project), facts };
+        match self.store().insert_sandbox(new).await.map_err(|e| insert_fault(&e))? {
+            Inserted::New(row) => {
+                let cell = self.look_after(row);
+                self.inner.deadlines.notify_one();
+                Ok(Ok(cell))
+            }
+            Inserted::Existing(row) => Ok(Err(row)),
+        }
+    }
+
+    pub(crate) fn look_after(&self, row: SandboxRow) -> Arc<Cell> {
+        let cell = Cell::new(row);
+        self.live().insert(cell.id.clone(), Arc::clone(&cell));
+        cell
+    }
+
+    /// From now on there is a guest to talk to, and an end to notice.
+    pub(crate) fn give_instance(&self, cell: &Arc<Cell>, instance: Instance) {
+        if cell.instance.set(instance).is_err() {
+            tracing::error!(sandbox = %cell.id, "a sandbox was given a second instance");
+        }
+        self.watch_end(cell);
+    }
+
+    /// The sandbox that an idempotency key found, once its creation (by whoever was first) has come to an end.
+    async fn settled(&self, caller: &Caller, id: &SandboxId) -> Result<Sandbox, Fault> {
+        // Only the winner of a race knows whether it works out; it is looked after from its commit on.
+        for _ in 0..100 {
+            let row = self.row(caller, id).await?;
+            if row.record.state != atoll_types::SandboxState::Starting {
+                return Ok(views::sandbox(row));
+            }
+            match self.live_cell(id) {
+                Some(cell) => {
+                    let mut seen = cell.seen.subscribe();
+                    let _ = tokio::time::timeout(
+                        Duration::from_secs(60),
+                        seen.wait_for(|row| row.record.state != atoll_types::SandboxState::Starting),
+                    )
+                    .await;
+                }
+                // Committed this moment; its creator has not come round to looking after it.
+                None => tokio::task::yield_now().await,
+            }
+        }
+        self.row(caller, id).await.map(views::sandbox)
+    }
+
+    /// Keeps an instance that no row names from being taken for an orphan.
+    pub(crate) fn hold(&self, id: InstanceId) -> Held {
+        self.held().insert(id.clone());
+        Held::new(self, id)
+    }
+
+    /// Destroys an instance that nobody got to see.
+    pub(crate) fn discard(&self, isolation: atoll_types::Isolation, id: InstanceId) {
+        let service = self.clone();
+        self.inner.tasks.spawn(async move { service.destroy_surely(isolation, &id).await });
+    }
+}
+
+/// Waits until the template's start command is ready to serve. The inner result says that it never was.
+pub(crate) async fn await_ready(guest: &Guest, template: &TemplateManifest) -> Result<Result<(), Fault>, ChannelError> {
+    let Some(ready) = template.start.as_ref().and_then(|start| start.ready.as_ref()) else { return Ok(Ok(())) };
+    let (limit, what) = match ready {
+        ReadyCheck::Port { port, timeout_millis } => (*timeout_millis, format!("port {port} to be served")),
+        ReadyCheck::Command { argv, timeout_millis } => (*timeout_millis, format!("`{}` to succeed", argv.join(" "))),
+    };
+    let wait = async {
+        while !is_ready(guest, ready).await? {
+            tokio::time::sleep(READY_POLL).await;
+        }
+        Ok(())
+    };
+    match tokio::time::timeout(Duration::from_millis(limit), wait).await {
+        Ok(outcome) => outcome.map(Ok),
+        Err(_) => Ok(Err(Fault::new(
+            FaultKind::TimedOut,
+            "template_not_ready",
+            format!("the template's start command was not ready: waited {limit} ms for {what}"),
+        )
+        .hint("run the start command by hand in a sandbox of a template without one, and look at what it prints"))),
+    }
+}
+
+async fn is_ready(guest: &Guest, ready: &ReadyCheck) -> Result<bool, ChannelError> {
+    match ready {
+        ReadyCheck::Port { port, .. } => match guest.call(&Request::ListPorts).await? {
+            Some(Message::Ports(ports)) => Ok(ports.iter().any(|listening| listening.port == *port)),
+            _ => Ok(false),
+        },
+        ReadyCheck::Command { argv, .. } => {
+            let mut stream = guest
+                .open(&Request::Exec(Exec {
+                    command: entropy::id::<atoll_types::CommandId>().to_string(),
+                    argv: argv.iter().map(|word| word.clone().into_bytes()).collect(),
+                    env: Vec::new(),
+                    cwd: None,
+                    user: None,
+                    pty: None,
+                    stdin: false,
+                    timeout_millis: None,
+                    log_bytes: 4096,
+                    wait_for_reader: false,
+                    kill_on_close: true,
+                }))
+                .await?;
+            while let Some(incoming) = stream.next().await {
+                if let Incoming::Message(Message::Exited(state)) = incoming? {
+                    return Ok(state == CommandState::Exited { code: 0 });
+                }
+            }
+            Ok(false)
+        }
+    }
+}
+
+/// What gives an instance its identity.
+pub(crate) fn configure(
+    sandbox: &SandboxId,
+    spec: &SandboxSpec,
+    template: &TemplateManifest,
+    start: Option<&atoll_types::StartCommand>,
+) -> Request {
+    let env = template.env.iter().chain(&spec.env).map(|(name, value)| (name.clone(), value.clone())).collect();
+    Request::Configure(Configure {
+        hostname: sandbox.bare().to_owned(),
+        env,
+        user: template.user.clone(),
+        workdir: template.workdir.clone(),
+        now_millis: u64::try_from(crate::wall_clock().0).unwrap_or(0),
+        seed: entropy::bytes(),
+        start: start.map(|start| Start { argv: start.argv.clone() }),
+    })
+}
+
+/// See [`Sandboxes::hold`].
+#[derive(Debug)]
+pub(crate) struct Held {
+    service: Sandboxes,
+    id: InstanceId,
+}
+
+impl Held {
+    /// For an id that is in the set already.
+    pub(crate) fn new(service: &Sandboxes, id: InstanceId) -> Self {
+        Self { service: service.clone(), id }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.service.held().remove(&self.id);
+    }
+}
+
+fn idempotency(key: String, spec: &SandboxSpec) -> Result<Idempotency, Fault> {
+    if key.is_empty() || key.len() > 256 || key.chars().any(char::is_control) {
+        return Err(Fault::invalid("idempotency_key_invalid", "an idempotency key has 1 to 256 printable characters"));
+    }
+    let request = serde_json::to_vec(spec).map_err(|e| Fault::internal(format!("a spec has no JSON form: {e}")))?;
+    Ok(Idempotency { key, request: Sha256::digest(request).into() })
+}
+
+fn insert_fault(error: &atoll_store::Error) -> Fault {
+    match error {
+        atoll_store::Error::IdempotencyConflict { .. } => {
+            Fault::new(FaultKind::Conflict, "idempotency_conflict", error.to_string())
+                .hint("use a new key for a new request")
+        }
+        atoll_store::Error::QuotaExceeded { .. } => {
+            Fault::new(FaultKind::LimitExceeded, "too_many_sandboxes", error.to_string())
+                .hint("kill sandboxes that are no longer needed, or have the operator raise the limit")
+        }
+        other => from_store(other),
+    }
+}

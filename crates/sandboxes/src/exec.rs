@@ -1,0 +1,299 @@
+//! Commands: start, attach, list, signal. Bytes go straight through to the guest's stream, with its back-pressure.
+
+use std::sync::Arc;
+
+use atoll_guest_protocol::{CommandState, Exec, Message, PtySize, Request, SUB_STDERR};
+use atoll_runtime::channel::{Incoming, StreamReceiver, StreamSender};
+use atoll_store::Fact;
+use atoll_types::{CommandId, Fault, SandboxId, Timestamp};
+use bytes::Bytes;
+
+use crate::cell::{Cell, InUse};
+use crate::faults::{from_channel, unexpected};
+use crate::{Caller, Command, ExecEvent, ExecSpec, OutputStream, Sandboxes};
+
+/// What a command's log keeps for those who attach later.
+const LOG_BYTES: u32 = 1024 * 1024;
+/// A foreground command's log is only a window to its one reader.
+const FOREGROUND_LOG_BYTES: u32 = 256 * 1024;
+
+impl Sandboxes {
+    /// Starts a command and attaches to it.
+    pub async fn exec(&self, caller: &Caller, id: &SandboxId, spec: ExecSpec) -> Result<Execution, Fault> {
+        if spec.argv.is_empty() || spec.argv[0].is_empty() {
+            return Err(Fault::invalid("argv_empty", "a command needs at least the name of a program"));
+        }
+        let (cell, guest, in_use) = self.enter(caller, id).await?;
+        let command = crate::entropy::id::<CommandId>();
+        let started = Fact::CommandStarted {
+            command: command.clone(),
+            program: String::from_utf8_lossy(&spec.argv[0]).chars().take(200).collect(),
+            arguments: spec.argv.len() as u64 - 1,
+            argument_bytes: spec.argv.iter().map(|word| word.len() as u64).sum(),
+            background: spec.background,
+        };
+        let request = Request::Exec(Exec {
+            command: command.to_string(),
+            argv: spec.argv,
+            env: spec.env,
+            cwd: spec.cwd,
+            user: spec.user,
+            pty: spec.pty,
+            stdin: spec.stdin,
+            timeout_millis: spec.timeout_millis,
+            log_bytes: if spec.background { LOG_BYTES } else { FOREGROUND_LOG_BYTES },
+            wait_for_reader: !spec.background,
+            kill_on_close: !spec.background,
+        });
+        let stream = guest.open(&request).await;
+        let (sender, receiver) = match stream {
+            Ok(stream) => stream.split(),
+            Err(error) => return Err(from_channel(&cell, error).await),
+        };
+        let mut events = ExecEvents {
+            ledger: Some(Ledger {
+                service: self.clone(),
+                command: command.clone(),
+                started_at: self.now(),
+                bytes_out: 0,
+            }),
+            forget: (!spec.background).then(|| (guest.clone(), command.clone())),
+            cell,
+            receiver,
+            first: None,
+            over: false,
+            _in_use: in_use,
+        };
+        // Whether it could be started is the answer to this call, not an event.
+        match events.advance().await {
+            Some(Ok(started @ ExecEvent::Started { .. })) => events.first = Some(started),
+            Some(Ok(_)) | None => return Err(unexpected()),
+            Some(Err(fault)) => return Err(fault),
+        }
+        self.append(&events.cell, started);
+        Ok(Execution { command, input: ExecInput { cell: Arc::clone(&events.cell), sender }, events })
+    }
+
+    /// Attaches to a command that runs or ran; output follows from the offset `from` of its log.
+    pub async fn attach(
+        &self,
+        caller: &Caller,
+        id: &SandboxId,
+        command: &CommandId,
+        from: u64,
+    ) -> Result<Execution, Fault> {
+        let (cell, guest, in_use) = self.enter(caller, id).await?;
+        let request = Request::Attach { command: command.to_string(), from };
+        let (sender, receiver) = match guest.open(&request).await {
+            Ok(stream) => stream.split(),
+            Err(error) => return Err(from_channel(&cell, error).await),
+        };
+        let mut events = ExecEvents { ledger: None, forget: None, cell, receiver, first: None, over: false, _in_use: in_use };
+        // A command that is unknown fails at once; anything else waits until there is something to say. Ask the list
+        // rather than wait, so that attaching to a silent command answers immediately.
+        match guest.call(&Request::ListCommands).await {
+            Ok(Some(Message::Commands(all))) if all.iter().any(|info| info.command == command.as_str()) => {}
+            Ok(Some(Message::Commands(_))) => {
+                return Err(Fault::not_found("command_not_found", format!("there is no command {command} in {id}"))
+                    .hint("`atoll ps` lists the commands of a sandbox; the oldest ended ones are forgotten"));
+            }
+            Ok(_) => return Err(unexpected()),
+            Err(error) => return Err(from_channel(&events.cell, error).await),
+        }
+        events.first = None;
+        Ok(Execution { command: command.clone(), input: ExecInput { cell: Arc::clone(&events.cell), sender }, events })
+    }
+
+    pub async fn commands(&self, caller: &Caller, id: &SandboxId) -> Result<Vec<Command>, Fault> {
+        let (cell, guest, _in_use) = self.enter(caller, id).await?;
+        match guest.call(&Request::ListCommands).await {
+            Ok(Some(Message::Commands(all))) => Ok(all
+                .into_iter()
+                .filter_map(|info| {
+                    // The guest may name its commands as it likes; what is not an id of ours is not listed.
+                    let id = info.command.parse().ok()?;
+                    Some(Command {
+                        id,
+                        argv: info.argv,
+                        pid: info.pid,
+                        pty: info.pty,
+                        state: info.state,
+                        started_at: timestamp(info.started_millis),
+                        ended_at: info.ended_millis.map(timestamp),
+                        output_bytes: info.output_bytes,
+                    })
+                })
+                .collect()),
+            Ok(_) => Err(unexpected()),
+            Err(error) => Err(from_channel(&cell, error).await),
+        }
+    }
+
+    /// Signals a command's whole process group.
+    pub async fn signal(
+        &self,
+        caller: &Caller,
+        id: &SandboxId,
+        command: &CommandId,
+        signal: i32,
+    ) -> Result<(), Fault> {
+        check_signal(signal)?;
+        let (cell, guest, _in_use) = self.enter(caller, id).await?;
+        match guest.call(&Request::Signal { command: command.to_string(), signal }).await {
+            Ok(_) => Ok(()),
+            Err(error) => Err(from_channel(&cell, error).await),
+        }
+    }
+}
+
+fn check_signal(signal: i32) -> Result<(), Fault> {
+    if (1..=64).contains(&signal) {
+        Ok(())
+    } else {
+        Err(Fault::invalid("signal_invalid", format!("{signal} is not a signal; use a number from 1 to 64")))
+    }
+}
+
+fn timestamp(millis: u64) -> Timestamp {
+    Timestamp(i64::try_from(millis).unwrap_or(i64::MAX))
+}
+
+/// A command that one is attached to. Dropping it detaches (and ends a foreground command).
+#[derive(Debug)]
+pub struct Execution {
+    pub command: CommandId,
+    pub events: ExecEvents,
+    pub input: ExecInput,
+}
+
+/// What the command says.
+#[derive(Debug)]
+pub struct ExecEvents {
+    cell: Arc<Cell>,
+    receiver: StreamReceiver,
+    first: Option<ExecEvent>,
+    over: bool,
+    ledger: Option<Ledger>,
+    /// A foreground command is forgotten once its exit was delivered: nobody can attach to it by then.
+    forget: Option<(atoll_runtime::channel::Guest, CommandId)>,
+    _in_use: InUse,
+}
+
+impl ExecEvents {
+    /// What happens next; `None` after `Exited` was delivered. Cancel-safe.
+    pub async fn next(&mut self) -> Option<Result<ExecEvent, Fault>> {
+        if let Some(first) = self.first.take() {
+            return Some(Ok(first));
+        }
+        self.advance().await
+    }
+
+    async fn advance(&mut self) -> Option<Result<ExecEvent, Fault>> {
+        if self.over {
+            return None;
+        }
+        let event = match self.receiver.next().await {
+            Some(Ok(Incoming::Data { sub, bytes })) => {
+                if let Some(ledger) = &mut self.ledger {
+                    ledger.bytes_out += bytes.len() as u64;
+                }
+                let stream = if sub == SUB_STDERR { OutputStream::Stderr } else { OutputStream::Stdout };
+                Ok(ExecEvent::Output { stream, bytes })
+            }
+            Some(Ok(Incoming::Message(Message::Started { pid }))) => Ok(ExecEvent::Started { pid }),
+            Some(Ok(Incoming::Message(Message::Dropped { bytes, .. }))) => Ok(ExecEvent::Dropped { bytes }),
+            Some(Ok(Incoming::Message(Message::Exited(state)))) => {
+                self.over = true;
+                self.record_exit(state);
+                Ok(ExecEvent::Exited(state))
+            }
+            Some(Ok(Incoming::Message(_))) | None => {
+                self.over = true;
+                Err(unexpected())
+            }
+            Some(Err(error)) => {
+                self.over = true;
+                Err(from_channel(&self.cell, error).await)
+            }
+        };
+        Some(event)
+    }
+
+    fn record_exit(&mut self, state: CommandState) {
+        if let Some((guest, command)) = self.forget.take() {
+            tokio::spawn(async move {
+                let _ = guest.call(&Request::Forget { command: command.to_string() }).await;
+            });
+        }
+        if let Some(ledger) = self.ledger.take() {
+            let (exit_code, signal) = match state {
+                CommandState::Running => (None, None),
+                CommandState::Exited { code } => (Some(code), None),
+                CommandState::Signaled { signal } => (None, Some(signal)),
+                // What its timeout sends.
+                CommandState::TimedOut => (None, Some(9)),
+            };
+            ledger.service.append(
+                &self.cell,
+                Fact::CommandExited {
+                    command: ledger.command,
+                    exit_code,
+                    signal,
+                    duration_millis: ledger.service.now().millis_since(ledger.started_at),
+                    bytes_in: 0,
+                    bytes_out: ledger.bytes_out,
+                },
+            );
+        }
+    }
+}
+
+/// What the ledger will say of the command.
+#[derive(Debug)]
+struct Ledger {
+    service: Sandboxes,
+    command: CommandId,
+    started_at: Timestamp,
+    bytes_out: u64,
+}
+
+/// What the caller says to the command. May be moved to another task; dropping it does not close stdin, `close` does.
+#[derive(Debug)]
+pub struct ExecInput {
+    cell: Arc<Cell>,
+    sender: StreamSender,
+}
+
+impl ExecInput {
+    /// Waits while the command does not read.
+    pub async fn write(&mut self, bytes: Bytes) -> Result<(), Fault> {
+        match self.sender.send_data(bytes).await {
+            Ok(()) => Ok(()),
+            Err(error) => Err(from_channel(&self.cell, error).await),
+        }
+    }
+
+    /// End of stdin.
+    pub async fn close(&mut self) -> Result<(), Fault> {
+        match self.sender.send_end().await {
+            Ok(()) => Ok(()),
+            Err(error) => Err(from_channel(&self.cell, error).await),
+        }
+    }
+
+    pub async fn resize(&mut self, size: PtySize) -> Result<(), Fault> {
+        self.message(&Message::Resize(size)).await
+    }
+
+    pub async fn signal(&mut self, signal: i32) -> Result<(), Fault> {
+        check_signal(signal)?;
+        self.message(&Message::Signal(signal)).await
+    }
+
+    async fn message(&mut self, message: &Message) -> Result<(), Fault> {
+        match self.sender.send_message(message).await {
+            Ok(()) => Ok(()),
+            Err(error) => Err(from_channel(&self.cell, error).await),
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! How failures below become faults that callers understand.
+
+use atoll_guest_protocol::{Failure, FailureKind};
+use atoll_runtime::channel::ChannelError;
+use atoll_types::{Fault, FaultKind};
+
+use crate::cell::Cell;
+
+/// A failure that the guest reported for one operation.
+pub(crate) fn from_failure(failure: &Failure) -> Fault {
+    let (kind, code) = match failure.kind {
+        FailureKind::Invalid => (FaultKind::Invalid, "invalid_in_sandbox"),
+        FailureKind::NotFound => (FaultKind::NotFound, "not_found_in_sandbox"),
+        FailureKind::AlreadyExists => (FaultKind::Conflict, "already_exists"),
+        FailureKind::PermissionDenied => (FaultKind::Forbidden, "permission_denied_in_sandbox"),
+        FailureKind::NotADirectory => (FaultKind::Invalid, "not_a_directory"),
+        FailureKind::IsADirectory => (FaultKind::Invalid, "is_a_directory"),
+        FailureKind::DirectoryNotEmpty => (FaultKind::Conflict, "directory_not_empty"),
+        FailureKind::NoSpace => (FaultKind::LimitExceeded, "disk_full"),
+        FailureKind::TooLarge => (FaultKind::TooLarge, "too_large"),
+        FailureKind::Busy => (FaultKind::LimitExceeded, "sandbox_busy"),
+        FailureKind::Refused => (FaultKind::GuestFailed, "connection_refused"),
+        FailureKind::Unsupported => (FaultKind::Unsupported, "unsupported_in_sandbox"),
+        FailureKind::Io => (FaultKind::GuestFailed, "io_error_in_sandbox"),
+    };
+    // The message was written by the guest: keep it short and printable.
+    let message: String = failure.message.chars().filter(|c| !c.is_control()).take(500).collect();
+    let fault = Fault::new(kind, code, message);
+    match failure.kind {
+        FailureKind::NoSpace => fault.hint("remove files, or create the sandbox with a larger disk"),
+        _ => fault,
+    }
+}
+
+/// An error of the channel to a sandbox's guest. When the instance is gone, says why.
+pub(crate) async fn from_channel(cell: &Cell, error: ChannelError) -> Fault {
+    match error {
+        ChannelError::Failed(failure) => from_failure(&failure),
+        ChannelError::Closed => cell.explain_end().await,
+        ChannelError::Busy => Fault::new(FaultKind::LimitExceeded, "sandbox_busy", error.to_string()),
+        ChannelError::TooLarge { .. } => Fault::new(FaultKind::TooLarge, "request_too_large", error.to_string()),
+        ChannelError::Protocol(_) => {
+            tracing::warn!(sandbox = %cell.id, %error, "the guest broke the protocol");
+            Fault::new(FaultKind::GuestFailed, "guest_protocol_violation", error.to_string())
+                .hint("something in the sandbox has taken over its agent; kill the sandbox")
+        }
+        ChannelError::TimedOut(_) | ChannelError::Ended | ChannelError::Generation { .. } | ChannelError::Io { .. } => {
+            Fault::new(FaultKind::GuestFailed, "guest_unreachable", error.to_string())
+        }
+    }
+}
+
+/// An answer that the protocol does not allow here.
+pub(crate) fn unexpected() -> Fault {
+    Fault::new(FaultKind::GuestFailed, "guest_protocol_violation", "the guest agent gave an answer that makes no sense")
+        .hint("something in the sandbox has taken over its agent; kill the sandbox")
+}
+
+pub(crate) fn from_store(error: &atoll_store::Error) -> Fault {
+    tracing::error!(%error, "the store failed");
+    Fault::internal(format!("the server's database failed: {error}"))
+}
+
+pub(crate) fn from_runtime(error: &atoll_runtime::Error) -> Fault {
+    Fault::new(FaultKind::Internal, "runtime_failed", error.to_string())
+}
+
+pub(crate) fn from_image(error: &atoll_image::Error) -> Fault {
+    Fault::invalid("template_failed", error.to_string())
+}

@@ -1,0 +1,233 @@
+//! Files in a sandbox. All paths are resolved by the guest, inside; nothing here touches the host's filesystem.
+
+use std::sync::Arc;
+
+use atoll_guest_protocol::{FileEntry, FileStat, Message, Request, WatchEvent, WriteFile};
+use atoll_runtime::channel::{Incoming, Stream};
+use atoll_types::{Fault, FaultKind, SandboxId};
+use futures_util::StreamExt as _;
+
+use crate::cell::{Cell, InUse};
+use crate::faults::{from_channel, unexpected};
+use crate::{ByteStream, Caller, FileChange, FileContent, FilePath, Sandboxes, WriteSpec};
+
+/// The most entries that one listing returns; more is a reason to list less deeply.
+const MAX_ENTRIES: usize = 200_000;
+
+impl Sandboxes {
+    /// A file's metadata and its bytes from `offset`.
+    pub async fn read_file(
+        &self,
+        caller: &Caller,
+        id: &SandboxId,
+        at: FilePath,
+        offset: u64,
+        length: Option<u64>,
+    ) -> Result<FileContent, Fault> {
+        let mut open = self
+            .open(caller, id, &Request::ReadFile { path: at.path, user: at.user, offset, length })
+            .await?;
+        match open.message().await? {
+            Some(Message::Stat(stat)) => Ok(FileContent { stat, body: open.into_bytes() }),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// Streams `body` into a file. On any error the file is as it was before (`Append` excepted).
+    pub async fn write_file(
+        &self,
+        caller: &Caller,
+        id: &SandboxId,
+        spec: WriteSpec,
+        body: ByteStream,
+    ) -> Result<FileStat, Fault> {
+        let request = Request::WriteFile(WriteFile {
+            path: spec.at.path,
+            user: spec.at.user,
+            mode: spec.mode,
+            write: spec.write,
+            parents: spec.parents,
+        });
+        let mut open = self.open(caller, id, &request).await?;
+        open.send_all(body).await?;
+        match open.message().await? {
+            Some(Message::Stat(stat)) => Ok(stat),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// Does not follow a final symlink.
+    pub async fn stat(&self, caller: &Caller, id: &SandboxId, at: FilePath) -> Result<FileStat, Fault> {
+        let mut open = self.open(caller, id, &Request::Stat { path: at.path, user: at.user }).await?;
+        match open.message().await? {
+            Some(Message::Stat(stat)) => Ok(stat),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// What is below a directory, sorted by path; `depth` 1 is the directory itself.
+    pub async fn list_files(
+        &self,
+        caller: &Caller,
+        id: &SandboxId,
+        at: FilePath,
+        depth: u32,
+    ) -> Result<Vec<FileEntry>, Fault> {
+        if depth == 0 {
+            return Err(Fault::invalid("depth_invalid", "depth must be at least 1"));
+        }
+        let mut open = self.open(caller, id, &Request::List { path: at.path, user: at.user, depth }).await?;
+        let mut entries = Vec::new();
+        while let Some(message) = open.message().await? {
+            let Message::Entries(batch) = message else { return Err(unexpected()) };
+            entries.extend(batch);
+            if entries.len() > MAX_ENTRIES {
+                return Err(Fault::new(
+                    FaultKind::TooLarge,
+                    "listing_too_large",
+                    format!("there are more than {MAX_ENTRIES} entries"),
+                )
+                .hint("list a smaller directory or with less depth, or download it as a tar stream"));
+            }
+        }
+        entries.sort_by(|a, b| a.stat.path.cmp(&b.stat.path));
+        Ok(entries)
+    }
+
+    /// For `MakeDir`, whether it was new; otherwise true.
+    pub async fn change_file(
+        &self,
+        caller: &Caller,
+        id: &SandboxId,
+        at: FilePath,
+        change: FileChange,
+    ) -> Result<bool, Fault> {
+        let FilePath { path, user } = at;
+        let request = match change {
+            FileChange::MakeDir { mode } => Request::MakeDir { path, user, mode },
+            FileChange::RenameTo { to } => Request::Rename { from: path, to, user },
+            FileChange::Remove { recursive } => Request::Remove { path, user, recursive },
+            FileChange::SetMode { mode } => Request::SetMode { path, user, mode },
+            FileChange::SetOwner { owner } => Request::SetOwner { path, user, owner },
+            FileChange::Symlink { target } => Request::Symlink { path, target, user },
+        };
+        let mut open = self.open(caller, id, &request).await?;
+        match open.message().await? {
+            Some(Message::Created(new)) => Ok(new),
+            None => Ok(true),
+            Some(_) => Err(unexpected()),
+        }
+    }
+
+    /// Changes below a path, from the moment that this returns.
+    pub async fn watch(
+        &self,
+        caller: &Caller,
+        id: &SandboxId,
+        at: FilePath,
+        recursive: bool,
+    ) -> Result<Watch, Fault> {
+        let mut open =
+            self.open(caller, id, &Request::Watch { path: at.path, user: at.user, recursive }).await?;
+        match open.message().await? {
+            Some(Message::Watching) => Ok(Watch { open }),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// A file or directory as a tar stream.
+    pub async fn tar_out(&self, caller: &Caller, id: &SandboxId, at: FilePath) -> Result<ByteStream, Fault> {
+        // A missing path must be an error of this call, not of a body that is half sent.
+        self.stat(caller, id, at.clone()).await?;
+        let open = self.open(caller, id, &Request::TarOut { path: at.path, user: at.user }).await?;
+        Ok(open.into_bytes())
+    }
+
+    /// Unpacks a tar stream below a directory.
+    pub async fn tar_in(
+        &self,
+        caller: &Caller,
+        id: &SandboxId,
+        at: FilePath,
+        body: ByteStream,
+    ) -> Result<(), Fault> {
+        let mut open = self.open(caller, id, &Request::TarIn { path: at.path, user: at.user }).await?;
+        open.send_all(body).await?;
+        match open.message().await? {
+            None => Ok(()),
+            Some(_) => Err(unexpected()),
+        }
+    }
+
+    async fn open(&self, caller: &Caller, id: &SandboxId, request: &Request) -> Result<Open, Fault> {
+        let (cell, guest, in_use) = self.enter(caller, id).await?;
+        match guest.open(request).await {
+            Ok(stream) => Ok(Open { cell, stream, _in_use: in_use }),
+            Err(error) => Err(from_channel(&cell, error).await),
+        }
+    }
+}
+
+/// An operation under way in a guest.
+#[derive(Debug)]
+struct Open {
+    cell: Arc<Cell>,
+    stream: Stream,
+    _in_use: InUse,
+}
+
+impl Open {
+    /// The next message; `None` when the operation ended well.
+    async fn message(&mut self) -> Result<Option<Message>, Fault> {
+        match self.stream.next().await {
+            None => Ok(None),
+            Some(Ok(Incoming::Message(message))) => Ok(Some(message)),
+            Some(Ok(Incoming::Data { .. })) => Err(unexpected()),
+            Some(Err(error)) => Err(from_channel(&self.cell, error).await),
+        }
+    }
+
+    async fn send_all(&mut self, mut body: ByteStream) -> Result<(), Fault> {
+        while let Some(bytes) = body.next().await {
+            let sent = self.stream.send_data(bytes?).await;
+            if let Err(error) = sent {
+                return Err(from_channel(&self.cell, error).await);
+            }
+        }
+        match self.stream.send_end().await {
+            Ok(()) => Ok(()),
+            Err(error) => Err(from_channel(&self.cell, error).await),
+        }
+    }
+
+    /// The rest of the stream as bytes.
+    fn into_bytes(self) -> ByteStream {
+        Box::pin(futures_util::stream::unfold(Some(self), |open| async move {
+            let mut open = open?;
+            match open.stream.next().await {
+                Some(Ok(Incoming::Data { bytes, .. })) => Some((Ok(bytes), Some(open))),
+                Some(Ok(Incoming::Message(_))) => Some((Err(unexpected()), None)),
+                Some(Err(error)) => Some((Err(from_channel(&open.cell, error).await), None)),
+                None => None,
+            }
+        }))
+    }
+}
+
+/// Changes as they happen.
+#[derive(Debug)]
+pub struct Watch {
+    open: Open,
+}
+
+impl Watch {
+    /// Cancel-safe.
+    pub async fn next(&mut self) -> Option<Result<Vec<WatchEvent>, Fault>> {
+        match self.open.message().await {
+            Ok(Some(Message::Changed(events))) => Some(Ok(events)),
+            Ok(Some(_)) => Some(Err(unexpected())),
+            Ok(None) => None,
+            Err(fault) => Some(Err(fault)),
+        }
+    }
+}

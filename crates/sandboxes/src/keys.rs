@@ -1,0 +1,116 @@
+//! API keys and port tokens.
+//!
+//! A key's secret is 200 random bits, shown once and stored as a SHA-256 hash: with that much entropy a slow hash would
+//! protect nothing. A port token is derived from the sandbox's id with a secret of this server, so that it can be shown
+//! again, needs no row, and opens nothing once the sandbox is gone.
+
+use atoll_store::{Fact, KeyRow, NewFact, NewKey};
+use atoll_types::{Fault, KeyId, ProjectId, SandboxId, Timestamp};
+use sha2::{Digest as _, Sha256};
+use subtle::ConstantTimeEq as _;
+
+use crate::faults::from_store;
+use crate::{Caller, Key, Sandboxes, entropy};
+
+const KEY_PREFIX: &str = "atl_";
+const TOKEN_PREFIX: &str = "atp_";
+
+impl Sandboxes {
+    /// Finds out who holds this secret. `None`: nobody (unknown or revoked).
+    pub async fn authenticate(&self, secret: &str) -> Result<Option<Caller>, Fault> {
+        if !secret.starts_with(KEY_PREFIX) || secret.len() > 100 {
+            return Ok(None);
+        }
+        let found = self.store().find_active_key(hash(secret)).await.map_err(|e| from_store(&e))?;
+        Ok(found.map(|key| {
+            self.store().note_key_used(&key.id, self.now());
+            Caller { project: key.project }
+        }))
+    }
+
+    /// Makes a key and returns its secret, which cannot be shown again.
+    pub async fn create_key(&self, project: &ProjectId, name: &str) -> Result<(Key, String), Fault> {
+        if name.is_empty() || name.len() > 100 || name.chars().any(char::is_control) {
+            return Err(Fault::invalid("key_name_invalid", "a key's name has 1 to 100 printable characters"));
+        }
+        let first = entropy::id::<KeyId>();
+        let second = entropy::id::<KeyId>();
+        let secret = format!("{KEY_PREFIX}{}{}", first.bare(), second.bare());
+        let id: KeyId = entropy::id();
+        let now = self.now();
+        let key = NewKey {
+            id: id.clone(),
+            project: project.clone(),
+            name: name.to_owned(),
+            hash: hash(&secret),
+            prefix: secret[..KEY_PREFIX.len() + 4].to_owned(),
+            created_at: now,
+        };
+        let fact = of_project(now, project, Fact::KeyCreated { key: id, name: name.to_owned() });
+        let row = self.store().insert_key(key, vec![fact]).await.map_err(|e| from_store(&e))?;
+        Ok((view(row), secret))
+    }
+
+    pub async fn list_keys(&self, project: &ProjectId) -> Result<Vec<Key>, Fault> {
+        let rows = self.store().keys(project).await.map_err(|e| from_store(&e))?;
+        Ok(rows.into_iter().map(view).collect())
+    }
+
+    /// From now on the key opens nothing. Revoking it again changes nothing.
+    pub async fn revoke_key(&self, project: &ProjectId, id: &KeyId) -> Result<Key, Fault> {
+        let now = self.now();
+        let fact = of_project(now, project, Fact::KeyRevoked { key: id.clone() });
+        match self.store().revoke_key(project, id, now, vec![fact]).await {
+            Ok(row) => Ok(view(row)),
+            Err(atoll_store::Error::NotFound { .. }) => {
+                Err(Fault::not_found("key_not_found", format!("there is no key {id}"))
+                    .hint("`atoll key list` shows those that exist"))
+            }
+            Err(error) => Err(from_store(&error)),
+        }
+    }
+
+    /// The secret that opens this sandbox's ports.
+    pub async fn access_token(&self, caller: &Caller, id: &SandboxId) -> Result<String, Fault> {
+        let (cell, _guest, _in_use) = self.enter(caller, id).await?;
+        Ok(self.derive_token(&cell.id))
+    }
+
+    /// Checks a port token and says on whose behalf it acts. `None`: it opens nothing.
+    pub async fn check_access_token(&self, id: &SandboxId, token: &str) -> Result<Option<Caller>, Fault> {
+        let right: bool = self.derive_token(id).as_bytes().ct_eq(token.as_bytes()).into();
+        if !right {
+            return Ok(None);
+        }
+        Ok(self.live_cell(id).map(|cell| Caller { project: cell.project.clone() }))
+    }
+
+    fn derive_token(&self, id: &SandboxId) -> String {
+        // Prefix-free input (fixed-length secret, fixed-length id), so a plain hash with the secret in front is a MAC
+        // here: SHA-256 length extension would need an id of another length, which does not parse.
+        let mut hasher = Sha256::new();
+        hasher.update(self.access_secret());
+        hasher.update(b"port-token\0");
+        hasher.update(id.as_str());
+        format!("{TOKEN_PREFIX}{}", hex::encode(&hasher.finalize()[..20]))
+    }
+}
+
+fn of_project(at: Timestamp, project: &ProjectId, fact: Fact) -> NewFact {
+    NewFact { at, project: project.clone(), sandbox: None, fact }
+}
+
+fn hash(secret: &str) -> [u8; 32] {
+    Sha256::digest(secret.as_bytes()).into()
+}
+
+fn view(row: KeyRow) -> Key {
+    Key {
+        id: row.id,
+        project: row.project,
+        name: row.name,
+        shown_prefix: row.prefix,
+        created_at: row.created_at,
+        revoked_at: row.revoked_at,
+    }
+}

@@ -1,0 +1,181 @@
+//! What the server does while nobody calls: deadlines, metering, the ledger's queue, housekeeping.
+//!
+//! None of them ticks per sandbox: a thousand idle sandboxes cost one sleeping task each at most.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use atoll_lifecycle::Input;
+use atoll_store::{Fact, NewFact};
+use tokio::sync::mpsc;
+
+use crate::Sandboxes;
+use crate::cell::{Cell, Metered};
+
+/// Deadlines are looked at at least this often, in case the wall clock jumps.
+const LOOK_AGAIN: Duration = Duration::from_secs(30);
+/// How long facts may gather before they are written together.
+const FACTS_LINGER: Duration = Duration::from_millis(50);
+const HOUSEKEEPING: Duration = Duration::from_secs(60);
+
+impl Sandboxes {
+    pub(crate) fn start_loops(&self, facts: mpsc::Receiver<NewFact>) {
+        let tasks = &self.inner.tasks;
+        let service = self.clone();
+        tasks.spawn(async move { service.keep_deadlines().await });
+        let service = self.clone();
+        tasks.spawn(async move { service.keep_metering().await });
+        let service = self.clone();
+        tasks.spawn(async move { service.keep_house().await });
+        let service = self.clone();
+        tasks.spawn(async move { service.write_facts(facts).await });
+        self.start_pools();
+    }
+
+    /// Ends sandboxes whose time is over. The store knows when; nothing is lost by a restart.
+    async fn keep_deadlines(&self) {
+        loop {
+            let wait = match self.reap_due().await {
+                Ok(next) => next,
+                Err(error) => {
+                    tracing::error!(%error, "deadlines could not be read; trying again");
+                    Duration::from_secs(1)
+                }
+            };
+            tokio::select! {
+                () = tokio::time::sleep(wait) => {}
+                () = self.inner.deadlines.notified() => {}
+                () = self.inner.stop.cancelled() => return,
+            }
+        }
+    }
+
+    /// Reaps what is due and says when to look again.
+    async fn reap_due(&self) -> Result<Duration, atoll_store::Error> {
+        let cells: Vec<Arc<Cell>> = self.live().values().cloned().collect();
+        for cell in cells.iter().filter(|cell| cell.is_in_use()) {
+            if cell.seen.borrow().record.idle.is_some() {
+                self.store().note_sandbox_used(&cell.id, self.now());
+            }
+        }
+        for row in self.store().due_sandboxes(self.now(), 256).await? {
+            let Some(cell) = self.live_cell(&row.id) else { continue };
+            // The store knows of uses that the row in memory does not.
+            {
+                let mut held = cell.row.lock().await;
+                held.record.last_used_at = held.record.last_used_at.max(row.record.last_used_at);
+            }
+            if let Err(fault) = self.apply(&cell, Input::DeadlineReached).await {
+                tracing::error!(sandbox = %cell.id, %fault, "a deadline could not be kept; trying again");
+                return Ok(Duration::from_secs(1));
+            }
+        }
+        let next = self.store().next_due().await?;
+        Ok(next.map_or(LOOK_AGAIN, |at| Duration::from_millis(at.millis_since(self.now()).max(1)).min(LOOK_AGAIN)))
+    }
+
+    async fn keep_metering(&self) {
+        let interval = Duration::from_millis(self.settings().metering_interval_millis.max(100));
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(interval) => {}
+                () = self.inner.stop.cancelled() => return,
+            }
+            let cells: Vec<Arc<Cell>> = self.live().values().cloned().collect();
+            for cell in cells {
+                self.meter(&cell).await;
+                // Spread over the interval's first moments rather than one burst.
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
+    /// Writes down what a sandbox has consumed since the last time, as the host counts it.
+    pub(crate) async fn meter(&self, cell: &Cell) {
+        let row = cell.last_seen();
+        let (Some(instance), Some(started_at)) = (cell.instance.get(), row.record.started_at) else { return };
+        let Ok(runtime) = self.runtime(row.isolation) else { return };
+        let Ok(usage) = runtime.usage(&instance.id).await else { return };
+        let before = cell.metered();
+        let wall_total = self.now().millis_since(started_at);
+        let wall_millis = wall_total.saturating_sub(before.wall_millis);
+        let memory = u64::midpoint(before.memory_bytes.max(1), usage.memory_bytes);
+        let byte_seconds = |bytes: u64| {
+            u64::try_from(u128::from(bytes) * u128::from(wall_millis) / 1000).unwrap_or(u64::MAX)
+        };
+        let fact = Fact::Usage {
+            wall_millis,
+            cpu_micros: usage.cpu_micros.saturating_sub(before.cpu_micros),
+            memory_byte_seconds: byte_seconds(if before.memory_bytes == 0 { usage.memory_bytes } else { memory }),
+            disk_byte_seconds: byte_seconds(usage.disk_bytes.unwrap_or(0)),
+        };
+        cell.set_metered(Metered {
+            wall_millis: wall_total.max(before.wall_millis),
+            cpu_micros: usage.cpu_micros.max(before.cpu_micros),
+            memory_bytes: usage.memory_bytes,
+        });
+        self.append(cell, fact);
+    }
+
+    /// Writes queued facts in groups.
+    async fn write_facts(&self, mut queue: mpsc::Receiver<NewFact>) {
+        let mut batch = Vec::new();
+        loop {
+            let stopping = tokio::select! {
+                received = queue.recv_many(&mut batch, 1000) => received == 0,
+                () = self.inner.stop.cancelled() => true,
+            };
+            if !stopping && batch.len() < 1000 {
+                tokio::select! {
+                    () = tokio::time::sleep(FACTS_LINGER) => {}
+                    () = self.inner.stop.cancelled() => {}
+                }
+            }
+            while let Ok(fact) = queue.try_recv() {
+                batch.push(fact);
+            }
+            if !batch.is_empty()
+                && let Err(error) = self.store().append_facts(std::mem::take(&mut batch)).await
+            {
+                tracing::error!(%error, "facts could not be recorded");
+            }
+            if stopping {
+                return;
+            }
+        }
+    }
+
+    async fn keep_house(&self) {
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(HOUSEKEEPING) => {}
+                () = self.inner.stop.cancelled() => return,
+            }
+            if let Err(fault) = self.expire_artifacts().await {
+                tracing::warn!(%fault, "expired artifacts could not be removed");
+            }
+            let old = atoll_types::Timestamp(
+                self.now().0.saturating_sub(i64::try_from(self.settings().ended_retention_millis).unwrap_or(i64::MAX)),
+            );
+            if let Err(error) = self.store().forget_sandboxes(old, 1000).await {
+                tracing::warn!(%error, "ended sandboxes could not be forgotten");
+            }
+            self.destroy_orphans().await;
+        }
+    }
+
+    /// Destroys instances that belong to nobody. There should never be one; if there is, it must not live on.
+    pub(crate) async fn destroy_orphans(&self) {
+        for runtime in &self.inner.runtimes {
+            let Ok(ids) = runtime.discover().await else { continue };
+            for id in ids {
+                let owned = self.is_held(&id)
+                    || self.live().values().any(|cell| cell.seen.borrow().record.instance.as_ref() == Some(&id));
+                if !owned {
+                    tracing::warn!(instance = %id, "destroying an instance that belongs to nobody");
+                    self.destroy_surely(runtime.isolation(), &id).await;
+                }
+            }
+        }
+    }
+}

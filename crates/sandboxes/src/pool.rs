@@ -1,0 +1,247 @@
+//! Warm pools: instances booted ahead, claimed in one step.
+//!
+//! A pooled instance matches a request exactly (template, tier, size), so that claiming changes nothing about it. What
+//! must hold: a pool never has more than its size ready or booting; whoever claims an instance owns it alone; a pooled
+//! instance that dies is replaced; refilling waits until a burst of claims is over, so that it does not slow the claimers.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use atoll_runtime::{Instance, InstanceSpec};
+use atoll_types::{Fault, IdlePolicy, InstanceId, Isolation, Resources, SandboxId, SandboxSpec, TemplateId};
+use tokio::sync::Notify;
+
+use crate::create::Held;
+use crate::{PoolSetting, PoolView, Sandboxes, create, entropy};
+
+/// Boots begin this long after the last claim, unless the pool is empty.
+const REFILL_AFTER: Duration = Duration::from_millis(100);
+
+#[derive(Debug)]
+pub(crate) struct Pools {
+    pools: Vec<Pool>,
+}
+
+#[derive(Debug)]
+struct Pool {
+    setting: PoolSetting,
+    state: Mutex<State>,
+    wake: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// What the ready instances are; a template that was rebuilt under its name is another one.
+    template: Option<(TemplateId, Isolation)>,
+    ready: VecDeque<Instance>,
+}
+
+impl Pool {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Pools {
+    pub(crate) fn new(settings: &[PoolSetting]) -> Self {
+        let pools = settings
+            .iter()
+            .map(|setting| Pool { setting: setting.clone(), state: Mutex::default(), wake: Notify::new() })
+            .collect();
+        Self { pools }
+    }
+
+    /// Takes a ready instance of exactly this kind, if there is one.
+    fn claim(
+        &self,
+        template: &TemplateId,
+        isolation: Isolation,
+        resources: &Resources,
+    ) -> Option<Instance> {
+        self.pools.iter().filter(|pool| pool.setting.resources == *resources).find_map(|pool| {
+            let mut state = pool.state();
+            if state.template.as_ref() != Some(&(template.clone(), isolation)) {
+                return None;
+            }
+            let claimed = std::iter::from_fn(|| state.ready.pop_front()).find(is_alive);
+            pool.wake.notify_one();
+            claimed
+        })
+    }
+
+    pub(crate) fn views(&self) -> Vec<PoolView> {
+        self.pools
+            .iter()
+            .map(|pool| {
+                let state = pool.state();
+                PoolView {
+                    template: pool.setting.template.clone(),
+                    isolation: state.template.as_ref().map(|(_, isolation)| *isolation),
+                    ready: state.ready.len(),
+                    target: pool.setting.size,
+                }
+            })
+            .collect()
+    }
+
+    fn ready_ids(&self) -> Vec<InstanceId> {
+        self.pools
+            .iter()
+            .flat_map(|pool| pool.state().ready.iter().map(|instance| instance.id.clone()).collect::<Vec<_>>())
+            .collect()
+    }
+
+    fn is_pooled(&self, id: &InstanceId) -> bool {
+        self.ready_ids().contains(id)
+    }
+}
+
+fn is_alive(instance: &Instance) -> bool {
+    instance.end.borrow().is_none()
+}
+
+impl Sandboxes {
+    /// Takes a pooled instance; it is held until the caller has a row for it.
+    pub(crate) fn claim(
+        &self,
+        template: &TemplateId,
+        isolation: Isolation,
+        resources: &Resources,
+    ) -> Option<(Instance, Held)> {
+        // Under the lock that orphans are looked for under, so that it is never seen to belong to nobody.
+        let mut held = self.held();
+        let instance = self.inner.pools.claim(template, isolation, resources)?;
+        held.insert(instance.id.clone());
+        drop(held);
+        let held = Held::new(self, instance.id.clone());
+        Some((instance, held))
+    }
+
+    /// Whether an instance is here on purpose although no row names it.
+    pub(crate) fn is_held(&self, id: &InstanceId) -> bool {
+        let held = self.held();
+        held.contains(id) || self.inner.pools.is_pooled(id)
+    }
+
+    pub(crate) fn start_pools(&self) {
+        for index in 0..self.inner.pools.pools.len() {
+            let service = self.clone();
+            self.inner.tasks.spawn(async move { service.keep_full(index).await });
+        }
+    }
+
+    async fn keep_full(&self, index: usize) {
+        let pool = &self.inner.pools.pools[index];
+        let mut pause = Duration::from_secs(1);
+        loop {
+            if self.inner.stop.is_cancelled() {
+                return;
+            }
+            let missing = {
+                let mut state = pool.state();
+                let (alive, dead): (VecDeque<_>, VecDeque<_>) =
+                    std::mem::take(&mut state.ready).into_iter().partition(is_alive);
+                state.ready = alive;
+                let missing = pool.setting.size.saturating_sub(state.ready.len());
+                drop(state);
+                dead.into_iter().for_each(|instance| self.discard(instance.isolation, instance.id));
+                missing
+            };
+            let wait = if missing == 0 {
+                Duration::from_secs(30)
+            } else {
+                match self.boot_one(pool).await {
+                    Ok(()) => {
+                        pause = Duration::from_secs(1);
+                        continue;
+                    }
+                    Err(fault) => {
+                        tracing::warn!(template = pool.setting.template, %fault, "a pool could not be filled; trying again");
+                        pause = (pause * 2).min(Duration::from_secs(60));
+                        pause
+                    }
+                }
+            };
+            tokio::select! {
+                () = pool.wake.notified() => self.let_the_burst_pass(pool).await,
+                () = tokio::time::sleep(wait) => {}
+                () = self.inner.stop.cancelled() => return,
+            }
+        }
+    }
+
+    /// Returns when nobody has claimed for a moment, or when nothing is left to claim.
+    async fn let_the_burst_pass(&self, pool: &Pool) {
+        while !pool.state().ready.is_empty() && !self.inner.stop.is_cancelled() {
+            let claimed = tokio::time::timeout(REFILL_AFTER, pool.wake.notified()).await;
+            if claimed.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn boot_one(&self, pool: &Pool) -> Result<(), Fault> {
+        let spec = SandboxSpec {
+            template: pool.setting.template.clone(),
+            resources: pool.setting.resources,
+            timeout_millis: Some(self.settings().limits.min_timeout_millis),
+            idle: None::<IdlePolicy>,
+            env: Default::default(),
+            labels: Default::default(),
+            isolation_floor: pool.setting.isolation,
+        };
+        let admitted = atoll_lifecycle::admit(spec, &self.settings().limits, &self.tiers())?;
+        let template = self.resolve_template(&pool.setting.template)?;
+        let kind = (template.manifest.id.clone(), admitted.isolation);
+        let id: InstanceId = entropy::id();
+        let _held = self.hold(id.clone());
+        let instance = self
+            .runtime(admitted.isolation)?
+            .start(InstanceSpec {
+                id: id.clone(),
+                image: template.image.clone(),
+                resources: pool.setting.resources,
+                hostname: "atoll".into(),
+            })
+            .await
+            .map_err(|error| crate::faults::from_runtime(&error))?;
+        if template.manifest.start.is_some() {
+            // The servers of a pooled instance run before anybody claims it.
+            let nobody: SandboxId = entropy::id();
+            let request = create::configure(&nobody, &admitted.spec, &template.manifest, template.manifest.start.as_ref());
+            let prepared = async {
+                instance.guest.call(&request).await.map_err(|error| error.to_string())?;
+                let ready = create::await_ready(&instance.guest, &template.manifest).await;
+                ready.map_err(|error| error.to_string())?.map_err(|fault| fault.to_string())
+            };
+            if let Err(why) = prepared.await {
+                self.discard(admitted.isolation, id);
+                return Err(Fault::internal(why));
+            }
+        }
+        let stale = {
+            let mut state = pool.state();
+            let stale = if state.template.as_ref() == Some(&kind) {
+                VecDeque::new()
+            } else {
+                state.template = Some(kind);
+                std::mem::take(&mut state.ready)
+            };
+            state.ready.push_back(instance);
+            stale
+        };
+        stale.into_iter().for_each(|instance| self.discard(instance.isolation, instance.id));
+        Ok(())
+    }
+
+    /// Destroys every pooled instance, when the server stops.
+    pub(crate) async fn drain_pools(&self) {
+        for pool in &self.inner.pools.pools {
+            let ready = std::mem::take(&mut pool.state().ready);
+            for instance in ready {
+                self.discard(instance.isolation, instance.id);
+            }
+        }
+    }
+}

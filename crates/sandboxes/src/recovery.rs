@@ -1,0 +1,87 @@
+//! After a restart: rows are compared with what runs, and made to agree.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use atoll_lifecycle::{Input, Liveness};
+use atoll_runtime::Runtime;
+use atoll_store::{Scope, SandboxRow};
+use atoll_types::{Fault, InstanceId, SandboxState, Timestamp};
+use futures_util::StreamExt as _;
+
+use crate::Sandboxes;
+use crate::cell::Metered;
+use crate::faults::{from_runtime, from_store};
+
+/// Instances taken over, or destroyed, at a time.
+const AT_ONCE: usize = 16;
+
+impl Sandboxes {
+    /// Adopts what runs, ends what is gone, destroys what nobody owns.
+    pub(crate) async fn recover(&self) -> Result<(), Fault> {
+        let mut found: HashMap<InstanceId, Arc<dyn Runtime>> = HashMap::new();
+        for runtime in &self.inner.runtimes {
+            for id in runtime.discover().await.map_err(|e| from_runtime(&e))? {
+                found.insert(id, Arc::clone(runtime));
+            }
+        }
+        let rows = self.store().live_sandboxes().await.map_err(|e| from_store(&e))?;
+        let (rows_total, found_total) = (rows.len(), found.len());
+        let mut pairs = Vec::new();
+        for row in rows {
+            let runtime = row.record.instance.as_ref().and_then(|id| found.remove(id));
+            pairs.push((row, runtime));
+        }
+        let orphans = found.len();
+        let recoveries = pairs.into_iter().map(|(row, runtime)| self.recover_one(row, runtime));
+        let failures: Vec<Fault> = futures_util::stream::iter(recoveries)
+            .buffer_unordered(AT_ONCE)
+            .filter_map(|outcome| async { outcome.err() })
+            .collect()
+            .await;
+        if let Some(fault) = failures.into_iter().next() {
+            return Err(fault);
+        }
+        futures_util::stream::iter(found)
+            .for_each_concurrent(AT_ONCE, |(id, runtime)| async move {
+                self.destroy_surely(runtime.isolation(), &id).await;
+            })
+            .await;
+        if rows_total + found_total > 0 {
+            tracing::info!(rows = rows_total, instances = found_total, orphans, "recovered");
+        }
+        Ok(())
+    }
+
+    async fn recover_one(&self, row: SandboxRow, runtime: Option<Arc<dyn Runtime>>) -> Result<(), Fault> {
+        let adopted = match (&runtime, &row.record.instance, row.record.state) {
+            (Some(runtime), Some(id), SandboxState::Running) => match runtime.adopt(id).await {
+                Ok(instance) => Some(instance),
+                Err(error) => {
+                    tracing::warn!(sandbox = %row.id, %error, "a running sandbox could not be taken over");
+                    None
+                }
+            },
+            _ => None,
+        };
+        let liveness = if adopted.is_some() { Liveness::Alive } else { Liveness::Gone };
+        let metered = self.metered_so_far(&row).await?;
+        let cell = self.look_after(row);
+        if let Some(instance) = adopted {
+            self.give_instance(&cell, instance);
+        }
+        cell.set_metered(metered);
+        self.apply(&cell, Input::Recover(liveness)).await?;
+        Ok(())
+    }
+
+    async fn metered_so_far(&self, row: &SandboxRow) -> Result<Metered, Fault> {
+        let scope = Scope::Sandbox(row.project.clone(), row.id.clone());
+        let total = self
+            .store()
+            .usage_total(scope, Timestamp(0), Timestamp(i64::MAX))
+            .await
+            .map_err(|e| from_store(&e))?;
+        Ok(Metered { wall_millis: total.wall_millis, cpu_micros: total.cpu_micros, memory_bytes: 0 })
+    }
+}

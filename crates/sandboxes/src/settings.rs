@@ -1,0 +1,59 @@
+//! What the operator may set. Defaults work.
+
+use std::path::PathBuf;
+
+use atoll_lifecycle::Limits;
+use atoll_types::{Isolation, Resources, Timestamp};
+
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Everything that this server keeps, but templates, lies below it.
+    pub data_dir: PathBuf,
+    /// What one sandbox may ask for.
+    pub limits: Limits,
+    /// How many sandboxes of one project may live at once.
+    pub max_live_per_project: u64,
+    /// Instances that are booted ahead.
+    pub pools: Vec<PoolSetting>,
+    /// How often consumption is written to the ledger.
+    pub metering_interval_millis: u64,
+    /// How long artifacts are kept that name no retention; `None`: until they are deleted.
+    pub artifact_retention_millis: Option<u64>,
+    pub max_artifact_bytes: u64,
+    /// How long ended sandboxes can still be looked at.
+    pub ended_retention_millis: u64,
+    /// The wall clock; tests bring their own.
+    pub now: fn() -> Timestamp,
+}
+
+/// Keep this many instances of a template and size ready.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PoolSetting {
+    pub template: String,
+    pub size: usize,
+    pub resources: Resources,
+    /// `None`: the tier that a request without a floor would get.
+    pub isolation: Option<Isolation>,
+}
+
+impl Settings {
+    pub fn new(data_dir: PathBuf) -> Self {
+        Self {
+            data_dir,
+            limits: Limits::default(),
+            max_live_per_project: 10_000,
+            pools: Vec::new(),
+            metering_interval_millis: 60_000,
+            artifact_retention_millis: Some(30 * 24 * 60 * 60 * 1000),
+            max_artifact_bytes: 64 * atoll_types::GIB,
+            ended_retention_millis: 7 * 24 * 60 * 60 * 1000,
+            now: wall_clock,
+        }
+    }
+}
+
+/// Milliseconds since the epoch, as the host's clock says.
+pub fn wall_clock() -> Timestamp {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    Timestamp(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
+}

@@ -1,0 +1,143 @@
+//! What callers see of rows, facts and the server.
+
+use atoll_runtime::probe::Verdict;
+use atoll_store::{FactQuery, Scope, SandboxRow};
+use atoll_types::{Fault, Isolation, SandboxId, Timestamp};
+
+use crate::faults::{from_channel, from_runtime, from_store, unexpected};
+use crate::{Caller, Metrics, Sandbox, Sandboxes};
+
+#[derive(Debug, Clone)]
+pub struct FactView {
+    pub seq: i64,
+    pub at: Timestamp,
+    pub kind: String,
+    pub sandbox: Option<SandboxId>,
+    /// The fact's own data, as JSON.
+    pub data: String,
+}
+
+pub use atoll_store::UsageTotal;
+
+#[derive(Debug, Clone)]
+pub struct Overview {
+    pub tiers: Vec<TierView>,
+    pub running: usize,
+    pub pooled: usize,
+    pub pools: Vec<PoolView>,
+}
+
+#[derive(Debug, Clone)]
+pub struct TierView {
+    pub isolation: Isolation,
+    pub available: bool,
+    pub detail: String,
+    pub fix: Option<String>,
+}
+
+#[derive(Debug, Clone)]
+pub struct PoolView {
+    pub template: String,
+    /// Known once the first instance was booted.
+    pub isolation: Option<Isolation>,
+    pub ready: usize,
+    pub target: usize,
+}
+
+impl Sandboxes {
+    /// What it consumes now: as the host counts it and, if it answers, as the guest sees itself.
+    pub async fn metrics(&self, caller: &Caller, id: &SandboxId) -> Result<Metrics, Fault> {
+        let (cell, guest, _in_use) = self.enter(caller, id).await?;
+        let isolation = cell.seen.borrow().isolation;
+        let instance = cell.instance.get().ok_or_else(|| Fault::internal("a running sandbox has no instance"))?;
+        let usage = self.runtime(isolation)?.usage(&instance.id).await.map_err(|e| from_runtime(&e))?;
+        let asked = guest.call(&atoll_guest_protocol::Request::Usage);
+        let guest = match tokio::time::timeout(std::time::Duration::from_secs(2), asked).await {
+            Ok(Ok(Some(atoll_guest_protocol::Message::Usage(guest)))) => Some(guest),
+            Ok(Ok(_)) => return Err(unexpected()),
+            Ok(Err(error)) => return Err(from_channel(&cell, error).await),
+            Err(_) => None,
+        };
+        Ok(Metrics { usage, guest, at: self.now() })
+    }
+
+    /// Facts after `after_seq`, oldest first.
+    pub async fn facts(
+        &self,
+        caller: &Caller,
+        sandbox: Option<&SandboxId>,
+        after_seq: i64,
+        limit: usize,
+    ) -> Result<Vec<FactView>, Fault> {
+        let query = FactQuery {
+            project: caller.project.clone(),
+            sandbox: sandbox.cloned(),
+            kinds: Vec::new(),
+            after_seq,
+            limit,
+        };
+        let rows = self.store().facts(query).await.map_err(|e| from_store(&e))?;
+        rows.into_iter()
+            .map(|row| {
+                Ok(FactView {
+                    seq: row.seq,
+                    at: row.at,
+                    kind: row.fact.kind().to_owned(),
+                    data: row.fact.data().map_err(|e| from_store(&e))?.to_string(),
+                    sandbox: row.sandbox,
+                })
+            })
+            .collect()
+    }
+
+    /// All that was metered, for the project or one sandbox of it.
+    pub async fn usage_total(&self, caller: &Caller, sandbox: Option<&SandboxId>) -> Result<UsageTotal, Fault> {
+        let scope = match sandbox {
+            Some(id) => Scope::Sandbox(caller.project.clone(), id.clone()),
+            None => Scope::Project(caller.project.clone()),
+        };
+        self.store()
+            .usage_total(scope, Timestamp(0), Timestamp(i64::MAX))
+            .await
+            .map_err(|e| from_store(&e))
+    }
+
+    /// For metrics, the info page and people.
+    pub async fn overview(&self) -> Overview {
+        let pools = self.inner.pools.views();
+        Overview {
+            tiers: self
+                .inner
+                .tiers
+                .iter()
+                .map(|probe| {
+                    let (detail, fix) = match &probe.verdict {
+                        Verdict::Works { detail } => (detail.clone(), None),
+                        Verdict::Unavailable { reason, remedy } => (reason.clone(), remedy.clone()),
+                    };
+                    TierView { isolation: probe.isolation, available: probe.works(), detail, fix }
+                })
+                .collect(),
+            running: self.live().len(),
+            pooled: pools.iter().map(|pool| pool.ready).sum(),
+            pools,
+        }
+    }
+}
+
+pub(crate) fn sandbox(row: SandboxRow) -> Sandbox {
+    Sandbox {
+        id: row.id,
+        project: row.project,
+        spec: row.spec,
+        template: row.template,
+        isolation: row.isolation,
+        state: row.record.state,
+        instance: row.record.instance,
+        created_at: row.record.created_at,
+        started_at: row.record.started_at,
+        ended_at: row.record.ended_at,
+        deadline: row.record.deadline,
+        end: row.record.end,
+    }
+}

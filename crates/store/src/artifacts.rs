@@ -1,0 +1,219 @@
+//! Artifacts: files and directories that outlive their sandbox. The bytes lie elsewhere, by digest; these are the names.
+//!
+//! Saving under a name that exists makes a new version. The newest is what the name means; older ones stay reachable by
+//! id until they expire.
+
+use std::fmt;
+use std::str::FromStr;
+
+use atoll_types::{ArtifactId, ProjectId, SandboxId, Timestamp};
+use rusqlite::{Row, ToSql};
+
+use crate::{Cursor, Error, NewFact, Page, Store, facts, page, sql};
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ArtifactRow {
+    pub id: ArtifactId,
+    pub project: ProjectId,
+    pub name: String,
+    /// Where it was saved from; that sandbox may be long gone.
+    pub sandbox: Option<SandboxId>,
+    pub kind: ArtifactKind,
+    /// SHA-256 of the content, in hex.
+    pub digest: String,
+    pub size: u64,
+    pub created_at: Timestamp,
+    pub expires_at: Option<Timestamp>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ArtifactKind {
+    File,
+    /// Kept as a tar archive.
+    Directory,
+}
+
+impl Store {
+    pub async fn insert_artifact(&self, artifact: ArtifactRow, facts: Vec<NewFact>) -> Result<(), Error> {
+        self.write("save the artifact", move |db| {
+            sql::execute(
+                db,
+                "INSERT INTO artifacts (id, project, name, sandbox, kind, digest, size, created_at, expires_at)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+                &[
+                    &artifact.id.as_str(),
+                    &artifact.project.as_str(),
+                    &artifact.name,
+                    &artifact.sandbox.as_ref().map(SandboxId::as_str),
+                    &artifact.kind.name(),
+                    &artifact.digest,
+                    &sql::as_count(artifact.size),
+                    &artifact.created_at.0,
+                    &artifact.expires_at.map(|at| at.0),
+                ],
+            )?;
+            facts::append(db, &facts)?;
+            Ok(())
+        })
+        .await
+    }
+
+    pub async fn artifact(&self, project: &ProjectId, id: &ArtifactId) -> Result<Option<ArtifactRow>, Error> {
+        let (project, id) = (project.clone(), id.clone());
+        self.read("read the artifact", move |db| {
+            sql::row(
+                db,
+                "SELECT * FROM artifacts WHERE project = ?1 AND id = ?2",
+                &[&project.as_str(), &id.as_str()],
+                read,
+            )
+        })
+        .await
+    }
+
+    /// The newest version of a name.
+    pub async fn artifact_by_name(
+        &self,
+        project: &ProjectId,
+        name: &str,
+    ) -> Result<Option<ArtifactRow>, Error> {
+        let (project, name) = (project.clone(), name.to_owned());
+        self.read("read the artifact", move |db| {
+            sql::row(
+                db,
+                "SELECT * FROM artifacts WHERE project = ?1 AND name = ?2 ORDER BY created_at DESC, id DESC LIMIT 1",
+                &[&project.as_str(), &name],
+                read,
+            )
+        })
+        .await
+    }
+
+    /// All versions of all names of a project (or of one name), newest first.
+    pub async fn artifacts(
+        &self,
+        project: &ProjectId,
+        name: Option<&str>,
+        after: Option<Cursor>,
+        limit: usize,
+    ) -> Result<Page<ArtifactRow>, Error> {
+        let (project, name) = (project.clone(), name.map(str::to_owned));
+        let limit = page::clamp(limit);
+        self.read("list artifacts", move |db| {
+            let project = project.as_str();
+            let mut sql = "SELECT * FROM artifacts WHERE project = ?".to_owned();
+            let mut parameters: Vec<&dyn ToSql> = vec![&project];
+            if let Some(name) = &name {
+                sql.push_str(" AND name = ?");
+                parameters.push(name);
+            }
+            if let Some(cursor) = &after {
+                sql.push_str(" AND (created_at, id) < (?, ?)");
+                parameters.push(&cursor.created_at.0);
+                parameters.push(&cursor.id);
+            }
+            sql.push_str(" ORDER BY created_at DESC, id DESC LIMIT ?");
+            let more = sql::as_limit(limit + 1);
+            parameters.push(&more);
+            let rows = sql::rows(db, &sql, &parameters, read)?;
+            Ok(Page::cut(rows, limit, |row| Cursor {
+                created_at: row.created_at,
+                id: row.id.to_string(),
+            }))
+        })
+        .await
+    }
+
+    /// Artifacts whose retention is over at `now`, the longest overdue first.
+    pub async fn expired_artifacts(&self, now: Timestamp, limit: usize) -> Result<Vec<ArtifactRow>, Error> {
+        self.read("find expired artifacts", move |db| {
+            sql::rows(
+                db,
+                "SELECT * FROM artifacts WHERE expires_at <= ?1 ORDER BY expires_at LIMIT ?2",
+                &[&now.0, &sql::as_limit(limit)],
+                read,
+            )
+        })
+        .await
+    }
+
+    /// Forgets an artifact and gives back what it was; `None`, and no facts, when there is none. The caller removes the
+    /// bytes once [`Store::digest_in_use`] says no.
+    pub async fn delete_artifact(
+        &self,
+        project: &ProjectId,
+        id: &ArtifactId,
+        facts: Vec<NewFact>,
+    ) -> Result<Option<ArtifactRow>, Error> {
+        let (project, id) = (project.clone(), id.clone());
+        self.write("delete the artifact", move |db| {
+            let deleted = sql::row(
+                db,
+                "DELETE FROM artifacts WHERE project = ?1 AND id = ?2 RETURNING *",
+                &[&project.as_str(), &id.as_str()],
+                read,
+            )?;
+            if deleted.is_some() {
+                facts::append(db, &facts)?;
+            }
+            Ok(deleted)
+        })
+        .await
+    }
+
+    /// Whether any artifact of any project has this content.
+    pub async fn digest_in_use(&self, digest: &str) -> Result<bool, Error> {
+        let digest = digest.to_owned();
+        self.read("look for a digest", move |db| {
+            let found = sql::row(
+                db,
+                "SELECT 1 FROM artifacts WHERE digest = ?1 LIMIT 1",
+                &[&digest],
+                |_| Ok(()),
+            )?;
+            Ok(found.is_some())
+        })
+        .await
+    }
+}
+
+fn read(row: &Row<'_>) -> rusqlite::Result<ArtifactRow> {
+    Ok(ArtifactRow {
+        id: sql::word(row, "id")?,
+        project: sql::word(row, "project")?,
+        name: row.get("name")?,
+        sandbox: sql::maybe_word(row, "sandbox")?,
+        kind: sql::word(row, "kind")?,
+        digest: row.get("digest")?,
+        size: sql::count(row, "size")?,
+        created_at: sql::time(row, "created_at")?,
+        expires_at: sql::maybe_time(row, "expires_at")?,
+    })
+}
+
+impl ArtifactKind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::File => "file",
+            Self::Directory => "directory",
+        }
+    }
+}
+
+impl fmt::Display for ArtifactKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for ArtifactKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "file" => Ok(Self::File),
+            "directory" => Ok(Self::Directory),
+            other => Err(format!("unknown artifact kind `{other}`")),
+        }
+    }
+}

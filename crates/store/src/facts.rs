@@ -1,0 +1,342 @@
+//! The ledger: what happened, once, in order, for good. Metering, audit and metrics read it here.
+//!
+//! What must hold: `seq` grows with every fact in the order of commits (there is one writer), so that a reader who asks
+//! for everything after the last `seq` it saw misses nothing. A kind of fact that this version does not know, written by
+//! a newer one, is handed out as [`Fact::Other`] rather than hidden. Facts carry sizes and names, never contents:
+//! no output, no argument lists, no secrets.
+
+use atoll_types::{
+    ArtifactId, CommandId, EndReason, InstanceId, Isolation, KeyId, ProjectId, Resources, SandboxId,
+    TemplateId, Timestamp,
+};
+use rusqlite::{Connection, Row, ToSql};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::{Error, Store, sql};
+
+/// The most facts in one answer of [`Store::facts`].
+const MAX_FACTS: usize = 1000;
+
+/// A fact that is about to be recorded.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NewFact {
+    pub at: Timestamp,
+    pub project: ProjectId,
+    pub sandbox: Option<SandboxId>,
+    pub fact: Fact,
+}
+
+/// A fact as it stands in the ledger.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FactRow {
+    pub seq: i64,
+    pub at: Timestamp,
+    pub project: ProjectId,
+    pub sandbox: Option<SandboxId>,
+    pub fact: Fact,
+}
+
+/// What happened. As JSON: `{"kind": "sandbox.ended", "data": {...}}`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", content = "data")]
+pub enum Fact {
+    #[serde(rename = "sandbox.created")]
+    SandboxCreated {
+        template: TemplateId,
+        isolation: Isolation,
+        resources: Resources,
+    },
+    #[serde(rename = "sandbox.started")]
+    SandboxStarted {
+        instance: InstanceId,
+        /// From creation to the first answer of its agent.
+        took_millis: u64,
+        /// Claimed from a warm pool rather than booted.
+        warm: bool,
+    },
+    /// It was asked to end, or its time was over.
+    #[serde(rename = "sandbox.ended")]
+    SandboxEnded { end: EndReason },
+    /// It broke.
+    #[serde(rename = "sandbox.failed")]
+    SandboxFailed { end: EndReason },
+    #[serde(rename = "sandbox.extended")]
+    SandboxExtended { deadline: Option<Timestamp> },
+    #[serde(rename = "command.started")]
+    CommandStarted {
+        command: CommandId,
+        /// The first of its arguments only.
+        program: String,
+        arguments: u64,
+        argument_bytes: u64,
+        background: bool,
+    },
+    #[serde(rename = "command.exited")]
+    CommandExited {
+        command: CommandId,
+        exit_code: Option<i32>,
+        signal: Option<i32>,
+        duration_millis: u64,
+        bytes_in: u64,
+        bytes_out: u64,
+    },
+    /// What a sandbox consumed since its last fact of this kind.
+    #[serde(rename = "usage")]
+    Usage {
+        wall_millis: u64,
+        cpu_micros: u64,
+        memory_byte_seconds: u64,
+        disk_byte_seconds: u64,
+    },
+    #[serde(rename = "artifact.saved")]
+    ArtifactSaved {
+        artifact: ArtifactId,
+        name: String,
+        digest: String,
+        size: u64,
+    },
+    #[serde(rename = "artifact.deleted")]
+    ArtifactDeleted {
+        artifact: ArtifactId,
+        name: String,
+        /// Because its retention was over, not because somebody asked.
+        expired: bool,
+    },
+    #[serde(rename = "key.created")]
+    KeyCreated { key: KeyId, name: String },
+    #[serde(rename = "key.revoked")]
+    KeyRevoked { key: KeyId },
+    #[serde(rename = "template.built")]
+    TemplateBuilt {
+        template: TemplateId,
+        digest: String,
+        size: u64,
+    },
+    #[serde(rename = "template.deleted")]
+    TemplateDeleted { template: TemplateId },
+    /// A kind, or a form of one, that this version does not know.
+    #[serde(untagged)]
+    Other { kind: String, data: Value },
+}
+
+#[derive(Debug, Clone)]
+pub struct FactQuery {
+    pub project: ProjectId,
+    pub sandbox: Option<SandboxId>,
+    /// Only these, as [`Fact::kind`] names them; all when empty.
+    pub kinds: Vec<String>,
+    /// Only what came after this one; 0 for everything.
+    pub after_seq: i64,
+    /// At most 1000.
+    pub limit: usize,
+}
+
+/// Whose usage to sum.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Scope {
+    Project(ProjectId),
+    Sandbox(ProjectId, SandboxId),
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct UsageTotal {
+    pub wall_millis: u64,
+    pub cpu_micros: u64,
+    pub memory_byte_seconds: u64,
+    pub disk_byte_seconds: u64,
+}
+
+impl Store {
+    /// Records facts that go with no row; those that do are handed to the method that writes the row.
+    pub async fn append_facts(&self, facts: Vec<NewFact>) -> Result<(), Error> {
+        if facts.is_empty() {
+            return Ok(());
+        }
+        self.write("record facts", move |db| append(db, &facts)).await
+    }
+
+    /// Facts in the order in which they were recorded.
+    pub async fn facts(&self, query: FactQuery) -> Result<Vec<FactRow>, Error> {
+        self.read("list facts", move |db| {
+            let project = query.project.as_str();
+            let sandbox = query.sandbox.as_ref().map(SandboxId::as_str);
+            let mut sql = "SELECT * FROM facts WHERE project = ? AND seq > ?".to_owned();
+            let mut parameters: Vec<&dyn ToSql> = vec![&project, &query.after_seq];
+            if let Some(sandbox) = &sandbox {
+                sql.push_str(" AND sandbox = ?");
+                parameters.push(sandbox);
+            }
+            if !query.kinds.is_empty() {
+                sql.push_str(" AND kind IN (");
+                sql.push_str(&vec!["?"; query.kinds.len()].join(", "));
+                sql.push(')');
+                parameters.extend(query.kinds.iter().map(|kind| kind as &dyn ToSql));
+            }
+            sql.push_str(" ORDER BY seq LIMIT ?");
+            let limit = sql::as_limit(query.limit.clamp(1, MAX_FACTS));
+            parameters.push(&limit);
+            sql::rows(db, &sql, &parameters, read)
+        })
+        .await
+    }
+
+    /// The number of the last fact; 0 when there is none.
+    pub async fn last_seq(&self) -> Result<i64, Error> {
+        self.read("find the last fact", |db| {
+            let last = sql::row(db, "SELECT max(seq) AS seq FROM facts", &[], |row| {
+                row.get::<_, Option<i64>>("seq")
+            })?;
+            Ok(last.flatten().unwrap_or(0))
+        })
+        .await
+    }
+
+    /// Sums the usage recorded from `from` (inclusive) to `to` (exclusive).
+    pub async fn usage_total(
+        &self,
+        scope: Scope,
+        from: Timestamp,
+        to: Timestamp,
+    ) -> Result<UsageTotal, Error> {
+        self.read("sum usage", move |db| {
+            let (project, sandbox) = match &scope {
+                Scope::Project(project) => (project, None),
+                Scope::Sandbox(project, sandbox) => (project, Some(sandbox.as_str())),
+            };
+            sql::row(
+                db,
+                if sandbox.is_some() {
+                    USAGE_OF_SANDBOX
+                } else {
+                    USAGE_OF_PROJECT
+                },
+                &[&project.as_str(), &from.0, &to.0, &sandbox],
+                |row| {
+                    Ok(UsageTotal {
+                        wall_millis: wide_sum(row, 0)?,
+                        cpu_micros: wide_sum(row, 2)?,
+                        memory_byte_seconds: wide_sum(row, 4)?,
+                        disk_byte_seconds: wide_sum(row, 6)?,
+                    })
+                },
+            )
+            .map(Option::unwrap_or_default)
+        })
+        .await
+    }
+
+    /// The one way in which facts go: retention. Removes at most `limit` facts that are older than `before` and says how
+    /// many; call it again while it removes as many as it may.
+    pub async fn expire_facts(&self, before: Timestamp, limit: usize) -> Result<usize, Error> {
+        self.write("apply retention to the ledger", move |db| {
+            sql::execute(
+                db,
+                "INSERT INTO fact_retention (before) VALUES (?1)",
+                &[&before.0],
+            )?;
+            let gone = sql::execute(
+                db,
+                "DELETE FROM facts WHERE seq IN (SELECT seq FROM facts WHERE at < ?1 ORDER BY at LIMIT ?2)",
+                &[&before.0, &sql::as_limit(limit)],
+            )?;
+            sql::execute(db, "DELETE FROM fact_retention", &[])?;
+            Ok(gone)
+        })
+        .await
+    }
+}
+
+/// Sums of the high and the low half of each number: byte-seconds of a busy year exceed what SQLite can add up at once.
+macro_rules! usage_sums {
+    ($filter:literal) => {
+        concat!(
+            "SELECT sum(wall >> 24), sum(wall & 16777215), sum(cpu >> 24), sum(cpu & 16777215),
+                    sum(memory >> 24), sum(memory & 16777215), sum(disk >> 24), sum(disk & 16777215)
+             FROM (SELECT data ->> 'wall_millis' AS wall, data ->> 'cpu_micros' AS cpu,
+                          data ->> 'memory_byte_seconds' AS memory, data ->> 'disk_byte_seconds' AS disk
+                   FROM facts WHERE project = ?1 AND at >= ?2 AND at < ?3 AND kind = 'usage'",
+            $filter,
+            ")"
+        )
+    };
+}
+const USAGE_OF_PROJECT: &str = usage_sums!(" AND ?4 IS NULL");
+const USAGE_OF_SANDBOX: &str = usage_sums!(" AND sandbox = ?4");
+
+fn wide_sum(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
+    let high: Option<i64> = row.get(column)?;
+    let low: Option<i64> = row.get(column + 1)?;
+    let sum = (i128::from(high.unwrap_or(0)) << 24) + i128::from(low.unwrap_or(0));
+    Ok(u64::try_from(sum.max(0)).unwrap_or(u64::MAX))
+}
+
+/// Records facts inside of the open transaction.
+pub(crate) fn append(db: &Connection, facts: &[NewFact]) -> Result<(), Error> {
+    for new in facts {
+        let data = sql::to_json("a fact", &new.fact.data()?)?;
+        sql::execute(
+            db,
+            "INSERT INTO facts (at, project, sandbox, kind, data) VALUES (?1, ?2, ?3, ?4, ?5)",
+            &[
+                &new.at.0,
+                &new.project.as_str(),
+                &new.sandbox.as_ref().map(SandboxId::as_str),
+                &new.fact.kind(),
+                &data,
+            ],
+        )?;
+    }
+    Ok(())
+}
+
+fn read(row: &Row<'_>) -> rusqlite::Result<FactRow> {
+    let kind: String = row.get("kind")?;
+    Ok(FactRow {
+        seq: row.get("seq")?,
+        at: sql::time(row, "at")?,
+        project: sql::word(row, "project")?,
+        sandbox: sql::maybe_word(row, "sandbox")?,
+        fact: Fact::from_parts(kind, sql::json(row, "data")?),
+    })
+}
+
+impl Fact {
+    /// The stable name of what happened.
+    pub fn kind(&self) -> &str {
+        match self {
+            Self::SandboxCreated { .. } => "sandbox.created",
+            Self::SandboxStarted { .. } => "sandbox.started",
+            Self::SandboxEnded { .. } => "sandbox.ended",
+            Self::SandboxFailed { .. } => "sandbox.failed",
+            Self::SandboxExtended { .. } => "sandbox.extended",
+            Self::CommandStarted { .. } => "command.started",
+            Self::CommandExited { .. } => "command.exited",
+            Self::Usage { .. } => "usage",
+            Self::ArtifactSaved { .. } => "artifact.saved",
+            Self::ArtifactDeleted { .. } => "artifact.deleted",
+            Self::KeyCreated { .. } => "key.created",
+            Self::KeyRevoked { .. } => "key.revoked",
+            Self::TemplateBuilt { .. } => "template.built",
+            Self::TemplateDeleted { .. } => "template.deleted",
+            Self::Other { kind, .. } => kind,
+        }
+    }
+
+    /// Everything about it but its kind.
+    pub fn data(&self) -> Result<Value, Error> {
+        let broken = |detail: String| Error::Corrupt {
+            what: "a fact",
+            detail,
+        };
+        match serde_json::to_value(self).map_err(|error| broken(error.to_string()))? {
+            Value::Object(mut parts) => Ok(parts.remove("data").unwrap_or(Value::Null)),
+            other => Err(broken(format!("not an object: {other}"))),
+        }
+    }
+
+    fn from_parts(kind: String, data: Value) -> Self {
+        let whole = serde_json::json!({ "kind": &kind, "data": &data });
+        serde_json::from_value(whole).unwrap_or(Self::Other { kind, data })
+    }
+}

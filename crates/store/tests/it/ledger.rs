@@ -1,0 +1,237 @@
+//! The ledger: order, immutability, unknown kinds, sums.
+
+use atoll_store::{Fact, FactQuery, NewFact, Scope, UsageTotal};
+use atoll_types::{
+    ArtifactId, CommandId, EndReason, InstanceId, Isolation, KeyId, Resources, TemplateId, Timestamp,
+};
+
+use crate::support::{Context, T0, sandbox_id};
+
+fn everything(context: &Context) -> FactQuery {
+    FactQuery {
+        project: context.project.id.clone(),
+        sandbox: None,
+        kinds: vec![],
+        after_seq: 0,
+        limit: 1000,
+    }
+}
+
+fn one_of_each() -> Vec<Fact> {
+    vec![
+        Fact::SandboxCreated {
+            template: TemplateId::from_entropy([1; 20]),
+            isolation: Isolation::Gvisor,
+            resources: Resources::default(),
+        },
+        Fact::SandboxStarted {
+            instance: InstanceId::from_entropy([2; 20]),
+            took_millis: 9,
+            warm: true,
+        },
+        Fact::SandboxEnded {
+            end: EndReason::TimedOut,
+        },
+        Fact::SandboxFailed {
+            end: EndReason::GuestDied("signal 9".into()),
+        },
+        Fact::SandboxExtended {
+            deadline: Some(Timestamp(5)),
+        },
+        Fact::CommandStarted {
+            command: CommandId::from_entropy([3; 20]),
+            program: "python3".into(),
+            arguments: 3,
+            argument_bytes: 40,
+            background: false,
+        },
+        Fact::CommandExited {
+            command: CommandId::from_entropy([3; 20]),
+            exit_code: Some(-1),
+            signal: None,
+            duration_millis: 12,
+            bytes_in: 0,
+            bytes_out: u64::MAX,
+        },
+        Fact::Usage {
+            wall_millis: 1,
+            cpu_micros: 2,
+            memory_byte_seconds: 3,
+            disk_byte_seconds: 4,
+        },
+        Fact::ArtifactSaved {
+            artifact: ArtifactId::from_entropy([4; 20]),
+            name: "report".into(),
+            digest: "00".into(),
+            size: 5,
+        },
+        Fact::ArtifactDeleted {
+            artifact: ArtifactId::from_entropy([4; 20]),
+            name: "report".into(),
+            expired: true,
+        },
+        Fact::KeyCreated {
+            key: KeyId::from_entropy([5; 20]),
+            name: "first".into(),
+        },
+        Fact::KeyRevoked {
+            key: KeyId::from_entropy([5; 20]),
+        },
+        Fact::TemplateBuilt {
+            template: TemplateId::from_entropy([1; 20]),
+            digest: "00".into(),
+            size: 6,
+        },
+        Fact::TemplateDeleted {
+            template: TemplateId::from_entropy([1; 20]),
+        },
+        Fact::Other {
+            kind: "egress.denied".into(),
+            data: serde_json::json!({"host": "example.com"}),
+        },
+        // A known kind in a form that only a newer version understands.
+        Fact::Other {
+            kind: "key.revoked".into(),
+            data: serde_json::json!({"keys": ["a", "b"]}),
+        },
+    ]
+}
+
+#[tokio::test]
+async fn every_fact_comes_back_as_it_was_and_in_order() {
+    let context = Context::new().await;
+    let facts = one_of_each();
+    let new = |fact: &Fact| NewFact {
+        at: T0,
+        project: context.project.id.clone(),
+        sandbox: Some(sandbox_id(1)),
+        fact: fact.clone(),
+    };
+    context
+        .store
+        .append_facts(facts.iter().map(new).collect())
+        .await
+        .unwrap();
+    let read = context.store.facts(everything(&context)).await.unwrap();
+    assert!(read.is_sorted_by(|a, b| a.seq < b.seq));
+    for (row, fact) in read.iter().zip(&facts) {
+        assert_eq!(row.fact, *fact);
+        // The name in the column is the name in the JSON.
+        let json = serde_json::to_value(fact).unwrap();
+        assert_eq!(json["kind"], fact.kind());
+        assert_eq!(serde_json::from_value::<Fact>(json).unwrap(), *fact);
+    }
+    assert_eq!(read.len(), facts.len());
+
+    let some = FactQuery {
+        kinds: vec!["usage".into(), "egress.denied".into()],
+        sandbox: Some(sandbox_id(1)),
+        ..everything(&context)
+    };
+    assert_eq!(context.store.facts(some).await.unwrap().len(), 2);
+    let later = FactQuery {
+        after_seq: read[3].seq,
+        limit: 2,
+        ..everything(&context)
+    };
+    assert_eq!(context.store.facts(later).await.unwrap(), read[4..6]);
+    let elsewhere = FactQuery {
+        sandbox: Some(sandbox_id(2)),
+        ..everything(&context)
+    };
+    assert_eq!(context.store.facts(elsewhere).await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn the_database_itself_refuses_to_change_a_fact() {
+    let context = Context::new().await;
+    context
+        .store
+        .append_facts((0..10).map(|n| context.fact(n)).collect())
+        .await
+        .unwrap();
+    // As somebody with the file and a shell would try.
+    let direct = rusqlite::Connection::open(context.path()).unwrap();
+    for sql in [
+        "UPDATE facts SET data = '{}' WHERE seq = 1",
+        "DELETE FROM facts WHERE seq = 1",
+        "DELETE FROM facts",
+        "INSERT OR REPLACE INTO facts (seq, at, project, kind, data) VALUES (1, 0, 'x', 'x', '0')",
+    ] {
+        let error = direct.execute(sql, []).unwrap_err().to_string();
+        assert!(error.contains("append-only"), "{sql}: {error}");
+    }
+    assert_eq!(context.store.facts(everything(&context)).await.unwrap().len(), 10);
+
+    // Retention is the documented way, and takes only what is old.
+    assert_eq!(context.store.expire_facts(T0.plus_millis(4), 3).await.unwrap(), 3);
+    assert_eq!(context.store.expire_facts(T0.plus_millis(4), 3).await.unwrap(), 1);
+    assert_eq!(context.store.expire_facts(T0.plus_millis(4), 3).await.unwrap(), 0);
+    assert_eq!(context.store.facts(everything(&context)).await.unwrap()[0].seq, 5);
+    assert!(
+        direct.execute("DELETE FROM facts", []).is_err(),
+        "the way is shut again"
+    );
+
+    // A number is never given twice, even when the newest facts are gone.
+    context
+        .store
+        .expire_facts(T0.plus_millis(1000), 100)
+        .await
+        .unwrap();
+    context.store.append_facts(vec![context.fact(1)]).await.unwrap();
+    assert_eq!(context.store.last_seq().await.unwrap(), 11);
+}
+
+#[tokio::test]
+async fn usage_is_summed_by_scope_and_time_without_overflow() {
+    let context = Context::new().await;
+    let usage = |at: u64, n: u32, memory_byte_seconds: u64| NewFact {
+        at: T0.plus_millis(at),
+        project: context.project.id.clone(),
+        sandbox: Some(sandbox_id(n)),
+        fact: Fact::Usage {
+            wall_millis: 10,
+            cpu_micros: 20,
+            memory_byte_seconds,
+            disk_byte_seconds: 1 << 30,
+        },
+    };
+    let huge = i64::MAX as u64;
+    context
+        .store
+        .append_facts(vec![
+            usage(0, 1, 5),
+            usage(1, 1, 6),
+            usage(1, 2, 100),
+            usage(2, 2, huge),
+            usage(3, 2, huge),
+            context.fact(1),
+        ])
+        .await
+        .unwrap();
+    let sum = async |scope: Scope, from: u64, to: u64| {
+        let (from, to) = (T0.plus_millis(from), T0.plus_millis(to));
+        context.store.usage_total(scope, from, to).await.unwrap()
+    };
+    let project = || Scope::Project(context.project.id.clone());
+    let sandbox = |n| Scope::Sandbox(context.project.id.clone(), sandbox_id(n));
+    assert_eq!(
+        sum(sandbox(1), 0, 10).await,
+        UsageTotal {
+            wall_millis: 20,
+            cpu_micros: 40,
+            memory_byte_seconds: 11,
+            disk_byte_seconds: 2 << 30,
+        }
+    );
+    assert_eq!(sum(sandbox(1), 1, 2).await.memory_byte_seconds, 6);
+    assert_eq!(sum(project(), 0, 2).await.memory_byte_seconds, 111);
+    assert_eq!(sum(sandbox(2), 2, 4).await.memory_byte_seconds, 2 * huge);
+    assert_eq!(
+        sum(project(), 0, 10).await.memory_byte_seconds,
+        u64::MAX,
+        "saturates"
+    );
+    assert_eq!(sum(sandbox(3), 0, 10).await, UsageTotal::default());
+}

@@ -1,0 +1,15 @@
+//! The store from outside: what it promises to the application, each promise a test.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "helpers of tests panic as tests do"
+)]
+
+mod artifacts;
+mod crash;
+mod ledger;
+mod rows;
+mod sandboxes;
+mod support;
+mod upgrade;

@@ -1,0 +1,170 @@
+//! Projects, keys and commands; and many writers at once.
+
+use atoll_lifecycle::{Input, step};
+use atoll_store::{CommandEnd, CommandRow, CommandState, Error, FactQuery, NewKey};
+use atoll_types::{CommandId, KeyId, Timestamp};
+
+use crate::support::{Context, T0, project_id, sandbox_id};
+
+#[tokio::test]
+async fn a_project_is_made_once() {
+    let context = Context::new().await;
+    let again = context
+        .store
+        .ensure_project("default", project_id(2), T0)
+        .await
+        .unwrap();
+    assert_eq!(again, context.project);
+    let other = context
+        .store
+        .ensure_project("other", project_id(3), T0)
+        .await
+        .unwrap();
+    assert_eq!(
+        context.store.projects().await.unwrap(),
+        [context.project.clone(), other.clone()]
+    );
+    assert_eq!(
+        context.store.project(&other.id).await.unwrap().as_ref(),
+        Some(&other)
+    );
+    assert_eq!(context.store.project_by_name("other").await.unwrap(), Some(other));
+    assert_eq!(context.store.project(&project_id(9)).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn a_revoked_key_is_not_found_any_more() {
+    let context = Context::new().await;
+    let store = &context.store;
+    let key = |n: u8| NewKey {
+        id: KeyId::from_entropy([n; 20]),
+        project: context.project.id.clone(),
+        name: format!("key {n}"),
+        hash: [n; 32],
+        prefix: "atoll_ab".into(),
+        created_at: T0,
+    };
+    let first = store.insert_key(key(1), vec![context.fact(1)]).await.unwrap();
+    store.insert_key(key(2), vec![]).await.unwrap();
+    let same_secret = NewKey {
+        id: KeyId::from_entropy([3; 20]),
+        ..key(1)
+    };
+    assert!(matches!(
+        store.insert_key(same_secret, vec![]).await,
+        Err(Error::Sqlite { .. })
+    ));
+    assert_eq!(store.find_active_key([1; 32]).await.unwrap(), Some(first.clone()));
+    assert_eq!(store.find_active_key([9; 32]).await.unwrap(), None);
+
+    store.note_key_used(&first.id, Timestamp(20));
+    store.note_key_used(&first.id, Timestamp(10));
+    store.flush().await.unwrap();
+    let used = store.find_active_key([1; 32]).await.unwrap().unwrap();
+    assert_eq!(used.last_used_at, Some(Timestamp(20)));
+
+    let project = &context.project.id;
+    for _ in 0..2 {
+        let revoked = store
+            .revoke_key(project, &first.id, Timestamp(30), vec![context.fact(2)])
+            .await
+            .unwrap();
+        assert_eq!(revoked.revoked_at, Some(Timestamp(30)));
+    }
+    assert_eq!(store.last_seq().await.unwrap(), 2, "revoking twice is one fact");
+    assert_eq!(store.find_active_key([1; 32]).await.unwrap(), None);
+    assert_eq!(store.keys(project).await.unwrap().len(), 2);
+    let foreign = store.revoke_key(&project_id(9), &first.id, T0, vec![]).await;
+    assert!(matches!(foreign, Err(Error::NotFound { what: "key", .. })));
+}
+
+#[tokio::test]
+async fn commands_end_once_and_go_with_their_sandbox() {
+    let context = Context::new().await;
+    let store = &context.store;
+    store.insert_sandbox(context.new_sandbox(1, T0)).await.unwrap();
+    let command = |n: u8| CommandRow {
+        id: CommandId::from_entropy([n; 20]),
+        sandbox: sandbox_id(1),
+        summary: "sleep 100".into(),
+        state: CommandState::Running,
+        exit_code: None,
+        started_at: T0.plus_millis(n.into()),
+        ended_at: None,
+        bytes_out: 0,
+    };
+    for n in 1..=3 {
+        store.insert_command(command(n), vec![]).await.unwrap();
+    }
+    let end = CommandEnd {
+        state: CommandState::Exited,
+        exit_code: Some(3),
+        ended_at: T0.plus_millis(50),
+        bytes_out: 7,
+    };
+    let id = command(2).id;
+    assert!(
+        store
+            .finish_command(&id, end, vec![context.fact(1)])
+            .await
+            .unwrap()
+    );
+    assert!(
+        !store
+            .finish_command(&id, end, vec![context.fact(1)])
+            .await
+            .unwrap()
+    );
+    assert_eq!(store.last_seq().await.unwrap(), 1);
+    let rows = store.commands(&sandbox_id(1)).await.unwrap();
+    assert_eq!(rows.len(), 3);
+    assert_eq!(rows[0], command(1));
+    assert_eq!(
+        (rows[1].state, rows[1].exit_code),
+        (CommandState::Exited, Some(3))
+    );
+    assert_eq!(store.command(&id).await.unwrap().as_ref(), Some(&rows[1]));
+
+    let mut row = store
+        .sandbox_of_any_project(&sandbox_id(1))
+        .await
+        .unwrap()
+        .unwrap();
+    let instance = row.record.instance.clone().unwrap();
+    row.record = step(&row.record, Input::Destroyed { instance }, T0).unwrap().next;
+    store.update_sandbox(row, vec![]).await.unwrap();
+    assert_eq!(store.forget_sandboxes(T0.plus_millis(1), 10).await.unwrap(), 1);
+    assert_eq!(store.commands(&sandbox_id(1)).await.unwrap(), []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_writers_and_readers_at_once_lose_nothing() {
+    let context = Context::new().await;
+    let mut tasks = vec![];
+    for writer in 0..50 {
+        let store = context.store.clone();
+        let facts: Vec<_> = (0..20).map(|n| context.fact(writer * 100 + n)).collect();
+        let project = context.project.id.clone();
+        tasks.push(tokio::spawn(async move {
+            for fact in facts {
+                store.append_facts(vec![fact]).await.unwrap();
+                // What was acknowledged can be read.
+                let read = store
+                    .facts(FactQuery {
+                        project: project.clone(),
+                        sandbox: None,
+                        kinds: vec![],
+                        after_seq: 0,
+                        limit: 1,
+                    })
+                    .await
+                    .unwrap();
+                assert_eq!(read.len(), 1);
+            }
+        }));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert_eq!(context.store.last_seq().await.unwrap(), 1000);
+}
