@@ -1,1 +1,121 @@
+//! Atoll's own API: `/v1`, JSON over HTTP, with server-sent events and WebSockets where bytes flow.
+//!
+//! ```text
+//!   request ── observe ──┬─ Host is `{port}-{sandbox}.localhost` ──> proxy ──> a port inside the sandbox
+//!      (id, span, meter, │
+//!       panics, errors)  └─ otherwise ──> routes ──> Sandboxes (the application)
+//! ```
+//!
+//! What must hold:
+//! - **Thin.** A handler reads a wire type, calls one use case, and writes a wire type. No rule about sandboxes lives
+//!   here, and no wire type leaves.
+//! - **Nothing is ignored.** Unknown fields, parameters, methods and routes are refused by name, in one error shape.
+//! - **One mapping** from faults to statuses: [`error`].
+//! - **Bytes pass through.** File, port and output streams are handed on chunk by chunk with back-pressure; what is
+//!   captured is bounded. Whoever hangs up cancels the work done for them.
+//! - **What is served is documented.** The OpenAPI document is generated from the handlers that are routed.
 
+mod artifacts;
+mod commands;
+mod error;
+mod exec;
+mod extract;
+mod files;
+mod host;
+mod keys;
+mod ledger;
+mod meter;
+mod observe;
+mod openapi;
+mod pipe;
+mod ports;
+mod proxy;
+mod range;
+mod sandboxes;
+mod server;
+mod session;
+mod templates;
+mod transfer;
+mod upload;
+mod wire;
+
+pub use openapi::openapi;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use atoll_sandboxes::Sandboxes;
+use axum::Router;
+use tokio::sync::Semaphore;
+
+/// How the API presents itself. The defaults serve one machine over plain HTTP.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Domains under which sandbox ports appear as `{port}-{sandbox}.{domain}`; the first is used in URLs.
+    pub port_domains: Vec<String>,
+    /// `https` where a TLS terminator stands in front; it is what clients are told.
+    pub public_scheme: String,
+    /// The TCP port in URLs; `None`: the one that the request came to.
+    pub public_port: Option<u16>,
+    /// The lifetime of a sandbox whose request says nothing about one.
+    pub default_timeout_millis: u64,
+    /// Where uploads for templates are received and unpacked. What a killed server left there may be deleted at the next
+    /// start.
+    pub scratch: PathBuf,
+    /// The most that such an upload may hold.
+    pub upload_bytes: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            port_domains: vec!["localhost".into()],
+            public_scheme: "http".into(),
+            public_port: None,
+            default_timeout_millis: 5 * 60 * 1000,
+            scratch: std::env::temp_dir(),
+            upload_bytes: 8 * atoll_types::GIB,
+        }
+    }
+}
+
+/// The whole API as a service, port proxy included. The proxy decides by the `Host` header before any route is looked
+/// at, so this router must not be nested below a path.
+pub fn router(sandboxes: Sandboxes, options: Options) -> Router {
+    let app = App(Arc::new(Inner {
+        sandboxes,
+        options,
+        meter: meter::Meter::default(),
+        receiving: Semaphore::new(upload::AT_ONCE),
+    }));
+    let (routes, _) = openapi::documented().split_for_parts();
+    routes
+        .fallback(server::no_such_route)
+        .method_not_allowed_fallback(server::wrong_method)
+        .layer(axum::middleware::from_fn_with_state(
+            app.clone(),
+            observe::observe,
+        ))
+        .with_state(app)
+}
+
+/// What every handler may use; cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct App(Arc<Inner>);
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) sandboxes: Sandboxes,
+    pub(crate) options: Options,
+    pub(crate) meter: meter::Meter,
+    /// Bounds how many uploads for templates are received at once; each holds a blocking thread.
+    pub(crate) receiving: Semaphore,
+}
+
+impl std::ops::Deref for App {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.0
+    }
+}

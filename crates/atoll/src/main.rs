@@ -1,1 +1,91 @@
-fn main() {}
+//! `atoll`: the server and the command line in one program.
+
+mod args;
+mod assets;
+mod attach;
+mod bench;
+mod client;
+mod commands;
+mod config;
+mod data;
+mod logging;
+mod otlp;
+mod output;
+mod serve;
+mod server;
+mod transfer;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+use crate::args::{ArtifactCommand, BenchCommand, Cli, Command, Global};
+use crate::output::{Doing, OWN_FAILURE, Output, Result};
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are answers, not failures.
+            let failed = error.use_stderr();
+            let _gone = error.print();
+            return ExitCode::from(if failed { OWN_FAILURE } else { 0 });
+        }
+    };
+    let json = cli.global.json;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .doing("cannot start");
+    let outcome = runtime.and_then(|runtime| {
+        let outcome = runtime.block_on(run(cli));
+        // A thread may still be reading stdin; nothing is lost by not waiting for it.
+        runtime.shutdown_background();
+        outcome
+    });
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            error.report(json);
+            ExitCode::from(OWN_FAILURE)
+        }
+    }
+}
+
+/// Runs one command; returns its exit code.
+async fn run(cli: Cli) -> Result<u8> {
+    let Cli { global, command } = cli;
+    let output = Output { json: global.json };
+    let global = &global;
+    match command {
+        Command::Server(args) => Box::pin(server::run(global, &args)).await?,
+        Command::Run(args) => return Box::pin(commands::run::run(global, output, args)).await,
+        Command::Create(args) => commands::sandbox::create(global, output, args).await?,
+        Command::Exec(args) => return commands::exec::exec(global, output, args).await,
+        Command::Shell(args) => return commands::exec::shell(global, args).await,
+        Command::Cp(args) => Box::pin(commands::cp::cp(global, output, args)).await?,
+        Command::Ls(args) => commands::sandbox::ls(global, output, args).await?,
+        Command::Ps(args) => commands::exec::ps(global, output, args).await?,
+        Command::Logs(args) => return commands::exec::logs(global, output, args).await,
+        Command::Port(args) => commands::sandbox::port(global, output, args).await?,
+        Command::Stats(args) => commands::sandbox::stats(global, output, args).await?,
+        Command::Extend(args) => commands::sandbox::extend(global, output, args).await?,
+        Command::Kill(args) => commands::sandbox::kill(global, output, args).await?,
+        Command::Template(command) => Box::pin(commands::template::run(global, output, command)).await?,
+        Command::Artifact(command) => artifact(global, output, command).await?,
+        Command::Key(command) => commands::key::run(global, output, command).await?,
+        Command::Doctor(_) => return Box::pin(commands::doctor::run(global, output)).await,
+        Command::Bench(BenchCommand::Sandbox(args)) => {
+            return Box::pin(bench::sandbox(global, output, &args)).await;
+        }
+        Command::Demo(_) => Box::pin(commands::demo::run(global, output)).await?,
+        Command::Completions(args) => {
+            clap_complete::generate(args.shell, &mut Cli::command(), "atoll", &mut std::io::stdout());
+        }
+    }
+    Ok(0)
+}
+
+async fn artifact(global: &Global, output: Output, command: ArtifactCommand) -> Result<()> {
+    Box::pin(commands::artifact::run(global, output, command)).await
+}

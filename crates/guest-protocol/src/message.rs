@@ -95,7 +95,12 @@ pub enum Request {
         recursive: bool,
     },
     /// `Data`: a tar stream of the path (a file or a directory), names relative to its parent.
-    TarOut { path: Vec<u8>, user: Option<String> },
+    TarOut {
+        path: Vec<u8>,
+        user: Option<String>,
+        /// Directories that are mount points are empty in the archive.
+        one_file_system: bool,
+    },
     /// Host sends `Data`, a tar stream, an empty one at the end; it is unpacked below `path`, which is created. Members
     /// that would land outside are refused.
     TarIn { path: Vec<u8>, user: Option<String> },

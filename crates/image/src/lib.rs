@@ -1,1 +1,55 @@
+//! Templates: immutable root filesystems as EROFS images, made from Debian packages, OCI images or Dockerfiles.
+//!
+//! Everything starts at [`Templates::open`]. A build reads what it is made from into a [`Tree`] in memory (names and
+//! metadata; contents stay where they are), edits it there, and writes it out once as an image named by its own digest.
+//! Nothing from a package, layer or archive is ever unpacked onto the host's filesystem.
+//!
+//! ```text
+//! mmdebstrap ──┐                                       ┌─> blobs/<sha256>.erofs
+//! OCI layers ──┼─ tar ─> Tree ─ edits, whiteouts ──────┤   manifests/<id>.json
+//! Dockerfile ──┘          ^                            └─> names/<name>
+//!                         └── an image that exists (FROM a template)
+//! ```
 
+//!
+//! | to | call |
+//! |---|---|
+//! | build from Debian packages (the default template: [`DebianOptions::base`]) | [`Templates::build_debian`] |
+//! | build from a registry, an OCI layout or `docker save` | [`Templates::build_oci`] |
+//! | build from a Dockerfile, with sandboxes lent by a [`StepRunner`] | [`Templates::build_dockerfile`] |
+//! | find, list, name, remove, check | [`Templates::resolve`], [`list`](Templates::list), [`inspect`](Templates::inspect), [`name`](Templates::name), [`delete`](Templates::delete), [`prune`](Templates::prune), [`verify`](Templates::verify) |
+//! | mount a template | [`Templates::image_path`] |
+//! | carry the guest agent into a sandbox | [`agent_image`] |
+//!
+//! Builds are async, cancel-safe, and report to a [`Progress`]; everything else blocks briefly on the disk.
+
+mod agent;
+mod content;
+mod debian;
+mod dockerfile;
+mod erofs;
+mod error;
+#[cfg(test)]
+mod fixture;
+mod layer;
+mod machine;
+mod oci;
+mod progress;
+mod store;
+mod tarball;
+mod tree;
+
+pub use agent::{AGENT_PATH, agent_image};
+pub use content::{Backing, Content};
+pub use debian::{BASE_PACKAGES, DebianOptions};
+pub use dockerfile::{
+    BuildSandbox, Command, Copy, Dockerfile, DockerfileOptions, Exported, Instruction, Output, RunCommand,
+    Source, Stage, Step, StepRunner, parse_dockerfile,
+};
+pub use erofs::{Written, read_tree, write_image};
+pub use error::{Error, Result};
+pub use layer::{LayerReport, Whiteouts, apply as apply_layer};
+pub use oci::{ImageConfig, ImageSource, Login, OciOptions};
+pub use progress::{Progress, Quiet, Update};
+pub use store::{Listed, Pruned, Recipe, Scratch, Templates, check_name};
+pub use tree::{Entries, Kind, LastLink, Limits, Meta, Mtime, Node, NodeId, Tree};

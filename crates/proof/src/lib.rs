@@ -1,1 +1,42 @@
+//! The proof of Atoll: the real server as a real process, driven through its public API, on every tier of this machine.
+//!
+//! ```text
+//!   a test ── Sandbox, Client ── HTTP, WebSocket ──> atoll server (child process, own data directory and cgroups)
+//!      │                                                 │
+//!      └── host: processes, mounts, cgroups, files <─────┘   looked at from outside, before and after
+//! ```
+//!
+//! What must hold:
+//! - **Every behaviour is proven on every tier.** A test is written once, as a function over [`Server`], and
+//!   [`on_every_tier!`] makes one named test per tier of it. A tier that this machine lacks is skipped loudly.
+//! - **Every test ends with nothing left.** [`Server::finish`] ends all sandboxes and asserts that no process, mount,
+//!   cgroup, directory or FIFO remains; it runs after each test, not only in tests about leaks.
+//! - **Nothing sleeps.** Whoever waits, waits for a condition, with a deadline: [`wait`].
+//! - **Tests do not meet.** Each has its own server, data directory, port and cgroup; only immutable templates are shared.
+//!
+//! Where things are found: `ATOLL_BIN` (default: the newest of `target/{release,debug}/atoll`), `ATOLL_TEMPLATES` (default:
+//! `templates` in `ATOLL_CACHE` or `/var/cache/atoll`) with the template `base`, `ATOLL_RUNSC`.
 
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a harness fails by panicking, with all it knows")]
+
+pub mod client;
+pub mod host;
+mod leaks;
+pub mod random;
+mod sandbox;
+mod server;
+pub mod stream;
+mod tier;
+pub mod wait;
+
+pub use client::{Answer, Client};
+pub use sandbox::{Output, Sandbox, from_base64, to_base64};
+pub use server::{Options, Server, binary, templates};
+pub use tier::{Tier, on};
+
+/// Gives a JSON value; every request body is one.
+pub use serde_json::{Value, json};
+
+pub const KIB: u64 = 1024;
+pub const MIB: u64 = 1024 * KIB;
+pub const GIB: u64 = 1024 * MIB;

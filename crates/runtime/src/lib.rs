@@ -13,9 +13,13 @@
 
 pub mod cgroup;
 pub mod channel;
+mod ending;
 pub mod gvisor;
+mod instance_dir;
 pub mod jail;
 pub mod probe;
+mod process;
+mod uids;
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use atoll_image::{DebianOptions, ImageSource, Limits, OciOptions, Progress, Update};
+use atoll_image::{DebianOptions, DockerfileOptions, ImageSource, Limits, OciOptions, Progress, Update};
 use atoll_store::{Fact, NewFact};
 use atoll_types::{Fault, FaultKind, StartCommand, TemplateManifest};
 use futures_util::Stream;
@@ -13,6 +13,7 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use crate::Sandboxes;
 use crate::faults::from_image;
+use crate::steps::Steps;
 
 #[derive(Debug, Clone)]
 pub struct Template {
@@ -157,8 +158,19 @@ impl Sandboxes {
             BuildFrom::Archive { file } => {
                 templates.build_oci(self.oci(request.name, ImageSource::Archive(file)), progress).await
             }
-            BuildFrom::Dockerfile { .. } => {
-                return Err(Fault::new(FaultKind::Unsupported, "dockerfile_unsupported", "not yet"));
+            BuildFrom::Dockerfile { context, dockerfile, args } => {
+                let options = DockerfileOptions {
+                    name: request.name,
+                    context,
+                    dockerfile,
+                    args: args.into_iter().collect(),
+                    target: None,
+                    start: false,
+                    no_cache: false,
+                    login: None,
+                    now: self.now(),
+                };
+                templates.build_dockerfile(options, &Steps::new(self), progress).await
             }
         }
         .map_err(|e| from_image(&e))?;

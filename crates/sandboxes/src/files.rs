@@ -139,7 +139,7 @@ impl Sandboxes {
     pub async fn tar_out(&self, caller: &Caller, id: &SandboxId, at: FilePath) -> Result<ByteStream, Fault> {
         // A missing path must be an error of this call, not of a body that is half sent.
         self.stat(caller, id, at.clone()).await?;
-        let open = self.open(caller, id, &Request::TarOut { path: at.path, user: at.user }).await?;
+        let open = self.open(caller, id, &Request::TarOut { path: at.path, user: at.user, one_file_system: false }).await?;
         Ok(open.into_bytes())
     }
 

@@ -31,6 +31,7 @@ mod ports;
 mod recovery;
 mod request;
 mod settings;
+mod steps;
 mod views;
 
 use std::collections::{HashMap, HashSet};

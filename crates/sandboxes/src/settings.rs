@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use atoll_lifecycle::Limits;
-use atoll_types::{Isolation, Resources, Timestamp};
+use atoll_types::{DiskBacking, GIB, Isolation, Resources, Timestamp};
 
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -22,6 +22,8 @@ pub struct Settings {
     pub max_artifact_bytes: u64,
     /// How long ended sandboxes can still be looked at.
     pub ended_retention_millis: u64,
+    /// What a step of a Dockerfile gets.
+    pub build_resources: Resources,
     /// The wall clock; tests bring their own.
     pub now: fn() -> Timestamp,
 }
@@ -45,8 +47,15 @@ impl Settings {
             pools: Vec::new(),
             metering_interval_millis: 60_000,
             artifact_retention_millis: Some(30 * 24 * 60 * 60 * 1000),
-            max_artifact_bytes: 64 * atoll_types::GIB,
+            max_artifact_bytes: 64 * GIB,
             ended_retention_millis: 7 * 24 * 60 * 60 * 1000,
+            build_resources: Resources {
+                cpu_millis: 2000,
+                memory_bytes: 2 * GIB,
+                disk_bytes: 16 * GIB,
+                disk_backing: DiskBacking::Disk,
+                pids: 2048,
+            },
             now: wall_clock,
         }
     }

@@ -1,1 +1,500 @@
+//! The `jail` tier: the host's own kernel, with as much of it taken away as it lets us. **Not a tenant boundary.**
+//!
+//! `atoll-jailer` builds each jail (its documentation draws the processes and the mounts); this module gives it what it
+//! needs and looks after the result.
+//!
+//! ```text
+//!   <state>/instances/<id>/
+//!     instance.json    record; names the id range, and PID 1 of the jail once it runs
+//!     in, out          the channel
+//!     root/            stays empty: the jail's tree is put together on it, in a mount namespace of its own
+//!     disk.ext4        the writable layer, if it is on disk
+//!     agent.log        the agent's stderr
+//!   <cgroup parent>/<id>    everything the jail is charged for, the writable layer in memory included
+//! ```
+//! What must hold:
+//! - The cgroup, with its limits, exists before the jailer runs, and the jailer enters it first. Killing the cgroup's
+//!   processes therefore ends an instance at any stage of its making.
+//! - Nothing on the host refers to a jail but its processes, its cgroup and its directory. When the processes are gone the
+//!   kernel drops mounts, loop device and namespaces; the rest is removed by `destroy`.
 
+mod blank;
+mod extracted;
+mod memory;
+mod shared;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use atoll_jailer::spec::{Ids, Lower, Spec, Upper};
+use atoll_types::{DiskBacking, InstanceId, Isolation, Resources, Usage};
+
+use crate::cgroup::{CgroupError, Group, Hierarchy};
+use crate::channel::{Connect, Fifos, Guest};
+use crate::instance_dir::{InstanceDirs, Record};
+use crate::process::Process;
+use crate::{Config, Error, Instance, InstanceSpec, Runtime, ending, uids};
+
+/// How long a jail may take to answer for the first time. It takes milliseconds; a machine may be busy.
+const BOOT_WITHIN: Duration = Duration::from_secs(20);
+const ADOPT_WITHIN: Duration = Duration::from_secs(10);
+/// What lies about half-made for this long is nobody's any more.
+const ABANDONED: Duration = Duration::from_secs(3600);
+
+/// Runs instances with `atoll-jailer`.
+#[derive(Debug)]
+pub struct Jail {
+    config: Arc<Config>,
+    dirs: InstanceDirs,
+    privilege: Privilege,
+    mounts: Arc<shared::SharedMounts>,
+    blanks: Arc<blank::Blanks>,
+    extracted: Arc<extracted::Extracted>,
+}
+
+/// What the server may do, and hence what its jails are like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Privilege {
+    /// Images are mounted, every jail has ids of its own.
+    Root,
+    /// Images are extracted; the jail's root is the user who runs the server, and there is no other user inside. The
+    /// writable layer is in memory. Limits need a cgroup that was delegated to that user.
+    Ordinary,
+}
+
+impl Privilege {
+    fn own() -> Self {
+        if rustix::process::geteuid().is_root() {
+            Self::Root
+        } else {
+            Self::Ordinary
+        }
+    }
+}
+
+/// Whether jails can be built here, by looking: what to know about them, or why not and what to do.
+pub fn check(config: &Config) -> Result<String, String> {
+    let landlock = atoll_jailer::landlock::check()?;
+    if !config.jailer_binary.exists() {
+        return Err(format!(
+            "{} is missing; build or install atoll-jailer",
+            config.jailer_binary.display()
+        ));
+    }
+    let filesystems = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
+    for name in ["erofs", "overlay"] {
+        if !filesystems.split_whitespace().any(|word| word == name) {
+            return Err(format!(
+                "this kernel has no {name} filesystem (or its module is not loaded: modprobe {name})"
+            ));
+        }
+    }
+    if std::fs::read_to_string("/proc/sys/user/max_user_namespaces").is_ok_and(|max| max.trim() == "0") {
+        return Err("user namespaces are switched off; set sysctl user.max_user_namespaces".into());
+    }
+    limits_hold(config)
+        .map_err(|reason| format!("CPU, memory and process limits cannot be enforced: {reason}"))?;
+    let version = match Hierarchy::detect().map_err(|error| error.to_string())? {
+        Hierarchy::V1 { .. } => "v1",
+        Hierarchy::V2 { .. } => "v2",
+    };
+    let ids = match Privilege::own() {
+        Privilege::Root => "own id range",
+        Privilege::Ordinary => {
+            "run by an ordinary user: one id, template extracted, writable layer in memory only"
+        }
+    };
+    Ok(format!(
+        "not a tenant boundary: shares the host's kernel; {ids}, seccomp, Landlock {landlock}, cgroup {version}"
+    ))
+}
+
+/// [`check`], and then proof: boots a jail around the agent alone and destroys it. Takes some 10 ms.
+pub async fn trial(config: &Config) -> Result<String, String> {
+    let detail = check(config)?;
+    let mut entropy = [0; 20];
+    getrandom::fill(&mut entropy).map_err(|error| error.to_string())?;
+    let spec = InstanceSpec {
+        id: InstanceId::from_entropy(entropy),
+        image: config.guest_image.clone(),
+        resources: Resources::default(),
+        hostname: "trial".into(),
+    };
+    let jail = Jail::new(Arc::new(config.clone())).map_err(|error| error.to_string())?;
+    let instance = jail.start(spec).await.map_err(|error| error.to_string())?;
+    jail.destroy(&instance.id)
+        .await
+        .map_err(|error| error.to_string())?;
+    Ok(detail)
+}
+
+/// Makes a cgroup with limits and removes it.
+fn limits_hold(config: &Config) -> Result<(), String> {
+    let name = format!("probe-{}", std::process::id());
+    let group = Group::create(&config.cgroup_parent, &name, &Resources::default())
+        .map_err(|error| error.to_string())?;
+    for dir in group.procs_files().iter().filter_map(|file| file.parent()) {
+        std::fs::remove_dir(dir).map_err(|error| format!("removing {}: {error}", dir.display()))?;
+    }
+    Ok(())
+}
+
+impl Jail {
+    /// Whether jails work here is for [`check`] to say.
+    pub fn new(config: Arc<Config>) -> Result<Self, Error> {
+        let fail = |error| Error::io(format!("preparing {}", config.state_dir.display()), error);
+        Ok(Self {
+            dirs: InstanceDirs::open(&config.state_dir).map_err(fail)?,
+            blanks: Arc::new(blank::Blanks::open(&config.state_dir).map_err(fail)?),
+            extracted: Arc::new(extracted::Extracted::open(&config.state_dir).map_err(fail)?),
+            privilege: Privilege::own(),
+            mounts: Arc::default(),
+            config,
+        })
+    }
+
+    fn group(&self, id: &InstanceId) -> Result<Group, CgroupError> {
+        Group::named(&self.config.cgroup_parent, id.as_str())
+    }
+
+    /// Everything after the directory exists; the caller cleans up after an error.
+    async fn boot(&self, mut record: Record, dir: &Path) -> Result<Instance, String> {
+        let text = |error: &dyn std::fmt::Display| error.to_string();
+        let group = Group::create(&self.config.cgroup_parent, record.id.as_str(), &record.resources)
+            .map_err(|error| text(&error))?;
+        let (spec, _mounts) = self
+            .plan(&record, dir, &group)
+            .await
+            .map_err(|error| text(&error))?;
+        let fifos = Fifos::in_dir(dir);
+        let connect = Connect {
+            fresh: true,
+            within: BOOT_WITHIN,
+        };
+        let connected = async {
+            Guest::connect(&fifos.to_guest, &fifos.from_guest, connect)
+                .await
+                .map_err(|error| text(&error))
+        };
+        let started = run_jailer(&self.config.jailer_binary, &spec);
+        tokio::pin!(connected, started);
+        // The greeting waits in the pipe while the jail is built; the agent may answer before the jailer is gone.
+        let (process, guest) = tokio::select! {
+            process = &mut started => {
+                let process = process?;
+                let running = process.open().ok_or("the agent ended at once")?;
+                let guest = tokio::select! {
+                    guest = connected => guest?,
+                    _ = running.ended() => return Err("the agent ended before it answered".into()),
+                };
+                (process, guest)
+            }
+            guest = &mut connected => {
+                let guest = guest?;
+                (started.await?, guest)
+            }
+        };
+        record.process = Some(process.clone());
+        self.dirs.update(&record).map_err(|error| text(&error))?;
+        instance(record.id, &process, guest, group)
+    }
+
+    /// The jailer's orders. The shared mounts have to be held until it is done.
+    async fn plan(
+        &self,
+        record: &Record,
+        dir: &Path,
+        group: &Group,
+    ) -> io::Result<(Spec, Vec<shared::SharedMount>)> {
+        let image = record.image.clone();
+        let (lower, agent) = match self.privilege {
+            Privilege::Root => {
+                let (mounts, guest) = (Arc::clone(&self.mounts), self.config.guest_image.clone());
+                blocking(move || Ok((mounts.get(&image), mounts.get(&guest)))).await?
+            }
+            Privilege::Ordinary => (None, None),
+        };
+        let lower_spec = match (&lower, self.privilege) {
+            (Some(mount), _) => Lower::Tree(mount.path()),
+            (None, Privilege::Root) => Lower::Image(record.image.clone()),
+            (None, Privilege::Ordinary) => {
+                let (extracted, image) = (Arc::clone(&self.extracted), record.image.clone());
+                Lower::Directory(blocking(move || extracted.get(&image)).await?)
+            }
+        };
+        let upper = match record.resources.disk_backing {
+            DiskBacking::Memory => Upper::Memory {
+                bytes: record.resources.disk_bytes,
+            },
+            DiskBacking::Disk if self.privilege == Privilege::Ordinary => {
+                return Err(io::Error::other(
+                    "a writable layer on disk needs a server run by root; ask for one in memory",
+                ));
+            }
+            DiskBacking::Disk => {
+                let (blanks, file, bytes) = (
+                    Arc::clone(&self.blanks),
+                    dir.join("disk.ext4"),
+                    record.resources.disk_bytes,
+                );
+                Upper::File(
+                    blocking(move || {
+                        blanks.copy_to(&file, bytes)?;
+                        Ok(file)
+                    })
+                    .await?,
+                )
+            }
+        };
+        let fifos = Fifos::in_dir(dir);
+        let spec = Spec {
+            stage: dir.join("root"),
+            input: fifos.to_guest,
+            output: fifos.from_guest,
+            log: dir.join("agent.log"),
+            agent: match &agent {
+                Some(mount) => mount.path(),
+                None => self.config.guest_binary.clone(),
+            },
+            hostname: record.hostname.clone(),
+            lower: lower_spec,
+            upper,
+            ids: record.id_base.map_or(Ids::Own, |base| Ids::Range { base }),
+            cgroups: group.procs_files().iter().map(|file| entrance(file)).collect(),
+            shm_bytes: record.resources.memory_bytes / 2,
+        };
+        Ok((spec, lower.into_iter().chain(agent).collect()))
+    }
+
+    fn record(&self, id: &InstanceId) -> Result<Record, Error> {
+        self.dirs
+            .read(id)
+            .map_err(|error| Error::io(format!("reading the record of {id}"), error))?
+            .filter(|record| record.isolation == Isolation::Jail)
+            .ok_or_else(|| Error::NotFound(id.clone()))
+    }
+}
+
+#[async_trait]
+impl Runtime for Jail {
+    fn isolation(&self) -> Isolation {
+        Isolation::Jail
+    }
+
+    async fn start(&self, spec: InstanceSpec) -> Result<Instance, Error> {
+        let fail = |reason: String| Error::Start {
+            isolation: Isolation::Jail,
+            reason,
+        };
+        let id_base = match self.privilege {
+            Privilege::Root => {
+                let base = uids::take(&self.config.state_dir, &spec.id);
+                Some(base.map_err(|error| fail(error.to_string()))?)
+            }
+            Privilege::Ordinary => None,
+        };
+        let record = Record {
+            id: spec.id.clone(),
+            isolation: Isolation::Jail,
+            image: spec.image,
+            hostname: spec.hostname,
+            resources: spec.resources,
+            id_base,
+            process: None,
+        };
+        let dir = self
+            .dirs
+            .create(&record, |dir| {
+                Fifos::create(dir)?;
+                std::fs::create_dir(dir.join("root"))
+            })
+            .map_err(|error| {
+                let _ = uids::release(&self.config.state_dir, &spec.id);
+                fail(format!("its directory could not be made: {error}"))
+            })?;
+        match self.boot(record, &dir).await {
+            Ok(instance) => Ok(instance),
+            Err(reason) => {
+                let log = last_words(&dir.join("agent.log"));
+                if let Err(error) = self.destroy(&spec.id).await {
+                    tracing::error!(%error, id = %spec.id, "a failed start could not be cleaned up");
+                }
+                Err(fail(format!("{reason}{log}")))
+            }
+        }
+    }
+
+    async fn discover(&self) -> Result<Vec<InstanceId>, Error> {
+        let found = self
+            .dirs
+            .list(Isolation::Jail)
+            .map_err(|error| Error::io("listing instances", error))?;
+        Ok(found.into_iter().map(|(id, _)| id).collect())
+    }
+
+    async fn adopt(&self, id: &InstanceId) -> Result<Instance, Error> {
+        let fail = |reason: String| Error::Adopt {
+            id: id.clone(),
+            reason,
+        };
+        let record = self.record(id)?;
+        let process = record
+            .process
+            .ok_or_else(|| fail("its start was interrupted".into()))?;
+        // Before the greeting, which a dead instance would never answer.
+        process
+            .open()
+            .ok_or_else(|| fail("its first process is gone".into()))?;
+        let group = self.group(id).map_err(|error| fail(error.to_string()))?;
+        let fifos = Fifos::in_dir(&self.dirs.dir(id));
+        let connect = Connect {
+            fresh: false,
+            within: ADOPT_WITHIN,
+        };
+        let guest = Guest::connect(&fifos.to_guest, &fifos.from_guest, connect)
+            .await
+            .map_err(|error| fail(error.to_string()))?;
+        instance(id.clone(), &process, guest, group).map_err(fail)
+    }
+
+    async fn resize(&self, id: &InstanceId, resources: &Resources) -> Result<(), Error> {
+        let mut record = self.record(id)?;
+        record.resources = Resources {
+            disk_bytes: record.resources.disk_bytes,
+            disk_backing: record.resources.disk_backing,
+            ..*resources
+        };
+        let fail = |error: CgroupError| Error::io(format!("resizing {id}"), io::Error::other(error));
+        self.group(id)
+            .and_then(|group| group.resize(&record.resources))
+            .map_err(fail)?;
+        self.dirs
+            .update(&record)
+            .map_err(|error| Error::io(format!("writing the record of {id}"), error))
+    }
+
+    async fn usage(&self, id: &InstanceId) -> Result<Usage, Error> {
+        let record = self.record(id)?;
+        let fail =
+            |error: CgroupError| Error::io(format!("reading the usage of {id}"), io::Error::other(error));
+        let usage = self.group(id).and_then(|group| group.usage()).map_err(fail)?;
+        // An overlay answers for its writable layer.
+        let disk_bytes = record
+            .process
+            .filter(|process| process.open().is_some())
+            .and_then(|process| {
+                let root = rustix::fs::statvfs(format!("/proc/{}/root", process.pid)).ok()?;
+                Some((root.f_blocks - root.f_bfree) * root.f_frsize)
+            });
+        Ok(Usage { disk_bytes, ..usage })
+    }
+
+    async fn destroy(&self, id: &InstanceId) -> Result<(), Error> {
+        let fail = |what: &str, error: &dyn std::fmt::Display| {
+            Error::io(
+                format!("destroying {id}: {what}"),
+                io::Error::other(error.to_string()),
+            )
+        };
+        // A record that cannot be read names nobody; the cgroup still does.
+        let record = self.dirs.read(id).ok().flatten();
+        if record
+            .as_ref()
+            .is_some_and(|record| record.isolation != Isolation::Jail)
+        {
+            return Ok(());
+        }
+        let process = record
+            .as_ref()
+            .and_then(|record| record.process.as_ref())
+            .and_then(Process::open);
+        if let Some(process) = process {
+            // Takes everything in its pid namespace along, at once; `kill_all` waits until it is gone.
+            process
+                .kill()
+                .map_err(|error| fail("killing its first process", &error))?;
+        }
+        let group = self
+            .group(id)
+            .map_err(|error| fail("finding its cgroup", &error))?;
+        group
+            .kill_all()
+            .await
+            .map_err(|error| fail("killing what is left", &error))?;
+        group
+            .remove()
+            .await
+            .map_err(|error| fail("removing its cgroup", &error))?;
+        uids::release(&self.config.state_dir, id).map_err(|error| fail("releasing its ids", &error))?;
+        self.dirs
+            .remove(id)
+            .map_err(|error| fail("removing its directory", &error))
+    }
+}
+
+/// A running jail and what looks after it until its end.
+fn instance(id: InstanceId, process: &Process, guest: Guest, group: Group) -> Result<Instance, String> {
+    let open = || process.open().ok_or("its first process is gone");
+    memory::guard(id.clone(), open()?, group.clone());
+    let end = ending::watch(open()?, group, guest.clone(), || {
+        "the jail's first process is gone".into()
+    });
+    Ok(Instance {
+        id,
+        isolation: Isolation::Jail,
+        guest,
+        end,
+    })
+}
+
+/// Starts the jailer and waits until it has done its work and gone.
+async fn run_jailer(jailer: &Path, spec: &Spec) -> Result<Process, String> {
+    // No `pre_exec`, no inherited descriptors: so the standard library uses `posix_spawn`, whose cost does not grow with
+    // the server's memory.
+    let output = tokio::process::Command::new(jailer)
+        .args(spec.to_args())
+        .env_clear()
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .output()
+        .await
+        .map_err(|error| format!("{} could not be run: {error}", jailer.display()))?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    if !output.status.success() {
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("{}{}", said.trim_end(), complaint.trim_end()));
+    }
+    said.strip_prefix("pid ")
+        .and_then(|pid| pid.trim_end().parse().ok())
+        .and_then(Process::of)
+        .ok_or_else(|| "the agent ended at once".into())
+}
+
+/// The file through which the jailer enters a cgroup cheaply; see [`Spec::cgroups`].
+fn entrance(procs: &Path) -> PathBuf {
+    let tasks = procs.with_file_name("tasks");
+    if tasks.exists() { tasks } else { procs.to_owned() }
+}
+
+/// What the agent said before it died, for the error message.
+fn last_words(log: &Path) -> String {
+    const MOST: usize = 2000;
+    match std::fs::read(log) {
+        Ok(bytes) if !bytes.is_empty() => {
+            let tail = &bytes[bytes.len().saturating_sub(MOST)..];
+            format!("; the agent said: {}", String::from_utf8_lossy(tail).trim())
+        }
+        _ => String::new(),
+    }
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(io::Error::other)?
+}

@@ -1,0 +1,293 @@
+//! How requests are read: who asks, path parameters, query, JSON body. Each refuses in our error shape, and each refuses
+//! what it does not know.
+
+use atoll_sandboxes::Caller;
+use atoll_types::{Fault, FaultKind};
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, StatusCode, header};
+use serde::de::DeserializeOwned;
+
+use crate::App;
+use crate::error::Failure;
+
+/// The most that a JSON body may hold.
+pub(crate) const JSON_BYTES: usize = 1024 * 1024;
+
+/// Who asks. The first argument of every handler below `/v1`, so that nothing is said to strangers.
+#[derive(Debug)]
+pub(crate) struct As(pub(crate) Caller);
+
+impl FromRequestParts<App> for As {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
+        const HINT: &str = "send `Authorization: Bearer atl_…`; `atoll key create` makes a key";
+        let Some(secret) = bearer(&parts.headers) else {
+            return Err(Fault::new(
+                FaultKind::Unauthenticated,
+                "missing_key",
+                "this request carries no API key",
+            )
+            .hint(HINT)
+            .into());
+        };
+        match app.sandboxes.authenticate(secret).await? {
+            Some(caller) => Ok(Self(caller)),
+            None => Err(Fault::new(
+                FaultKind::Unauthenticated,
+                "invalid_key",
+                "this API key is unknown or was revoked",
+            )
+            .hint(HINT)
+            .into()),
+        }
+    }
+}
+
+/// The token of an `Authorization: Bearer` header.
+pub(crate) fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, token) = value.split_once(' ')?;
+    let token = token.trim();
+    (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
+}
+
+/// The parameters in the path.
+#[derive(Debug)]
+pub(crate) struct At<T>(pub(crate) T);
+
+impl<T: DeserializeOwned + Send> FromRequestParts<App> for At<T> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Failure> {
+        match Path::<T>::from_request_parts(parts, &()).await {
+            Ok(Path(value)) => Ok(Self(value)),
+            Err(rejection) => Err(Failure::invalid(
+                "invalid_path_parameter",
+                cause(&rejection.body_text()),
+            )),
+        }
+    }
+}
+
+/// The query. `T` must refuse unknown fields.
+#[derive(Debug)]
+pub(crate) struct Args<T>(pub(crate) T);
+
+impl<T: DeserializeOwned> FromRequestParts<App> for Args<T> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Failure> {
+        query(parts.uri.query().unwrap_or_default()).map(Self)
+    }
+}
+
+pub(crate) fn query<T: DeserializeOwned>(text: &str) -> Result<T, Failure> {
+    // The decoder behind `Query` replaces what is not UTF-8, which would silently name another file.
+    if !decodes_to_utf8(text) {
+        return Err(
+            Failure::invalid("invalid_query", "the query is not UTF-8 once decoded")
+                .hint("name such a file with `path_base64`"),
+        );
+    }
+    let uri = axum::http::Uri::builder()
+        .path_and_query(format!("/?{text}"))
+        .build()
+        .map_err(|error| Failure::invalid("invalid_query", error.to_string()))?;
+    match Query::<T>::try_from_uri(&uri) {
+        Ok(Query(value)) => Ok(value),
+        Err(rejection) => Err(Failure::invalid("invalid_query", cause(&rejection.body_text()))),
+    }
+}
+
+/// What is wrong, without axum's words about what it was doing.
+fn cause(text: &str) -> &str {
+    text.split_once(": ").map_or(text, |(_, cause)| cause)
+}
+
+fn decodes_to_utf8(text: &str) -> bool {
+    if !text.contains('%') {
+        return true;
+    }
+    let bytes = text.as_bytes();
+    let mut decoded = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let escaped = (bytes[at] == b'%')
+            .then(|| text.get(at + 1..at + 3))
+            .flatten()
+            .and_then(|hex| u8::from_str_radix(hex, 16).ok());
+        match escaped {
+            Some(byte) => {
+                decoded.push(byte);
+                at += 3;
+            }
+            None => {
+                decoded.push(bytes[at]);
+                at += 1;
+            }
+        }
+    }
+    std::str::from_utf8(&decoded).is_ok()
+}
+
+/// A JSON body. `T` must refuse unknown fields.
+#[derive(Debug)]
+pub(crate) struct Json<T>(pub(crate) T);
+
+impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, _: &App) -> Result<Self, Failure> {
+        if !is_json(request.headers()) {
+            return Err(Failure::with_status(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "unsupported_media_type",
+                "this route reads JSON, and the body is not declared as such",
+            )
+            .hint("send `Content-Type: application/json`"));
+        }
+        let body = read_limited(request.into_body(), JSON_BYTES).await?;
+        parse_json(&body).map(Self)
+    }
+}
+
+/// Reads a JSON text into a wire type, naming the field that is wrong.
+pub(crate) fn parse_json<T: DeserializeOwned>(text: &[u8]) -> Result<T, Failure> {
+    match axum::Json::<T>::from_bytes(text) {
+        Ok(axum::Json(value)) => Ok(value),
+        Err(rejection) => Err(Failure::invalid("invalid_body", cause(&rejection.body_text()))),
+    }
+}
+
+async fn read_limited(body: axum::body::Body, limit: usize) -> Result<bytes::Bytes, Failure> {
+    use axum::body::HttpBody as _;
+    let too_large = || {
+        Fault::new(
+            FaultKind::TooLarge,
+            "body_too_large",
+            format!("a JSON body may hold at most {limit} bytes"),
+        )
+    };
+    if body.size_hint().lower() > limit as u64 {
+        return Err(too_large().into());
+    }
+    axum::body::to_bytes(body, limit).await.map_err(|error| {
+        let mut cause: Option<&dyn std::error::Error> = Some(&error);
+        while let Some(current) = cause {
+            if current.to_string() == "length limit exceeded" {
+                return too_large().into();
+            }
+            cause = current.source();
+        }
+        Failure::invalid("incomplete_body", format!("the body could not be read: {error}"))
+    })
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    let Some(value) = headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+    else {
+        return false;
+    };
+    let essence = value.split(';').next().unwrap_or_default().trim();
+    essence.eq_ignore_ascii_case("application/json")
+        || (essence.len() > 5 && essence[essence.len() - 5..].eq_ignore_ascii_case("+json"))
+}
+
+/// Whether the client asked for server-sent events.
+pub(crate) fn wants_events(headers: &HeaderMap) -> bool {
+    headers
+        .get_all(header::ACCEPT)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .any(|part| {
+            let essence = part.split(';').next().unwrap_or_default().trim();
+            essence.eq_ignore_ascii_case("text/event-stream")
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::Deserialize;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Sample {
+        path: Option<String>,
+        limit: Option<u16>,
+    }
+
+    #[test]
+    fn unknown_and_malformed_query_parameters_are_named() {
+        let sample: Sample = query("path=%2Fa+b&limit=3").unwrap();
+        assert_eq!((sample.path.as_deref(), sample.limit), (Some("/a b"), Some(3)));
+        for (text, named) in [
+            ("colour=red", "colour"),
+            ("limit=x", "limit"),
+            ("path=1&path=2", "path"),
+            ("path=%ff", "UTF-8"),
+        ] {
+            let failure = query::<Sample>(text).unwrap_err();
+            assert_eq!(failure.status(), StatusCode::BAD_REQUEST, "{text}");
+            assert!(
+                failure.fault().message.contains(named),
+                "{}",
+                failure.fault().message
+            );
+        }
+    }
+
+    #[test]
+    fn unknown_and_malformed_json_fields_are_named() {
+        for (text, named) in [
+            (r#"{"colour":1}"#, "colour"),
+            (r#"{"limit":"x"}"#, "limit"),
+            ("{", "EOF"),
+        ] {
+            let failure = parse_json::<Sample>(text.as_bytes()).unwrap_err();
+            assert_eq!(failure.status(), StatusCode::BAD_REQUEST, "{text}");
+            assert!(
+                failure.fault().message.contains(named),
+                "{}",
+                failure.fault().message
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn a_body_over_the_limit_is_refused() {
+        let declared = axum::body::Body::from(vec![b' '; 100]);
+        let failure = read_limited(declared, 10).await.unwrap_err();
+        assert_eq!(failure.status(), StatusCode::PAYLOAD_TOO_LARGE);
+        let chunks = futures_util::stream::iter([Ok::<_, std::io::Error>(vec![b' '; 100])]);
+        let failure = read_limited(axum::body::Body::from_stream(chunks), 10)
+            .await
+            .unwrap_err();
+        assert_eq!(failure.status(), StatusCode::PAYLOAD_TOO_LARGE);
+    }
+
+    #[test]
+    fn media_types_are_read_by_their_essence() {
+        let headers =
+            |name: header::HeaderName, value: &str| HeaderMap::from_iter([(name, value.parse().unwrap())]);
+        assert!(is_json(&headers(
+            header::CONTENT_TYPE,
+            "application/json; charset=utf-8"
+        )));
+        assert!(is_json(&headers(
+            header::CONTENT_TYPE,
+            "application/merge-patch+JSON"
+        )));
+        assert!(!is_json(&headers(header::CONTENT_TYPE, "text/plain")));
+        assert!(wants_events(&headers(
+            header::ACCEPT,
+            "text/html, text/event-stream;q=0.9"
+        )));
+        assert!(!wants_events(&headers(header::ACCEPT, "*/*")));
+    }
+}

@@ -1,0 +1,112 @@
+//! `/v1/keys`: who may call.
+
+use atoll_sandboxes::Key;
+use atoll_types::KeyId;
+use axum::extract::State;
+use axum::http::StatusCode;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::error::Answer;
+use crate::extract::{As, At, Json};
+use crate::{App, wire};
+
+pub(crate) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(list_keys, create_key))
+        .routes(routes!(revoke_key))
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CreateKeyRequest {
+    /// What the key is for.
+    #[schema(min_length = 1, max_length = 255)]
+    name: String,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Key)]
+pub(crate) struct KeyView {
+    id: String,
+    project: String,
+    name: String,
+    /// The first characters of the secret, to tell keys apart.
+    prefix: String,
+    #[schema(format = DateTime)]
+    created_at: String,
+    #[schema(format = DateTime)]
+    revoked_at: Option<String>,
+}
+
+impl KeyView {
+    fn of(key: Key) -> Self {
+        Self {
+            id: key.id.to_string(),
+            project: key.project.to_string(),
+            name: key.name,
+            prefix: key.shown_prefix,
+            created_at: wire::time(key.created_at),
+            revoked_at: key.revoked_at.map(wire::time),
+        }
+    }
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct NewKeyView {
+    key: KeyView,
+    /// Shown this once; the server keeps only its hash.
+    secret: String,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct KeyList {
+    items: Vec<KeyView>,
+}
+
+/// Lists the project's keys.
+#[utoipa::path(
+    get, path = "/v1/keys", tag = "keys",
+    responses((status = 200, description = "The keys, without their secrets.", body = KeyList))
+)]
+pub(crate) async fn list_keys(State(app): State<App>, As(caller): As) -> Answer<axum::Json<KeyList>> {
+    let keys = app.sandboxes.list_keys(&caller.project).await?;
+    Ok(axum::Json(KeyList {
+        items: keys.into_iter().map(KeyView::of).collect(),
+    }))
+}
+
+/// Makes a key for the caller's project.
+#[utoipa::path(
+    post, path = "/v1/keys", tag = "keys", request_body = CreateKeyRequest,
+    responses((status = 201, description = "The key and its secret.", body = NewKeyView))
+)]
+pub(crate) async fn create_key(
+    State(app): State<App>,
+    As(caller): As,
+    Json(body): Json<CreateKeyRequest>,
+) -> Answer<(StatusCode, axum::Json<NewKeyView>)> {
+    let name = wire::name("name", body.name)?;
+    let (key, secret) = app.sandboxes.create_key(&caller.project, &name).await?;
+    let answer = NewKeyView {
+        key: KeyView::of(key),
+        secret,
+    };
+    Ok((StatusCode::CREATED, axum::Json(answer)))
+}
+
+/// Revokes a key; it stops working at once.
+#[utoipa::path(
+    delete, path = "/v1/keys/{id}", tag = "keys",
+    responses((status = 200, description = "The key, revoked.", body = KeyView))
+)]
+pub(crate) async fn revoke_key(
+    State(app): State<App>,
+    As(caller): As,
+    At(id): At<KeyId>,
+) -> Answer<axum::Json<KeyView>> {
+    let key = app.sandboxes.revoke_key(&caller.project, &id).await?;
+    Ok(axum::Json(KeyView::of(key)))
+}

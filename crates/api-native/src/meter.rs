@@ -1,0 +1,213 @@
+//! Counters and latencies of requests, in Prometheus' text form. A few dozen series under one short lock: a registry
+//! crate would be more code than this.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::http::{Method, StatusCode};
+
+/// Upper bounds of the histogram's buckets, in seconds.
+const BOUNDS: [f64; 14] = [
+    0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0,
+];
+
+#[derive(Debug, Default)]
+pub(crate) struct Meter {
+    in_flight: AtomicI64,
+    /// By route, then method: the routes are ours, so there is a bounded number of them.
+    routes: Mutex<BTreeMap<String, BTreeMap<&'static str, Series>>>,
+}
+
+#[derive(Debug, Default)]
+struct Series {
+    statuses: BTreeMap<u16, u64>,
+    buckets: [u64; BOUNDS.len()],
+    count: u64,
+    seconds: f64,
+}
+
+/// Counts a request as being answered until dropped, so that a client that hangs up is not counted for ever.
+#[derive(Debug)]
+pub(crate) struct InFlight<'a>(&'a AtomicI64);
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Meter {
+    pub(crate) fn begin(&self) -> InFlight<'_> {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        InFlight(&self.in_flight)
+    }
+
+    pub(crate) fn record(&self, method: &Method, route: &str, status: StatusCode, took: Duration) {
+        let seconds = took.as_secs_f64();
+        let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
+        if !routes.contains_key(route) {
+            routes.insert(route.to_owned(), BTreeMap::new());
+        }
+        let Some(methods) = routes.get_mut(route) else {
+            return;
+        };
+        let series = methods.entry(method_name(method)).or_default();
+        *series.statuses.entry(status.as_u16()).or_default() += 1;
+        if let Some(bucket) = BOUNDS.iter().position(|bound| seconds <= *bound) {
+            series.buckets[bucket] += 1;
+        }
+        series.count += 1;
+        series.seconds += seconds;
+    }
+
+    /// Appends everything in Prometheus' text form.
+    pub(crate) fn write(&self, out: &mut String) {
+        gauge(
+            out,
+            "atoll_http_requests_in_flight",
+            "Requests whose response has not begun.",
+        );
+        line(
+            out,
+            "atoll_http_requests_in_flight",
+            &[],
+            self.in_flight.load(Ordering::Relaxed),
+        );
+        let routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
+        head(out, "atoll_http_requests_total", "counter", "Requests answered.");
+        for (route, method, series) in each(&routes) {
+            for (status, count) in &series.statuses {
+                let status = status.to_string();
+                let labels = [("method", method), ("route", route), ("status", status.as_str())];
+                line(out, "atoll_http_requests_total", &labels, count);
+            }
+        }
+        let name = "atoll_http_request_duration_seconds";
+        head(
+            out,
+            name,
+            "histogram",
+            "From the request to the head of its response.",
+        );
+        for (route, method, series) in each(&routes) {
+            let mut below = 0;
+            for (bound, count) in BOUNDS.iter().zip(series.buckets) {
+                below += count;
+                let bound = bound.to_string();
+                let labels = [("method", method), ("route", route), ("le", bound.as_str())];
+                line(out, "atoll_http_request_duration_seconds_bucket", &labels, below);
+            }
+            let labels = [("method", method), ("route", route), ("le", "+Inf")];
+            line(
+                out,
+                "atoll_http_request_duration_seconds_bucket",
+                &labels,
+                series.count,
+            );
+            line(
+                out,
+                "atoll_http_request_duration_seconds_sum",
+                &labels[..2],
+                series.seconds,
+            );
+            line(
+                out,
+                "atoll_http_request_duration_seconds_count",
+                &labels[..2],
+                series.count,
+            );
+        }
+    }
+}
+
+fn each<'a>(
+    routes: &'a BTreeMap<String, BTreeMap<&'static str, Series>>,
+) -> impl Iterator<Item = (&'a str, &'static str, &'a Series)> {
+    routes.iter().flat_map(|(route, methods)| {
+        methods
+            .iter()
+            .map(move |(method, series)| (route.as_str(), *method, series))
+    })
+}
+
+/// Clients invent methods; series must not multiply by them.
+fn method_name(method: &Method) -> &'static str {
+    match method.as_str() {
+        "GET" => "GET",
+        "HEAD" => "HEAD",
+        "POST" => "POST",
+        "PUT" => "PUT",
+        "DELETE" => "DELETE",
+        "PATCH" => "PATCH",
+        "OPTIONS" => "OPTIONS",
+        _ => "other",
+    }
+}
+
+fn head(out: &mut String, name: &str, kind: &str, help: &str) {
+    let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
+}
+
+pub(crate) fn gauge(out: &mut String, name: &str, help: &str) {
+    head(out, name, "gauge", help);
+}
+
+pub(crate) fn line(out: &mut String, name: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
+    out.push_str(name);
+    for (at, (label, text)) in labels.iter().enumerate() {
+        out.push(if at == 0 { '{' } else { ',' });
+        let _ = write!(out, "{label}=\"");
+        for character in text.chars() {
+            match character {
+                '\\' => out.push_str("\\\\"),
+                '"' => out.push_str("\\\""),
+                '\n' => out.push_str("\\n"),
+                other => out.push(other),
+            }
+        }
+        out.push('"');
+    }
+    if !labels.is_empty() {
+        out.push('}');
+    }
+    let _ = writeln!(out, " {value}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_counted_and_timed() {
+        let meter = Meter::default();
+        let begun = meter.begin();
+        meter.record(&Method::GET, "/healthz", StatusCode::OK, Duration::from_millis(2));
+        meter.record(&Method::GET, "/healthz", StatusCode::OK, Duration::from_secs(60));
+        let mut out = String::new();
+        meter.write(&mut out);
+        for expected in [
+            "atoll_http_requests_in_flight 1",
+            "atoll_http_requests_total{method=\"GET\",route=\"/healthz\",status=\"200\"} 2",
+            "atoll_http_request_duration_seconds_bucket{method=\"GET\",route=\"/healthz\",le=\"0.001\"} 0",
+            "atoll_http_request_duration_seconds_bucket{method=\"GET\",route=\"/healthz\",le=\"0.0025\"} 1",
+            "atoll_http_request_duration_seconds_bucket{method=\"GET\",route=\"/healthz\",le=\"+Inf\"} 2",
+            "atoll_http_request_duration_seconds_count{method=\"GET\",route=\"/healthz\"} 2",
+        ] {
+            assert!(
+                out.lines().any(|line| line == expected),
+                "{expected} not in\n{out}"
+            );
+        }
+        drop(begun);
+    }
+
+    #[test]
+    fn labels_are_escaped() {
+        let mut out = String::new();
+        line(&mut out, "x", &[("a", "q\"\\\n")], 1);
+        assert_eq!(out, "x{a=\"q\\\"\\\\\\n\"} 1\n");
+    }
+}

@@ -1,0 +1,229 @@
+//! The server about itself: health, metrics, what it can do, and its own documentation.
+
+use std::fmt::Write as _;
+use std::sync::LazyLock;
+
+use atoll_sandboxes::PoolView;
+use atoll_types::{Fault, Isolation};
+use axum::extract::{Request, State};
+use axum::http::{StatusCode, header};
+use axum::response::{Html, IntoResponse};
+use bytes::Bytes;
+use serde::Serialize;
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::App;
+use crate::error::{Answer, Failure};
+use crate::extract::As;
+use crate::meter::{gauge, line};
+use crate::sandboxes::IsolationName;
+
+pub(crate) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(info))
+        .routes(routes!(healthz))
+        .routes(routes!(metrics))
+        .routes(routes!(openapi_json))
+        .routes(routes!(docs))
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct InfoView {
+    version: String,
+    tiers: Vec<TierInfo>,
+    pools: Vec<PoolInfo>,
+    /// Sandboxes that run now, of all projects.
+    running: usize,
+}
+
+/// A kind of isolation, and whether this machine offers it.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct TierInfo {
+    isolation: IsolationName,
+    available: bool,
+    tenant_boundary: bool,
+    detail: String,
+    /// What to do so that it becomes available.
+    fix: Option<String>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct PoolInfo {
+    template: String,
+    /// Known once the first instance was booted.
+    isolation: Option<IsolationName>,
+    ready: usize,
+    target: usize,
+}
+
+/// Tells what this server is and which isolation it offers.
+#[utoipa::path(
+    get, path = "/v1/info", tag = "server",
+    responses((status = 200, description = "The server.", body = InfoView))
+)]
+pub(crate) async fn info(State(app): State<App>, As(_): As) -> Answer<axum::Json<InfoView>> {
+    let overview = app.sandboxes.overview().await;
+    let tiers = overview.tiers.into_iter().map(|tier| TierInfo {
+        isolation: IsolationName::of(tier.isolation),
+        available: tier.available,
+        tenant_boundary: tier.isolation.is_tenant_boundary(),
+        detail: tier.detail,
+        fix: tier.fix,
+    });
+    let pools = overview.pools.into_iter().map(|pool| PoolInfo {
+        template: pool.template,
+        isolation: pool.isolation.map(IsolationName::of),
+        ready: pool.ready,
+        target: pool.target,
+    });
+    Ok(axum::Json(InfoView {
+        version: env!("CARGO_PKG_VERSION").into(),
+        tiers: tiers.collect(),
+        pools: pools.collect(),
+        running: overview.running,
+    }))
+}
+
+/// Answers if the server does.
+#[utoipa::path(
+    get, path = "/healthz", tag = "server", security(()),
+    responses((status = 200, description = "It does.", body = String, content_type = "text/plain"))
+)]
+pub(crate) async fn healthz() -> &'static str {
+    "ok\n"
+}
+
+/// Metrics in Prometheus' text form.
+#[utoipa::path(
+    get, path = "/metrics", tag = "server", security(()),
+    responses((status = 200, description = "The metrics.", body = String, content_type = "text/plain"))
+)]
+pub(crate) async fn metrics(State(app): State<App>) -> impl IntoResponse {
+    let overview = app.sandboxes.overview().await;
+    let mut out = String::with_capacity(16 * 1024);
+    gauge(
+        &mut out,
+        "atoll_build_info",
+        "Always 1; the label is the version.",
+    );
+    line(
+        &mut out,
+        "atoll_build_info",
+        &[("version", env!("CARGO_PKG_VERSION"))],
+        1,
+    );
+    gauge(&mut out, "atoll_sandboxes_running", "Sandboxes that run now.");
+    line(&mut out, "atoll_sandboxes_running", &[], overview.running);
+    gauge(
+        &mut out,
+        "atoll_instances_pooled",
+        "Instances booted ahead of use.",
+    );
+    line(&mut out, "atoll_instances_pooled", &[], overview.pooled);
+    gauge(
+        &mut out,
+        "atoll_tier_available",
+        "Whether this machine offers the isolation.",
+    );
+    for tier in &overview.tiers {
+        let labels = [("isolation", tier.isolation.name())];
+        line(
+            &mut out,
+            "atoll_tier_available",
+            &labels,
+            u8::from(tier.available),
+        );
+    }
+    gauge(&mut out, "atoll_pool_ready", "Instances ready in the pool.");
+    for pool in &overview.pools {
+        line(&mut out, "atoll_pool_ready", &pool_labels(pool), pool.ready);
+    }
+    gauge(
+        &mut out,
+        "atoll_pool_target",
+        "Instances that the pool should hold.",
+    );
+    for pool in &overview.pools {
+        line(&mut out, "atoll_pool_target", &pool_labels(pool), pool.target);
+    }
+    app.meter.write(&mut out);
+    (
+        [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")],
+        out,
+    )
+}
+
+fn pool_labels(pool: &PoolView) -> [(&str, &str); 2] {
+    let isolation = pool.isolation.map_or("unknown", Isolation::name);
+    [("template", pool.template.as_str()), ("isolation", isolation)]
+}
+
+/// This document.
+#[utoipa::path(
+    get, path = "/openapi.json", tag = "server", security(()),
+    responses((status = 200, description = "OpenAPI 3.1.", body = serde_json::Value, content_type = "application/json"))
+)]
+pub(crate) async fn openapi_json() -> impl IntoResponse {
+    static TEXT: LazyLock<Bytes> =
+        LazyLock::new(|| serde_json::to_vec(&crate::openapi()).unwrap_or_default().into());
+    ([(header::CONTENT_TYPE, "application/json")], TEXT.clone())
+}
+
+/// The same for people: every operation in a table.
+#[utoipa::path(
+    get, path = "/docs", tag = "server", security(()),
+    responses((status = 200, description = "A page.", body = String, content_type = "text/html"))
+)]
+pub(crate) async fn docs() -> impl IntoResponse {
+    static PAGE: LazyLock<String> = LazyLock::new(page);
+    let policy = "default-src 'none'; style-src 'unsafe-inline'";
+    ([(header::CONTENT_SECURITY_POLICY, policy)], Html(PAGE.as_str()))
+}
+
+fn page() -> String {
+    let mut page = String::from(
+        "<!doctype html><html lang=en><meta charset=utf-8><title>Atoll API</title><style>body{font:16px/1.5 \
+         system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}td{padding:.15rem .8rem .15rem 0;\
+         vertical-align:top}code{white-space:nowrap}</style><h1>Atoll API</h1><p>Send <code>Authorization: Bearer \
+         atl_…</code> with everything below <code>/v1</code>. The machine-readable description is \
+         <a href=\"/openapi.json\">openapi.json</a>.<table>",
+    );
+    for (path, item) in crate::openapi().paths.paths {
+        for (method, operation) in crate::openapi::operations(&item) {
+            let summary = operation.summary.as_deref().unwrap_or_default();
+            // Both come from our source, not from requests.
+            let _ = write!(
+                page,
+                "<tr><td>{method}<td><code>{path}</code><td>{}",
+                summary.replace('&', "&amp;").replace('<', "&lt;")
+            );
+        }
+    }
+    page.push_str("</table></html>\n");
+    page
+}
+
+/// Answers what no route matches.
+pub(crate) async fn no_such_route(request: Request) -> Failure {
+    Failure::from(Fault::not_found(
+        "no_such_route",
+        format!("there is nothing at `{}`", request.uri().path()),
+    ))
+    .hint("/docs lists what there is")
+}
+
+/// Answers a method that a route does not have; the router adds `Allow`.
+pub(crate) async fn wrong_method(request: Request) -> Failure {
+    Failure::with_status(
+        StatusCode::METHOD_NOT_ALLOWED,
+        "method_not_allowed",
+        format!(
+            "`{}` cannot be asked to {}",
+            request.uri().path(),
+            request.method()
+        ),
+    )
+    .hint("the `Allow` header lists the methods that it knows")
+}

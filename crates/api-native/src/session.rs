@@ -1,0 +1,371 @@
+//! Commands over a WebSocket: run one, or attach to one that runs.
+//!
+//! ```text
+//!   client                                   server
+//!     │ {"cmd": "bash", "pty": {...}}  ────>  │    the first message of `exec/ws`, as for POST exec
+//!     │ <─────────  {"started": {"command", "pid"}}
+//!     │ 0x00 bytes                     ────>  │    stdin
+//!     │ <─────────────────────  0x01 bytes    │    stdout (all output of a terminal)
+//!     │ <─────────────────────  0x02 bytes    │    stderr
+//!     │ {"resize": {"rows", "cols"}}   ────>  │    or {"signal": 15}, {"close_stdin": true}
+//!     │ <─────  {"exited": {...}}, close      │    or {"error": {...}}, close
+//! ```
+//!
+//! Binary messages are bytes behind one byte that names the channel; text messages are JSON. Each side reads the next
+//! message only when it has passed the last one on, so back-pressure goes through in both directions.
+
+use std::time::Duration;
+
+use atoll_sandboxes::{Caller, ExecEvent, ExecEvents, ExecInput, Execution, OutputStream};
+use atoll_types::{CommandId, Fault, FaultKind, SandboxId};
+use axum::extract::State;
+use axum::extract::ws::rejection::WebSocketUpgradeRejection;
+use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
+use axum::response::Response;
+use bytes::{BufMut as _, Bytes, BytesMut};
+use futures_util::stream::{SplitSink, SplitStream};
+use futures_util::{SinkExt as _, StreamExt as _};
+use serde::{Deserialize, Serialize};
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::App;
+use crate::commands::SignalName;
+use crate::error::{Answer, ErrorDetail, Failure};
+use crate::exec::{ExecRequest, ExitView, PtyRequest, Run, StartedView, started};
+use crate::extract::{Args, As, At, JSON_BYTES, parse_json};
+
+const STDIN: u8 = 0;
+const STDOUT: u8 = 1;
+const STDERR: u8 = 2;
+
+/// How long a client may take to say what it wants, and to say goodbye.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How often a silent connection is tested.
+const PING: Duration = Duration::from_secs(30);
+
+pub(crate) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(exec_ws))
+        .routes(routes!(attach_ws))
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct AttachQuery {
+    /// Offset in the command's log from which to replay.
+    #[param(minimum = 0, default = 0)]
+    from: Option<u64>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NoQuery {}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum FromClient {
+    Resize(PtyRequest),
+    Signal(SignalName),
+    CloseStdin(bool),
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum FromServer {
+    Started(StartedView),
+    Attached { command: String },
+    Dropped { bytes: u64 },
+    Exited(ExitView),
+    Error(ErrorDetail),
+}
+
+/// Why a session is over.
+enum End {
+    Exited(ExitView),
+    Failed(Failure),
+    PeerGone,
+}
+
+type Upgrade = Result<WebSocketUpgrade, WebSocketUpgradeRejection>;
+
+/// Runs a command over a WebSocket, with stdin, terminal and signals.
+///
+/// The first text message is the request, as for `POST exec`. Then binary messages carry bytes behind a channel byte
+/// (0 stdin, 1 stdout, 2 stderr), and text messages are control: `{"resize":{"rows","cols"}}`, `{"signal":15}` and
+/// `{"close_stdin":true}` from the client; `started`, `exited` and `error` from the server. Hanging up ends the command
+/// unless it runs in the background.
+#[utoipa::path(
+    get, path = "/v1/sandboxes/{id}/exec/ws", tag = "commands",
+    responses((status = 101, description = "A WebSocket."))
+)]
+pub(crate) async fn exec_ws(
+    State(app): State<App>,
+    As(caller): As,
+    At(id): At<SandboxId>,
+    Args(NoQuery {}): Args<NoQuery>,
+    upgrade: Upgrade,
+) -> Answer<Response> {
+    let upgrade = accept(upgrade)?;
+    // so that a sandbox that is not there is a plain 404
+    app.sandboxes.get(&caller, &id).await?;
+    Ok(upgrade.on_upgrade(move |socket| async move {
+        run(&app, &caller, &id, socket).await;
+    }))
+}
+
+/// Attaches to a command over a WebSocket; messages as for `exec/ws`. Hanging up leaves the command alone.
+#[utoipa::path(
+    get, path = "/v1/sandboxes/{id}/commands/{command}/ws", tag = "commands", params(AttachQuery),
+    responses((status = 101, description = "A WebSocket."))
+)]
+pub(crate) async fn attach_ws(
+    State(app): State<App>,
+    As(caller): As,
+    At((id, command)): At<(SandboxId, CommandId)>,
+    Args(query): Args<AttachQuery>,
+    upgrade: Upgrade,
+) -> Answer<Response> {
+    let upgrade = accept(upgrade)?;
+    let from = query.from.unwrap_or(0);
+    let execution = app.sandboxes.attach(&caller, &id, &command, from).await?;
+    Ok(upgrade.on_upgrade(move |socket| async move {
+        let first = FromServer::Attached {
+            command: execution.command.to_string(),
+        };
+        drive(socket, execution, first, Bytes::new()).await;
+    }))
+}
+
+fn accept(upgrade: Upgrade) -> Answer<WebSocketUpgrade> {
+    match upgrade {
+        Ok(upgrade) => Ok(upgrade.max_message_size(JSON_BYTES).max_frame_size(JSON_BYTES)),
+        Err(rejection) => Err(Failure::invalid(
+            "websocket_required",
+            format!("this route speaks WebSocket: {}", rejection.body_text()),
+        )),
+    }
+}
+
+async fn run(app: &App, caller: &Caller, id: &SandboxId, mut socket: WebSocket) {
+    let begun = async {
+        let request = first_message(&mut socket).await?;
+        let Run { mut spec, stdin } = parse_json::<ExecRequest>(&request)?.into_run()?;
+        spec.stdin = true;
+        let mut execution = app.sandboxes.exec(caller, id, spec).await?;
+        let pid = started(&mut execution.events).await?;
+        Ok::<_, Failure>((execution, pid, stdin))
+    };
+    match begun.await {
+        Ok((execution, pid, stdin)) => {
+            let first = FromServer::Started(StartedView {
+                command: execution.command.to_string(),
+                pid,
+            });
+            drive(socket, execution, first, stdin.unwrap_or_default()).await;
+        }
+        Err(failure) => {
+            let (mut sink, stream) = socket.split();
+            finish(&mut sink, stream, End::Failed(failure)).await;
+        }
+    }
+}
+
+async fn first_message(socket: &mut WebSocket) -> Answer<Bytes> {
+    let next = async {
+        loop {
+            match socket.recv().await {
+                Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
+                other => return other,
+            }
+        }
+    };
+    match tokio::time::timeout(PATIENCE, next).await {
+        Ok(Some(Ok(Message::Text(text)))) => Ok(text.into()),
+        Ok(_) => Err(Failure::invalid(
+            "invalid_message",
+            "the first message must be a text message with the command to run",
+        )),
+        Err(_) => Err(Fault::new(
+            FaultKind::TimedOut,
+            "no_message",
+            "no command to run arrived within 10 seconds",
+        )
+        .into()),
+    }
+}
+
+/// Passes bytes both ways until the command ends or the client leaves. Dropping the execution detaches.
+async fn drive(socket: WebSocket, execution: Execution, first: FromServer, stdin: Bytes) {
+    let (mut sink, mut stream) = socket.split();
+    let Execution { events, input, .. } = execution;
+    let end = tokio::select! {
+        end = outbound(&mut sink, events, &first) => end,
+        end = inbound(&mut stream, input, stdin) => end,
+    };
+    finish(&mut sink, stream, end).await;
+}
+
+async fn outbound(
+    sink: &mut SplitSink<WebSocket, Message>,
+    mut events: ExecEvents,
+    first: &FromServer,
+) -> End {
+    if sink.send(text(first)).await.is_err() {
+        return End::PeerGone;
+    }
+    let mut ping = tokio::time::interval(PING);
+    ping.reset();
+    loop {
+        let next = events.next();
+        tokio::pin!(next);
+        let event = loop {
+            tokio::select! {
+                event = &mut next => break event,
+                _ = ping.tick() => {
+                    if sink.send(Message::Ping(Bytes::new())).await.is_err() {
+                        return End::PeerGone;
+                    }
+                }
+            }
+        };
+        let message = match event {
+            Some(Ok(ExecEvent::Output { stream, bytes })) => output(stream, &bytes),
+            Some(Ok(ExecEvent::Dropped { bytes })) => text(&FromServer::Dropped { bytes }),
+            Some(Ok(ExecEvent::Started { .. })) => continue,
+            Some(Ok(ExecEvent::Exited(state))) => return End::Exited(ExitView::of(state)),
+            Some(Err(fault)) => return End::Failed(fault.into()),
+            None => {
+                let message = "the output ended before the command did";
+                return End::Failed(Fault::new(FaultKind::GuestFailed, "guest_protocol", message).into());
+            }
+        };
+        if sink.send(message).await.is_err() {
+            return End::PeerGone;
+        }
+    }
+}
+
+async fn inbound(stream: &mut SplitStream<WebSocket>, mut input: ExecInput, stdin: Bytes) -> End {
+    // A command that reads no further, or is over, refuses input; the end of the session is told by its output.
+    if !stdin.is_empty() {
+        let _ = input.write(stdin).await;
+    }
+    while let Some(Ok(message)) = stream.next().await {
+        match message {
+            Message::Binary(mut bytes) if bytes.first() == Some(&STDIN) => {
+                let bytes = bytes.split_off(1);
+                if !bytes.is_empty() {
+                    let _ = input.write(bytes).await;
+                }
+            }
+            Message::Binary(_) => {
+                let message = "a binary message must begin with 0, the channel of stdin";
+                return End::Failed(Failure::invalid("invalid_message", message));
+            }
+            Message::Text(text) => {
+                if let Err(failure) = control(&mut input, text.as_bytes()).await {
+                    return End::Failed(failure);
+                }
+            }
+            Message::Ping(_) | Message::Pong(_) => {}
+            Message::Close(_) => return End::PeerGone,
+        }
+    }
+    End::PeerGone
+}
+
+async fn control(input: &mut ExecInput, text: &[u8]) -> Answer<()> {
+    let done = match parse_json(text)? {
+        FromClient::Resize(size) => input.resize(size.into_size()).await,
+        FromClient::Signal(signal) => input.signal(signal.into_number()?).await,
+        FromClient::CloseStdin(true) => input.close().await,
+        FromClient::CloseStdin(false) => Ok(()),
+    };
+    if let Err(fault) = done {
+        tracing::debug!(%fault, "a control message came to nothing");
+    }
+    Ok(())
+}
+
+async fn finish(sink: &mut SplitSink<WebSocket, Message>, mut stream: SplitStream<WebSocket>, end: End) {
+    let (last, code) = match end {
+        End::Exited(exit) => (FromServer::Exited(exit), close_code::NORMAL),
+        End::Failed(failure) => {
+            let code = match failure.fault().kind {
+                FaultKind::Invalid => close_code::POLICY,
+                _ => close_code::ERROR,
+            };
+            (FromServer::Error(ErrorDetail::new(failure.fault(), None)), code)
+        }
+        End::PeerGone => return,
+    };
+    let close = Message::Close(Some(CloseFrame {
+        code,
+        reason: "".into(),
+    }));
+    if sink.send(text(&last)).await.is_err() || sink.send(close).await.is_err() {
+        return;
+    }
+    // Closing a socket with unread bytes resets it, and the client would lose what we just said.
+    let drain = async { while let Some(Ok(_)) = stream.next().await {} };
+    let _ = tokio::time::timeout(PATIENCE, drain).await;
+}
+
+fn text(message: &FromServer) -> Message {
+    Message::Text(serde_json::to_string(message).unwrap_or_default().into())
+}
+
+fn output(stream: OutputStream, bytes: &[u8]) -> Message {
+    let mut framed = BytesMut::with_capacity(bytes.len() + 1);
+    framed.put_u8(match stream {
+        OutputStream::Stdout => STDOUT,
+        OutputStream::Stderr => STDERR,
+    });
+    framed.put_slice(bytes);
+    Message::Binary(framed.freeze())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_messages_are_read_strictly() {
+        for good in [
+            r#"{"resize":{"rows":24,"cols":80}}"#,
+            r#"{"signal":"SIGINT"}"#,
+            r#"{"signal":2}"#,
+            r#"{"close_stdin":true}"#,
+        ] {
+            assert!(parse_json::<FromClient>(good.as_bytes()).is_ok(), "{good}");
+        }
+        for bad in [
+            r#"{"resize":{"rows":24}}"#,
+            r#"{"shout":1}"#,
+            r#"{"signal":2,"close_stdin":true}"#,
+            "[]",
+        ] {
+            assert!(parse_json::<FromClient>(bad.as_bytes()).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn output_names_its_channel() {
+        assert_eq!(
+            output(OutputStream::Stderr, b"no"),
+            Message::Binary(Bytes::from_static(b"\x02no"))
+        );
+        let exit = ExitView {
+            exit_code: Some(0),
+            signal: None,
+            timed_out: false,
+        };
+        assert_eq!(
+            text(&FromServer::Exited(exit)),
+            Message::Text(r#"{"exited":{"exit_code":0,"signal":null,"timed_out":false}}"#.into())
+        );
+    }
+}

@@ -1,0 +1,510 @@
+//! `/v1/templates`: what sandboxes are made from, and the making of it.
+
+use std::collections::BTreeMap;
+
+use atoll_sandboxes::{BuildEvent, BuildFrom, BuildStream, BuildTemplate, Template};
+use atoll_types::{ReadyCheck, StartCommand, TemplateSource};
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use futures_util::StreamExt as _;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::error::{Answer, ErrorDetail, Failure};
+use crate::exec::{event, sse};
+use crate::extract::{Args, As, At, Json, parse_json};
+use crate::upload::{self, Upload};
+use crate::{App, wire};
+
+/// How long a start command may take to be ready, unless the request says otherwise.
+const READY_MILLIS: u64 = 60_000;
+
+pub(crate) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(list_templates))
+        .routes(routes!(get_template, delete_template))
+        .routes(routes!(prune_templates))
+        .routes(routes!(build_template))
+        .routes(routes!(build_from_context))
+        .routes(routes!(build_from_archive))
+}
+
+// ---- requests
+
+/// A template to build: from exactly one of `debian` and `image`.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct BuildRequest {
+    #[schema(min_length = 1, max_length = 255)]
+    name: String,
+    debian: Option<DebianRequest>,
+    /// A registry reference.
+    #[schema(min_length = 1, examples("docker.io/library/python:3.13-slim"))]
+    image: Option<String>,
+    start: Option<StartRequest>,
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DebianRequest {
+    #[schema(examples("trixie"))]
+    suite: Option<String>,
+    /// Empty: those of the template `base`.
+    #[serde(default)]
+    packages: Vec<String>,
+}
+
+/// A process that runs in every sandbox made from the template.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = StartCommand)]
+pub(crate) struct StartRequest {
+    #[schema(min_items = 1)]
+    argv: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ready: Option<ReadyRequest>,
+}
+
+/// How to know that it is ready: exactly one of `port` and `argv`.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = ReadyCheck)]
+pub(crate) struct ReadyRequest {
+    /// Something listens on this port.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1)]
+    port: Option<u16>,
+    /// This command exits with 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    argv: Option<Vec<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 9_007_199_254_740_991_i64)]
+    timeout_ms: Option<u64>,
+}
+
+impl StartRequest {
+    fn into_start(self) -> Answer<StartCommand> {
+        if self.argv.is_empty() {
+            return Err(Failure::invalid("invalid_body", "`start.argv` is empty"));
+        }
+        Ok(StartCommand {
+            argv: self.argv,
+            ready: self.ready.map(ReadyRequest::into_check).transpose()?,
+        })
+    }
+
+    fn of(start: StartCommand) -> Self {
+        let ready = start.ready.map(|ready| match ready {
+            ReadyCheck::Port { port, timeout_millis } => ReadyRequest {
+                port: Some(port),
+                argv: None,
+                timeout_ms: Some(timeout_millis),
+            },
+            ReadyCheck::Command { argv, timeout_millis } => ReadyRequest {
+                port: None,
+                argv: Some(argv),
+                timeout_ms: Some(timeout_millis),
+            },
+        });
+        Self {
+            argv: start.argv,
+            ready,
+        }
+    }
+}
+
+impl ReadyRequest {
+    fn into_check(self) -> Answer<ReadyCheck> {
+        let timeout_millis = wire::duration("ready.timeout_ms", self.timeout_ms.unwrap_or(READY_MILLIS))?;
+        match (self.port, self.argv) {
+            (Some(port), None) if port > 0 => Ok(ReadyCheck::Port { port, timeout_millis }),
+            (None, Some(argv)) if !argv.is_empty() => Ok(ReadyCheck::Command { argv, timeout_millis }),
+            _ => Err(Failure::invalid(
+                "invalid_ready_check",
+                "a ready check is either a `port` or an `argv`",
+            )),
+        }
+    }
+}
+
+impl BuildRequest {
+    fn into_build(self) -> Answer<BuildTemplate> {
+        let from = match (self.debian, self.image) {
+            (Some(debian), None) => BuildFrom::Debian {
+                suite: debian.suite,
+                packages: debian.packages,
+            },
+            (None, Some(reference)) => {
+                if ["oci:", "docker-archive:"]
+                    .iter()
+                    .any(|scheme| reference.starts_with(scheme))
+                {
+                    return Err(Failure::invalid(
+                        "image_not_in_a_registry",
+                        format!("`{reference}` names a file, and files of the server cannot be named"),
+                    )
+                    .hint("send the archive to /v1/templates/build-archive"));
+                }
+                BuildFrom::Image { reference }
+            }
+            (None, None) => {
+                return Err(Failure::invalid(
+                    "missing_field",
+                    "nothing to build from: give `debian` or `image`",
+                )
+                .hint("a Dockerfile's context goes to /v1/templates/build-context, an archive to /v1/templates/build-archive"));
+            }
+            (Some(_), Some(_)) => {
+                return Err(Failure::invalid(
+                    "contradicting_fields",
+                    "`debian` and `image` exclude each other",
+                ));
+            }
+        };
+        Ok(BuildTemplate {
+            name: wire::name("name", self.name)?,
+            from,
+            start: self.start.map(StartRequest::into_start).transpose()?,
+        })
+    }
+}
+
+/// Only documents the query; `arg` repeats, which no struct can say to the decoder.
+#[derive(Debug, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[expect(dead_code, reason = "read by the OpenAPI generator only")]
+pub(crate) struct ContextQuery {
+    #[param(min_length = 1, max_length = 255)]
+    name: String,
+    /// Where in the context the Dockerfile is.
+    #[param(default = "Dockerfile")]
+    dockerfile: Option<String>,
+    /// `NAME=VALUE`; repeat it to give several.
+    #[param(style = Form, explode)]
+    arg: Option<Vec<String>>,
+    /// `start` of a build request, as JSON.
+    start: Option<String>,
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct ArchiveQuery {
+    #[param(min_length = 1, max_length = 255)]
+    name: String,
+    /// `start` of a build request, as JSON.
+    start: Option<String>,
+}
+
+#[derive(Debug)]
+struct ContextBuild {
+    name: String,
+    dockerfile: String,
+    args: Vec<(String, String)>,
+    start: Option<StartCommand>,
+}
+
+fn read_context_query(pairs: Vec<(String, String)>) -> Answer<ContextBuild> {
+    let (mut name, mut dockerfile, mut start) = (None, None, None);
+    let mut args = Vec::new();
+    for (key, value) in pairs {
+        let slot = match key.as_str() {
+            "arg" => {
+                args.push(wire::pair("arg", &value)?);
+                continue;
+            }
+            "name" => &mut name,
+            "dockerfile" => &mut dockerfile,
+            "start" => &mut start,
+            _ => {
+                let message = format!(
+                    "unknown query parameter `{key}`, expected one of `name`, `dockerfile`, `arg`, `start`"
+                );
+                return Err(Failure::invalid("invalid_query", message));
+            }
+        };
+        if slot.replace(value).is_some() {
+            return Err(Failure::invalid(
+                "invalid_query",
+                format!("`{key}` is given twice"),
+            ));
+        }
+    }
+    let name = name.ok_or_else(|| Failure::invalid("missing_field", "`name` is missing"))?;
+    Ok(ContextBuild {
+        name: wire::name("name", name)?,
+        dockerfile: dockerfile.unwrap_or_else(|| "Dockerfile".into()),
+        args,
+        start: read_start(start)?,
+    })
+}
+
+fn read_start(json: Option<String>) -> Answer<Option<StartCommand>> {
+    json.map(|json| parse_json::<StartRequest>(json.as_bytes())?.into_start())
+        .transpose()
+}
+
+// ---- answers
+
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub(crate) enum SourceView {
+    Debian { suite: String, packages: Vec<String> },
+    Image { reference: String, digest: String },
+    Dockerfile { digest: String, base: String },
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Template)]
+pub(crate) struct TemplateView {
+    id: String,
+    names: Vec<String>,
+    digest: String,
+    size_bytes: u64,
+    #[schema(format = DateTime)]
+    created_at: String,
+    source: SourceView,
+    env: BTreeMap<String, String>,
+    workdir: String,
+    user: String,
+    start: Option<StartRequest>,
+    exposed_ports: Vec<u16>,
+}
+
+impl TemplateView {
+    fn of(template: Template) -> Self {
+        let Template { names, manifest } = template;
+        Self {
+            id: manifest.id.to_string(),
+            names,
+            digest: manifest.digest,
+            size_bytes: manifest.size_bytes,
+            created_at: wire::time(manifest.created_at),
+            source: match manifest.source {
+                TemplateSource::Debian { suite, packages } => SourceView::Debian { suite, packages },
+                TemplateSource::Image { reference, digest } => SourceView::Image { reference, digest },
+                TemplateSource::Dockerfile { digest, base } => SourceView::Dockerfile { digest, base },
+            },
+            env: manifest.env,
+            workdir: manifest.workdir,
+            user: manifest.user,
+            start: manifest.start.map(StartRequest::of),
+            exposed_ports: manifest.exposed_ports,
+        }
+    }
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct TemplateList {
+    items: Vec<TemplateView>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct PruneResult {
+    freed_bytes: u64,
+}
+
+// ---- handlers
+
+/// Lists templates.
+#[utoipa::path(
+    get, path = "/v1/templates", tag = "templates",
+    responses((status = 200, description = "The templates.", body = TemplateList))
+)]
+pub(crate) async fn list_templates(State(app): State<App>, As(_): As) -> Answer<axum::Json<TemplateList>> {
+    let templates = app.sandboxes.templates().await?;
+    Ok(axum::Json(TemplateList {
+        items: templates.into_iter().map(TemplateView::of).collect(),
+    }))
+}
+
+/// Shows a template, by name or id.
+#[utoipa::path(
+    get, path = "/v1/templates/{template}", tag = "templates",
+    responses((status = 200, description = "The template.", body = TemplateView))
+)]
+pub(crate) async fn get_template(
+    State(app): State<App>,
+    As(_): As,
+    At(which): At<String>,
+) -> Answer<axum::Json<TemplateView>> {
+    let template = app.sandboxes.template(&which).await?;
+    Ok(axum::Json(TemplateView::of(template)))
+}
+
+/// Deletes a template, by name or id.
+#[utoipa::path(
+    delete, path = "/v1/templates/{template}", tag = "templates",
+    responses((status = 204, description = "It is gone."))
+)]
+pub(crate) async fn delete_template(
+    State(app): State<App>,
+    As(_): As,
+    At(which): At<String>,
+) -> Answer<StatusCode> {
+    app.sandboxes.delete_template(&which).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Removes what no name and no sandbox uses.
+#[utoipa::path(
+    post, path = "/v1/templates/prune", tag = "templates",
+    responses((status = 200, description = "What that freed.", body = PruneResult))
+)]
+pub(crate) async fn prune_templates(State(app): State<App>, As(_): As) -> Answer<axum::Json<PruneResult>> {
+    let freed_bytes = app.sandboxes.prune_templates().await?;
+    Ok(axum::Json(PruneResult { freed_bytes }))
+}
+
+/// Builds a template from Debian packages or an image.
+///
+/// The answer is a stream of events: `progress` with `{"stage","done","total"}` (total 0: unknown), `log` with
+/// `{"text"}`, and last `done` with the template or `error`. Hanging up cancels the build.
+#[utoipa::path(
+    post, path = "/v1/templates/build", tag = "templates", request_body = BuildRequest,
+    responses((status = 200, description = "How it goes.", body = String, content_type = "text/event-stream"))
+)]
+pub(crate) async fn build_template(
+    State(app): State<App>,
+    As(_): As,
+    Json(body): Json<BuildRequest>,
+) -> Answer<Response> {
+    let build = body.into_build()?;
+    let progress = app.sandboxes.build_template(build).await?;
+    Ok(follow(progress, None))
+}
+
+/// Builds a template from a Dockerfile; the body is a tar archive of its context. Answers as `build` does.
+#[utoipa::path(
+    post, path = "/v1/templates/build-context", tag = "templates", params(ContextQuery),
+    request_body(content = Vec<u8>, content_type = "application/octet-stream", description = "A tar archive."),
+    responses((status = 200, description = "How it goes.", body = String, content_type = "text/event-stream"))
+)]
+pub(crate) async fn build_from_context(
+    State(app): State<App>,
+    As(_): As,
+    Args(pairs): Args<Vec<(String, String)>>,
+    body: Body,
+) -> Answer<Response> {
+    let build = read_context_query(pairs)?;
+    let upload = upload::context(&app, body).await?;
+    let (upload, dockerfile) = upload.read_text(build.dockerfile).await?;
+    let request = BuildTemplate {
+        name: build.name,
+        from: BuildFrom::Dockerfile {
+            context: upload.path().to_owned(),
+            dockerfile,
+            args: build.args,
+        },
+        start: build.start,
+    };
+    let progress = app.sandboxes.build_template(request).await?;
+    Ok(follow(progress, Some(upload)))
+}
+
+/// Builds a template from an image archive (`docker save` or a tar of an OCI layout), which is the body. Answers as
+/// `build` does.
+#[utoipa::path(
+    post, path = "/v1/templates/build-archive", tag = "templates", params(ArchiveQuery),
+    request_body(content = Vec<u8>, content_type = "application/octet-stream", description = "A tar archive."),
+    responses((status = 200, description = "How it goes.", body = String, content_type = "text/event-stream"))
+)]
+pub(crate) async fn build_from_archive(
+    State(app): State<App>,
+    As(_): As,
+    Args(query): Args<ArchiveQuery>,
+    body: Body,
+) -> Answer<Response> {
+    let name = wire::name("name", query.name)?;
+    let start = read_start(query.start)?;
+    let upload = upload::archive(&app, body).await?;
+    let request = BuildTemplate {
+        name,
+        from: BuildFrom::Archive { file: upload.file() },
+        start,
+    };
+    let progress = app.sandboxes.build_template(request).await?;
+    Ok(follow(progress, Some(upload)))
+}
+
+/// Passes progress on. What was uploaded lives as long as the build.
+fn follow(progress: BuildStream, upload: Option<Upload>) -> Response {
+    sse(progress.map(move |step| {
+        let _lives = &upload;
+        match step {
+            Ok(BuildEvent::Progress { stage, done, total }) => event(
+                "progress",
+                &serde_json::json!({ "stage": stage, "done": done, "total": total }),
+            ),
+            Ok(BuildEvent::Log(text)) => event("log", &serde_json::json!({ "text": text })),
+            Ok(BuildEvent::Done(template)) => event("done", &TemplateView::of(*template)),
+            Err(fault) => event("error", &ErrorDetail::new(&fault, None)),
+        }
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::extract::{parse_json, query};
+
+    fn build(json: &str) -> Answer<BuildTemplate> {
+        parse_json::<BuildRequest>(json.as_bytes())?.into_build()
+    }
+
+    #[test]
+    fn a_template_has_one_source() {
+        let debian = build(r#"{"name":"a","debian":{"packages":["git"]}}"#).unwrap();
+        assert!(matches!(debian.from, BuildFrom::Debian { suite: None, packages } if packages == ["git"]));
+        let image =
+            build(r#"{"name":"a","image":"alpine","start":{"argv":["x"],"ready":{"port":80}}}"#).unwrap();
+        assert!(matches!(image.from, BuildFrom::Image { reference } if reference == "alpine"));
+        let ready = image.start.and_then(|start| start.ready);
+        assert_eq!(
+            ready,
+            Some(ReadyCheck::Port {
+                port: 80,
+                timeout_millis: READY_MILLIS
+            })
+        );
+        for bad in [
+            r#"{"name":"a"}"#,
+            r#"{"image":"alpine"}"#,
+            r#"{"name":"a","image":"alpine","debian":{}}"#,
+            r#"{"name":"a","image":"oci:/etc"}"#,
+            r#"{"name":"a","image":"alpine","start":{"argv":[]}}"#,
+            r#"{"name":"a","image":"alpine","start":{"argv":["x"],"ready":{}}}"#,
+            r#"{"name":"a","image":"alpine","platform":"arm64"}"#,
+        ] {
+            assert!(build(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_context_is_described_in_the_query() {
+        let read = |text: &str| read_context_query(query(text)?);
+        let found = read("name=a&arg=X=1&arg=Y=&start=%7B%22argv%22:%5B%22serve%22%5D%7D").unwrap();
+        assert_eq!(
+            (found.name.as_str(), found.dockerfile.as_str()),
+            ("a", "Dockerfile")
+        );
+        assert_eq!(
+            found.args,
+            [("X".into(), "1".into()), ("Y".into(), String::new())]
+        );
+        assert_eq!(found.start.unwrap().argv, ["serve"]);
+        for bad in [
+            "",
+            "name=a&name=b",
+            "name=a&arg=X",
+            "name=a&start=serve",
+            "name=a&tag=b",
+        ] {
+            assert!(read(bad).is_err(), "{bad}");
+        }
+    }
+}

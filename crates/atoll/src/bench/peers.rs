@@ -1,0 +1,233 @@
+//! The peers: raw `runsc` and `bwrap` on the same root filesystem, started as a person with a shell would.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tokio::io::AsyncReadExt;
+use tokio::process::Command;
+
+use crate::config::find_in_path;
+use crate::output::{Doing, Error, Result};
+
+/// What a peer runs and prints; ours does the same.
+pub(crate) const ECHO: [&str; 2] = ["/bin/echo", "ready"];
+
+/// `runsc` with an EROFS root, a memory overlay and no gofer: its fastest way.
+#[derive(Debug)]
+pub(crate) struct Runsc {
+    program: PathBuf,
+    image: PathBuf,
+    dir: PathBuf,
+    next: std::sync::atomic::AtomicUsize,
+}
+
+impl Runsc {
+    pub(crate) fn new(program: &Path, image: &Path, dir: &Path) -> Result<Self> {
+        std::fs::create_dir_all(dir.join("state")).doing("cannot prepare raw runsc")?;
+        Ok(Self {
+            program: program.into(),
+            image: image.into(),
+            dir: dir.into(),
+            next: 0.into(),
+        })
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command
+            .arg("--root")
+            .arg(self.dir.join("state"))
+            .args([
+                "--ignore-cgroups",
+                "--network=none",
+                "--platform=systrap",
+                "--sidecar-usage-policy=LEGACY_DEPRECATED_SLOW_EMBEDDED_FALLBACK",
+            ])
+            .kill_on_drop(true);
+        command
+    }
+
+    fn bundle(&self, argv: &[&str]) -> Result<(String, PathBuf)> {
+        let number = self.next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let id = format!("peer{number:06}");
+        let bundle = self.dir.join(&id);
+        std::fs::create_dir_all(bundle.join("root")).doing("cannot prepare raw runsc")?;
+        let config = bundle_config(&self.image, &bundle.join("root"), argv);
+        std::fs::write(bundle.join("config.json"), config.to_string()).doing("cannot prepare raw runsc")?;
+        Ok((id, bundle))
+    }
+
+    /// Milliseconds from start to the first byte of output.
+    pub(crate) async fn first_byte(&self) -> Result<f64> {
+        let (id, bundle) = self.bundle(&ECHO)?;
+        let mut command = self.command();
+        command.args(["run", "-bundle"]).arg(&bundle).arg(&id);
+        let elapsed = first_byte(command).await;
+        let _leftover = std::fs::remove_dir_all(&bundle);
+        elapsed
+    }
+
+    /// A sandbox that sleeps, for `exec` and for measuring what it holds. Its processes join `cgroup` if one is given.
+    pub(crate) async fn sleeper(&self, cgroup: Option<&Path>) -> Result<String> {
+        let (id, bundle) = self.bundle(&["/bin/sleep", "100000"])?;
+        let runsc = self.command();
+        let runsc = runsc.as_std();
+        let mut command = Command::new("sh");
+        command.args([
+            "-c",
+            r#"[ -z "$1" ] || echo $$ > "$1/cgroup.procs"; shift; exec "$@""#,
+            "sh",
+        ]);
+        command
+            .arg(cgroup.unwrap_or(Path::new("")))
+            .arg(runsc.get_program())
+            .args(runsc.get_args());
+        command.args(["run", "-detach", "-bundle"]).arg(&bundle).arg(&id);
+        let status = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .await
+            .doing("cannot start raw runsc")?;
+        if status.success() {
+            Ok(id)
+        } else {
+            Err(Error::new("raw runsc did not start"))
+        }
+    }
+
+    /// Milliseconds that `runsc exec ID /bin/true` takes.
+    pub(crate) async fn exec(&self, id: &str) -> Result<f64> {
+        let mut command = self.command();
+        command.args(["exec", id, "/bin/true"]);
+        let began = Instant::now();
+        let output = command
+            .stdin(Stdio::null())
+            .output()
+            .await
+            .doing("cannot run runsc exec")?;
+        let elapsed = millis(began.elapsed());
+        if output.status.success() {
+            Ok(elapsed)
+        } else {
+            Err(Error::new(format!(
+                "runsc exec failed: {}",
+                String::from_utf8_lossy(&output.stderr).trim()
+            )))
+        }
+    }
+
+    pub(crate) async fn kill(&self, id: &str) {
+        let mut command = self.command();
+        let _gone = command
+            .args(["delete", "-force", id])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .await;
+    }
+}
+
+fn bundle_config(image: &Path, root: &Path, argv: &[&str]) -> Value {
+    json!({
+        "ociVersion": "1.0.0",
+        "process": {
+            "user": {"uid": 0, "gid": 0},
+            "args": argv,
+            "env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
+            "cwd": "/",
+        },
+        "root": {"path": root, "readonly": false},
+        "hostname": "peer",
+        "annotations": {
+            "dev.gvisor.spec.rootfs.source": image,
+            "dev.gvisor.spec.rootfs.type": "erofs",
+            "dev.gvisor.spec.rootfs.overlay": "memory",
+        },
+        "linux": {"namespaces": [{"type": "pid"}, {"type": "ipc"}, {"type": "uts"}, {"type": "mount"}, {"type": "network"}]},
+    })
+}
+
+/// `bwrap` on the same root, mounted read-only, with every namespace of its own.
+#[derive(Debug)]
+pub(crate) struct Bwrap {
+    program: PathBuf,
+    root: PathBuf,
+}
+
+impl Bwrap {
+    /// `None` if there is no bwrap, or the image cannot be mounted here.
+    pub(crate) async fn new(image: &Path, dir: &Path) -> Option<Self> {
+        let program = find_in_path("bwrap")?;
+        let root = dir.join("bwrap-root");
+        std::fs::create_dir_all(&root).ok()?;
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "erofs", "-o", "loop,ro"]).arg(image).arg(&root);
+        let mounted = mount
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .await
+            .ok()?
+            .success();
+        mounted.then_some(Self { program, root })
+    }
+
+    /// Milliseconds from start to the first byte of output.
+    pub(crate) async fn first_byte(&self) -> Result<f64> {
+        let mut command = Command::new(&self.program);
+        command
+            .args([
+                "--unshare-all",
+                "--die-with-parent",
+                "--cap-drop",
+                "ALL",
+                "--ro-bind",
+            ])
+            .arg(&self.root)
+            .args([
+                "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--tmpfs", "/run",
+            ])
+            .args(ECHO)
+            .kill_on_drop(true);
+        first_byte(command).await
+    }
+}
+
+impl Drop for Bwrap {
+    fn drop(&mut self) {
+        let _gone = std::process::Command::new("umount").arg(&self.root).status();
+    }
+}
+
+async fn first_byte(mut command: Command) -> Result<f64> {
+    let began = Instant::now();
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .doing("cannot start the peer")?;
+    let mut stdout = child
+        .stdout
+        .take()
+        .ok_or_else(|| Error::new("the peer has no stdout"))?;
+    let mut byte = [0; 1];
+    let got = stdout.read(&mut byte).await.doing("cannot read from the peer")?;
+    let elapsed = millis(began.elapsed());
+    let output = child.wait_with_output().await.doing("cannot wait for the peer")?;
+    if got == 1 && output.status.success() {
+        return Ok(elapsed);
+    }
+    Err(Error::new(format!(
+        "the peer failed: {}",
+        String::from_utf8_lossy(&output.stderr).trim()
+    )))
+}
+
+pub(crate) fn millis(elapsed: Duration) -> f64 {
+    elapsed.as_secs_f64() * 1000.0
+}

@@ -1,0 +1,175 @@
+//! The server under test: this very program as a process of its own, measured through its public API only.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use futures_util::TryStreamExt;
+use reqwest::Method;
+use serde_json::{Value, json};
+use tokio::process::{Child, Command};
+
+use super::peers::{ECHO, millis};
+use crate::client::{Client, events, from_wire};
+use crate::data;
+use crate::output::{Doing, Error, Result};
+
+#[derive(Debug)]
+pub(crate) struct Subject {
+    process: Child,
+    pub(crate) pid: u32,
+    pub(crate) client: Client,
+    /// Holds the data and is removed with it.
+    _dir: tempfile::TempDir,
+}
+
+impl Subject {
+    /// Starts a server on fresh data with the given templates. `arguments` go to `atoll server`.
+    pub(crate) async fn start(templates: &Path, arguments: &[&str]) -> Result<Self> {
+        let program = std::env::current_exe().doing("cannot find this program")?;
+        let dir = tempfile::Builder::new()
+            .prefix("atoll-bench-")
+            .tempdir_in(scratch_parent())
+            .doing("cannot make a data directory")?;
+        let data = dir.path().join("data");
+        let log = std::fs::File::create(dir.path().join("server.log")).doing("cannot write a log")?;
+        let group = format!(
+            "atoll-bench-{}",
+            dir.path().file_name().unwrap_or_default().to_string_lossy()
+        );
+        let config = dir.path().join("config.toml");
+        std::fs::write(&config, format!("cgroup = {group:?}\n")).doing("cannot write a configuration")?;
+        let mut process = Command::new(program)
+            .arg("server")
+            .args(["--listen", "127.0.0.1:0", "--data"])
+            .arg(&data)
+            .arg("--templates")
+            .arg(templates)
+            .arg("--config")
+            .arg(&config)
+            .args(arguments)
+            .env("ATOLL_LOG", "warn")
+            .env_remove("ATOLL_URL")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .kill_on_drop(true)
+            .spawn()
+            .doing("cannot start the server")?;
+        let pid = process
+            .id()
+            .ok_or_else(|| Error::new("the server ended at once"))?;
+        let began = Instant::now();
+        loop {
+            if let (Some(server), Some(key)) = (data::running_server(&data), data::read_admin_key(&data)) {
+                let client = Client::new(&server.url, Some(key))?;
+                return Ok(Self {
+                    process,
+                    pid,
+                    client,
+                    _dir: dir,
+                });
+            }
+            let ended = process.try_wait().doing("cannot watch the server")?;
+            if ended.is_some() || began.elapsed() > Duration::from_secs(60) {
+                let log = std::fs::read_to_string(dir.path().join("server.log")).unwrap_or_default();
+                return Err(Error::new(format!(
+                    "the server under test did not start: {}",
+                    log.trim()
+                )));
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Kills every sandbox, then the server.
+    pub(crate) async fn stop(mut self) {
+        if let Ok(live) = self.client.list("/v1/sandboxes", &[]).await {
+            let client = &self.client;
+            let _ended: Vec<()> =
+                futures_util::StreamExt::collect(futures_util::StreamExt::buffer_unordered(
+                    futures_util::stream::iter(live.into_iter().map(|sandbox| async move {
+                        let id = sandbox["id"].as_str().unwrap_or_default().to_owned();
+                        let _gone = kill(client, &id).await;
+                    })),
+                    16,
+                ))
+                .await;
+        }
+        if let Some(pid) = rustix::process::Pid::from_raw(self.pid.cast_signed()) {
+            let _gone = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
+        let _ended = tokio::time::timeout(Duration::from_secs(30), self.process.wait()).await;
+    }
+
+    /// Waits until every pool is full.
+    pub(crate) async fn pools_full(&self) -> Result<()> {
+        let began = Instant::now();
+        loop {
+            let info = self.client.get("/v1/info").await?;
+            let pools = info["pools"].as_array().cloned().unwrap_or_default();
+            if !pools.is_empty()
+                && pools
+                    .iter()
+                    .all(|pool| pool["ready"].as_u64() >= pool["target"].as_u64())
+            {
+                return Ok(());
+            }
+            if began.elapsed() > Duration::from_secs(30) {
+                return Err(Error::new("the pools did not fill within 30 seconds"));
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+/// On a real disk, where people keep their data; /tmp may be memory.
+fn scratch_parent() -> PathBuf {
+    let var = PathBuf::from("/var/tmp");
+    if var.is_dir() { var } else { std::env::temp_dir() }
+}
+
+pub(crate) async fn create(client: &Client, body: &Value) -> Result<String> {
+    let sandbox = client.post("/v1/sandboxes", body).await?;
+    sandbox["id"]
+        .as_str()
+        .map(str::to_owned)
+        .ok_or_else(|| Error::new("the server gave no id"))
+}
+
+pub(crate) async fn kill(client: &Client, id: &str) -> Result<()> {
+    client.delete(&format!("/v1/sandboxes/{id}")).await.map(|_| ())
+}
+
+/// Milliseconds from the create request to the first byte of output of a command in the sandbox; and the sandbox.
+pub(crate) async fn create_to_first_byte(client: &Client, body: &Value) -> Result<(f64, String)> {
+    let began = Instant::now();
+    let id = create(client, body).await?;
+    let request = client
+        .request(Method::POST, &format!("/v1/sandboxes/{id}/exec"))
+        .header("accept", "text/event-stream")
+        .json(&json!({ "argv": ECHO }));
+    let mut stream = events(client.send(request).await?);
+    let mut elapsed = None;
+    while let Some((name, data)) = stream.try_next().await? {
+        match name.as_str() {
+            "stdout" if elapsed.is_none() => elapsed = Some(millis(began.elapsed())),
+            "error" => return Err(from_wire(&data)),
+            _ => {}
+        }
+    }
+    elapsed
+        .map(|elapsed| (elapsed, id))
+        .ok_or_else(|| Error::new("the command printed nothing"))
+}
+
+/// Runs a command to its end; returns its stdout.
+pub(crate) async fn exec(client: &Client, id: &str, argv: &[&str]) -> Result<String> {
+    let answer = client
+        .post(&format!("/v1/sandboxes/{id}/exec"), &json!({ "argv": argv }))
+        .await?;
+    if answer["exit_code"] != json!(0) {
+        return Err(Error::new(format!("{argv:?} failed in the sandbox: {answer}")));
+    }
+    Ok(answer["stdout"].as_str().unwrap_or_default().to_owned())
+}

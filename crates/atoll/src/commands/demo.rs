@@ -1,0 +1,395 @@
+//! `atoll demo`: the whole path through the product in twenty seconds, calmly.
+//!
+//! Each step says what it does, does it through the public API, shows what came back and how long it took. A step that
+//! does not show what it should fails the demo.
+
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use super::{Connection, create_body, run, text};
+use crate::args::{Cli, Command, Global, SpecArgs};
+use crate::client::Client;
+use crate::output::{Doing, Error, Output, Result};
+
+pub(crate) async fn run(global: &Global, output: Output) -> Result<()> {
+    let began = Instant::now();
+    let connection = Connection::open(global).await?;
+    let mut demo = Demo {
+        client: connection.client.clone(),
+        output,
+        steps: Vec::new(),
+        sandboxes: Vec::new(),
+    };
+    let outcome = demo.play(began).await;
+    demo.clean_up().await;
+    connection.close().await;
+    outcome?;
+    output.json(&Value::Array(demo.steps));
+    Ok(())
+}
+
+struct Demo {
+    client: Client,
+    output: Output,
+    steps: Vec<Value>,
+    /// To be removed at the end, whatever happens.
+    sandboxes: Vec<String>,
+}
+
+impl Demo {
+    async fn play(&mut self, began: Instant) -> Result<()> {
+        self.output
+            .line(style("\n  Atoll: a computer for untrusted code\n", Style::Bold));
+        self.step(
+            "server",
+            "it is up, and says which walls work here",
+            began,
+            &self.walls().await?,
+        );
+
+        let clock = Instant::now();
+        let sandbox = run::create(&self.client, self.output, &spec("base", None)?).await?;
+        let id = text(&sandbox, "id");
+        self.sandboxes.push(id.clone());
+        let size = format!(
+            "{} cpu, {}",
+            1,
+            atoll_types::format_bytes(sandbox["resources"]["memory_bytes"].as_u64().unwrap_or_default())
+        );
+        self.step(
+            "create",
+            "a sandbox of its own",
+            clock,
+            &format!("{id}, {}, {size}", text(&sandbox, "isolation")),
+        );
+
+        let clock = Instant::now();
+        let out = self.python(&id, PRIMES).await?;
+        self.step(
+            "compute",
+            "real Python, real work: primes below 200,000",
+            clock,
+            &out,
+        );
+
+        let clock = Instant::now();
+        let out = self.files(&id).await?;
+        self.step(
+            "files",
+            "written from outside, read inside, and back",
+            clock,
+            &out,
+        );
+
+        let clock = Instant::now();
+        let out = self.port(&id).await?;
+        self.step(
+            "port",
+            "a web server inside, reached over HTTP with a token",
+            clock,
+            &out,
+        );
+
+        let clock = Instant::now();
+        let out = self.python(&id, REACH_OUT).await?;
+        if out.contains("REACHED") {
+            return Err(Error::new(format!("the sandbox reached the network: {out}")));
+        }
+        self.step(
+            "network",
+            "it tries to reach the internet and the host",
+            clock,
+            &out,
+        );
+
+        let clock = Instant::now();
+        let out = self.hog().await?;
+        self.step("memory", "a hog in a sandbox of 128 MiB", clock, &out);
+
+        let clock = Instant::now();
+        let out = self.artifact(&id).await?;
+        self.step(
+            "artifact",
+            "saved by name, the sandbox killed, then read",
+            clock,
+            &out,
+        );
+
+        let total = began.elapsed();
+        self.output.line(format_args!(
+            "  Done in {:.1} s. Next: atoll run -- python3, or atoll server.\n",
+            total.as_secs_f64()
+        ));
+        Ok(())
+    }
+
+    fn step(&mut self, name: &str, what: &str, clock: Instant, result: &str) {
+        let elapsed = clock.elapsed();
+        self.output.line(format_args!(
+            "  {}  {what}",
+            style(&format!("{name:<9}"), Style::Bold)
+        ));
+        for line in result.lines() {
+            self.output.line(format_args!("             {line}"));
+        }
+        self.output.line(style(
+            &format!("             {}\n", milliseconds(elapsed)),
+            Style::Dim,
+        ));
+        self.steps.push(
+            json!({"step": name, "what": what, "result": result, "ms": elapsed.as_secs_f64() * 1000.0}),
+        );
+    }
+
+    async fn walls(&self) -> Result<String> {
+        let info = self.client.get("/v1/info").await?;
+        let tiers = info["tiers"].as_array().cloned().unwrap_or_default();
+        let lines: Vec<String> = tiers
+            .iter()
+            .map(|tier| {
+                let note = match (
+                    tier["available"] == json!(true),
+                    tier["tenant_boundary"] == json!(true),
+                ) {
+                    (true, true) => "works".to_owned(),
+                    (true, false) => "works; not a tenant boundary".to_owned(),
+                    (false, _) => format!("no: {}", text(tier, "detail")),
+                };
+                format!("{:<8} {note}", text(tier, "isolation"))
+            })
+            .collect();
+        Ok(lines.join("\n"))
+    }
+
+    async fn exec(&self, id: &str, body: Value) -> Result<Value> {
+        self.client.post(&format!("/v1/sandboxes/{id}/exec"), &body).await
+    }
+
+    async fn python(&self, id: &str, code: &str) -> Result<String> {
+        let answer = self
+            .exec(id, json!({"argv": ["python3", "-c", code], "timeout_ms": 15_000}))
+            .await?;
+        if answer["exit_code"] != json!(0) {
+            return Err(Error::new(format!(
+                "Python failed in the sandbox: {}",
+                text(&answer, "stderr")
+            )));
+        }
+        Ok(text(&answer, "stdout").trim().to_owned())
+    }
+
+    async fn files(&self, id: &str) -> Result<String> {
+        const NOTE: &str = "written from outside\n";
+        let at = |method: Method, path: &str| {
+            let request = self
+                .client
+                .request(method, &format!("/v1/sandboxes/{id}/files/content"));
+            request.query(&[("path", path)])
+        };
+        self.client
+            .send(at(Method::PUT, "/tmp/note.txt").body(NOTE))
+            .await?;
+        self.python(
+            id,
+            "open('/tmp/answer.txt', 'w').write(open('/tmp/note.txt').read().upper())",
+        )
+        .await?;
+        let response = self.client.send(at(Method::GET, "/tmp/answer.txt")).await?;
+        let answer = response.text().await.doing("the download broke off")?;
+        if answer != NOTE.to_uppercase() {
+            return Err(Error::new(format!("the file came back as {answer:?}")));
+        }
+        Ok(format!("{:?} became {:?}", NOTE.trim(), answer.trim()))
+    }
+
+    async fn port(&self, id: &str) -> Result<String> {
+        self.exec(id, json!({"argv": ["python3", "-c", SERVE], "background": true}))
+            .await?;
+        let began = Instant::now();
+        loop {
+            let ports = self.client.get(&format!("/v1/sandboxes/{id}/ports")).await?;
+            let mut listening = ports["items"].as_array().into_iter().flatten();
+            if listening.any(|port| port["port"] == json!(8000)) {
+                break;
+            }
+            if began.elapsed() > Duration::from_secs(10) {
+                return Err(Error::new(
+                    "the web server in the sandbox did not start to listen",
+                ));
+            }
+            tokio::time::sleep(Duration::from_millis(30)).await;
+        }
+        let port = self.client.get(&format!("/v1/sandboxes/{id}/ports/8000")).await?;
+        let url = text(&port, "url");
+        let answer = fetch(&self.client, &url, &text(&port, "token")).await?;
+        Ok(format!("{url}\n{}", answer.trim()))
+    }
+
+    async fn hog(&mut self) -> Result<String> {
+        let body = create_body(&spec("base", Some("128M"))?);
+        let sandbox = self.client.post("/v1/sandboxes", &body).await?;
+        let id = text(&sandbox, "id");
+        self.sandboxes.push(id.clone());
+        let outcome = self
+            .exec(&id, json!({"argv": ["python3", "-c", HOG], "timeout_ms": 10_000}))
+            .await;
+        // Who is killed depends on the wall: the whole sandbox, or the process that went too far.
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(3) {
+            let now = self.client.get(&format!("/v1/sandboxes/{id}")).await?;
+            if let Some(reason) = now["end"]["reason"].as_str() {
+                return Ok(format!("{reason}: {}", text(&now["end"], "message")));
+            }
+            if let Ok(answer) = &outcome
+                && !answer["signal"].is_null()
+            {
+                return Ok(format!(
+                    "the process was killed with signal {}; the sandbox lives on",
+                    answer["signal"]
+                ));
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        Err(Error::new(format!("nothing stopped the hog: {outcome:?}")))
+    }
+
+    async fn artifact(&mut self, id: &str) -> Result<String> {
+        let name = format!("demo-{}", &id[id.len() - 6..]);
+        let body = json!({"name": name, "path": "/tmp/answer.txt", "retention_ms": 3_600_000});
+        self.client
+            .post(&format!("/v1/sandboxes/{id}/artifacts"), &body)
+            .await?;
+        self.client.delete(&format!("/v1/sandboxes/{id}")).await?;
+        let gone = self.client.get(&format!("/v1/sandboxes/{id}")).await?;
+        let request = self
+            .client
+            .request(Method::GET, &format!("/v1/artifacts/{name}/content"));
+        let content = self
+            .client
+            .send(request)
+            .await?
+            .text()
+            .await
+            .doing("the download broke off")?;
+        self.client.delete(&format!("/v1/artifacts/{name}")).await?;
+        Ok(format!(
+            "the sandbox is {}; {name} still reads {:?}",
+            text(&gone, "state"),
+            content.trim()
+        ))
+    }
+
+    async fn clean_up(&self) {
+        for id in &self.sandboxes {
+            let _already_gone = self.client.delete(&format!("/v1/sandboxes/{id}")).await;
+        }
+    }
+}
+
+/// What the command line would make of these options.
+fn spec(template: &str, memory: Option<&str>) -> Result<SpecArgs> {
+    use clap::Parser as _;
+    let mut words = vec!["atoll", "create", "--template", template, "--timeout", "5m"];
+    words.extend(memory.into_iter().flat_map(|memory| ["--memory", memory]));
+    match Cli::try_parse_from(words)
+        .doing("cannot make the request")?
+        .command
+    {
+        Command::Create(args) => Ok(args.spec),
+        _ => Err(Error::new("cannot make the request")),
+    }
+}
+
+/// Asks a sandbox's port as a browser would. The name is under `localhost`, which not every resolver knows, so the
+/// connection goes to the server's own address and the name into the `Host` header.
+async fn fetch(client: &Client, url: &str, token: &str) -> Result<String> {
+    let parsed = reqwest::Url::parse(url).doing("the server gave a bad URL")?;
+    let host = match (parsed.host_str(), parsed.port()) {
+        (Some(host), Some(port)) => format!("{host}:{port}"),
+        (host, _) => host.unwrap_or_default().to_owned(),
+    };
+    let response = reqwest::Client::builder()
+        .no_proxy()
+        .build()
+        .doing("cannot set up HTTP")?
+        .get(client.base().clone())
+        .header("host", host)
+        .header("x-atoll-token", token)
+        .send()
+        .await
+        .doing("the port did not answer")?;
+    let status = response.status();
+    let body = response.text().await.doing("the port did not answer")?;
+    if status.is_success() {
+        Ok(body)
+    } else {
+        Err(Error::new(format!("the port answered {status}: {body}")))
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Style {
+    Bold,
+    Dim,
+}
+
+fn style(text: &str, style: Style) -> String {
+    if !std::io::stdout().is_terminal() {
+        return text.to_owned();
+    }
+    let code = match style {
+        Style::Bold => 1,
+        Style::Dim => 2,
+    };
+    format!("\x1b[{code}m{text}\x1b[0m")
+}
+
+fn milliseconds(elapsed: Duration) -> String {
+    match elapsed.as_secs_f64() * 1000.0 {
+        ms if ms < 10.0 => format!("{ms:.1} ms"),
+        ms if ms < 10_000.0 => format!("{ms:.0} ms"),
+        ms => format!("{:.1} s", ms / 1000.0),
+    }
+}
+
+const PRIMES: &str = "
+n = 200_000
+sieve = bytearray([1]) * n
+for i in range(2, 448):
+    if sieve[i]:
+        sieve[i * i::i] = bytes(len(range(i * i, n, i)))
+primes = [i for i in range(2, n) if sieve[i]]
+print(f'{len(primes)} primes, the last three: {primes[-3:]}')
+";
+
+const SERVE: &str = "
+import http.server, platform
+class Hello(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = f'hello from inside, kernel {platform.release()}'.encode()
+        self.send_response(200)
+        self.send_header('content-length', str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *_): pass
+http.server.HTTPServer(('127.0.0.1', 8000), Hello).serve_forever()
+";
+
+const REACH_OUT: &str = "
+import socket
+for name, address in [('1.1.1.1, the internet', ('1.1.1.1', 443)), ('169.254.169.254, cloud metadata', ('169.254.169.254', 80))]:
+    try:
+        socket.create_connection(address, 2).close()
+        print(f'{name}: REACHED')
+    except OSError as e:
+        print(f'{name}: {e}')
+";
+
+const HOG: &str = "
+hoard = []
+while True:
+    hoard.append(bytearray(8 << 20))
+";

@@ -1,0 +1,248 @@
+//! `atoll doctor`: looks at this machine and says what works, what does not, and what to do about it.
+
+use std::path::Path;
+
+use atoll_image::Templates;
+use atoll_runtime::probe::Verdict;
+use atoll_types::format_bytes;
+use serde_json::json;
+
+use crate::args::{Global, ServerArgs};
+use crate::config::{Config, RUNSC_VERSION, find_in_path};
+use crate::data;
+use crate::output::{Doing, Output, Result};
+use crate::server::Machine;
+
+/// One line of the report.
+#[derive(Debug, serde::Serialize)]
+struct Check {
+    what: String,
+    ok: bool,
+    found: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    todo: Option<String>,
+}
+
+impl Check {
+    fn good(what: &str, found: impl Into<String>) -> Self {
+        Self {
+            what: what.into(),
+            ok: true,
+            found: found.into(),
+            todo: None,
+        }
+    }
+
+    fn bad(what: &str, found: impl Into<String>, todo: impl Into<String>) -> Self {
+        Self {
+            what: what.into(),
+            ok: false,
+            found: found.into(),
+            todo: Some(todo.into()),
+        }
+    }
+}
+
+/// Exit code 0 when sandboxes can run here behind some wall, else 1.
+pub(crate) async fn run(global: &Global, output: Output) -> Result<u8> {
+    let args = ServerArgs {
+        templates: std::env::var_os("ATOLL_TEMPLATES").map(Into::into),
+        ..ServerArgs::default()
+    };
+    let config = Config::load(&args, global.data.as_deref())?;
+    // The probe starts real instances: in a directory of its own, beside any server that runs.
+    let scratch = tempfile::tempdir().doing("cannot make a temporary directory")?;
+    let mut probing = config.clone();
+    probing.cgroup = format!("atoll-doctor-{}", std::process::id());
+    probing.templates = scratch.path().join("templates");
+    let machine = Machine::look(&probing, scratch.path()).await?;
+
+    let tiers: Vec<Check> = machine
+        .tiers
+        .iter()
+        .map(|probe| {
+            let name = probe.isolation.name();
+            match &probe.verdict {
+                Verdict::Works { detail } if probe.isolation.is_tenant_boundary() => {
+                    Check::good(name, format!("works: {detail}"))
+                }
+                Verdict::Works { detail } => {
+                    Check::good(name, format!("works, not a tenant boundary: {detail}"))
+                }
+                Verdict::Unavailable { reason, remedy } => Check::bad(
+                    name,
+                    reason,
+                    remedy.as_deref().unwrap_or("nothing can be done on this machine"),
+                ),
+            }
+        })
+        .collect();
+    let usable = tiers.iter().any(|tier| tier.ok);
+    let checks = [
+        user(),
+        runsc(&config).await,
+        cgroups(),
+        server(&config.data),
+        data_dir(&config.data),
+        disk(&config.data),
+        base_template(&config.templates),
+        mmdebstrap(),
+    ];
+
+    output.json(&json!({"isolation": tiers, "checks": checks, "usable": usable}));
+    output.line("Isolation, strongest last:");
+    show(output, &tiers);
+    output.line("\nThis machine:");
+    show(output, &checks);
+    let todo: Vec<&Check> = tiers.iter().chain(&checks).filter(|check| !check.ok).collect();
+    if !todo.is_empty() {
+        output.line("\nTo do, if you want it:");
+        for check in todo {
+            output.line(format_args!(
+                "  {}: {}",
+                check.what,
+                check.todo.as_deref().unwrap_or("-")
+            ));
+        }
+    }
+    if !usable {
+        output.line("\nNo kind of isolation works here: sandboxes cannot be created.");
+    }
+    Ok(u8::from(!usable))
+}
+
+fn show(output: Output, checks: &[Check]) {
+    let width = checks
+        .iter()
+        .map(|check| check.what.len())
+        .max()
+        .unwrap_or_default();
+    for check in checks {
+        let mark = if check.ok { "ok " } else { "-- " };
+        output.line(format_args!("  {mark} {:width$}   {}", check.what, check.found));
+    }
+}
+
+fn user() -> Check {
+    if rustix::process::geteuid().is_root() {
+        Check::good("user", "root")
+    } else {
+        Check::bad(
+            "user",
+            "not root: fewer kinds of isolation, limits may not hold",
+            "run as root for everything",
+        )
+    }
+}
+
+async fn runsc(config: &Config) -> Check {
+    let build = "run ./atoll from the checkout: it builds the right one";
+    let Some(path) = &config.runsc else {
+        return Check::bad("runsc", "not found", build);
+    };
+    let version = tokio::process::Command::new(path).arg("--version").output().await;
+    let text = version
+        .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+        .unwrap_or_default();
+    let version = text
+        .lines()
+        .next()
+        .and_then(|line| line.strip_prefix("runsc version "))
+        .unwrap_or("")
+        .trim();
+    let shown = path.display();
+    match version {
+        "" => Check::bad("runsc", format!("{shown} does not run"), build),
+        RUNSC_VERSION => Check::good("runsc", format!("{version} ({shown})")),
+        other => Check::bad(
+            "runsc",
+            format!("{other} ({shown}); Atoll is tested with {RUNSC_VERSION}"),
+            build,
+        ),
+    }
+}
+
+fn cgroups() -> Check {
+    let todo = "mount cgroups, or start the machine with them";
+    if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
+        Check::good("cgroups", "version 2")
+    } else if Path::new("/sys/fs/cgroup/memory").is_dir() {
+        Check::good("cgroups", "version 1")
+    } else {
+        Check::bad("cgroups", "none: limits cannot be enforced", todo)
+    }
+}
+
+fn server(dir: &Path) -> Check {
+    match data::running_server(dir) {
+        Some(server) => Check::good("server", format!("{} (pid {})", server.url, server.pid)),
+        None => Check::good("server", "not running; `atoll run` brings its own"),
+    }
+}
+
+fn data_dir(dir: &Path) -> Check {
+    let shown = dir.display().to_string();
+    // The nearest directory that exists is the one whose permissions decide.
+    let nearest = dir
+        .ancestors()
+        .find(|path| path.exists())
+        .unwrap_or(Path::new("/"));
+    if rustix::fs::access(nearest, rustix::fs::Access::WRITE_OK).is_ok() {
+        Check::good("data", shown)
+    } else {
+        Check::bad(
+            "data",
+            format!("{shown} cannot be written"),
+            "choose another directory with --data",
+        )
+    }
+}
+
+fn disk(dir: &Path) -> Check {
+    const ENOUGH: u64 = 4 * atoll_types::GIB;
+    let nearest = dir
+        .ancestors()
+        .find(|path| path.exists())
+        .unwrap_or(Path::new("/"));
+    match rustix::fs::statvfs(nearest) {
+        Ok(stat) => {
+            let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+            if free >= ENOUGH {
+                Check::good("disk", format!("{} free", format_bytes(free)))
+            } else {
+                Check::bad(
+                    "disk",
+                    format!("{} free", format_bytes(free)),
+                    "a template needs a few GiB: make room",
+                )
+            }
+        }
+        Err(error) => Check::bad("disk", error.to_string(), "choose another directory with --data"),
+    }
+}
+
+fn base_template(dir: &Path) -> Check {
+    let todo = "`atoll template build base`; `atoll run` does it by itself when needed";
+    if !dir.is_dir() {
+        return Check::bad("base", "the template `base` is not built", todo);
+    }
+    match Templates::open(dir).and_then(|templates| templates.find("base")) {
+        Ok(Some(manifest)) => Check::good(
+            "base",
+            format!("{} ({})", manifest.id, format_bytes(manifest.size_bytes)),
+        ),
+        Ok(None) => Check::bad("base", "the template `base` is not built", todo),
+        Err(error) => Check::bad("base", error.to_string(), "look at the directory of templates"),
+    }
+}
+
+fn mmdebstrap() -> Check {
+    match find_in_path("mmdebstrap") {
+        Some(path) => Check::good("mmdebstrap", path.display().to_string()),
+        None => Check::bad(
+            "mmdebstrap",
+            "not found: templates cannot be built from Debian packages",
+            "apt-get install mmdebstrap",
+        ),
+    }
+}

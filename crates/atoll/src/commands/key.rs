@@ -1,0 +1,49 @@
+//! API keys.
+
+use serde_json::{Value, json};
+
+use super::{relative, text};
+use crate::args::{Global, KeyCommand};
+use crate::client::Client;
+use crate::output::{Output, Result};
+
+pub(crate) async fn run(global: &Global, output: Output, command: KeyCommand) -> Result<()> {
+    let client = Client::require(global)?;
+    match command {
+        KeyCommand::Create { name } => {
+            let answer = client.post("/v1/keys", &json!({"name": name})).await?;
+            output.json(&answer);
+            output.line(text(&answer, "secret"));
+            output.note("This is the only time that the key is shown.");
+        }
+        KeyCommand::List => {
+            let answer = client.get("/v1/keys").await?;
+            let keys = answer["items"].as_array().cloned().unwrap_or_default();
+            let rows: Vec<_> = keys
+                .iter()
+                .map(|key| {
+                    let revoked = if key["revoked_at"].is_null() {
+                        String::new()
+                    } else {
+                        relative(key, "revoked_at")
+                    };
+                    [
+                        text(key, "id"),
+                        text(key, "name"),
+                        text(key, "prefix"),
+                        relative(key, "created_at"),
+                        revoked,
+                    ]
+                })
+                .collect();
+            output.table(["ID", "NAME", "KEY", "CREATED", "REVOKED"], &rows, "no keys");
+            output.json(&Value::Array(keys));
+        }
+        KeyCommand::Revoke { key } => {
+            let answer = client.delete(&format!("/v1/keys/{key}")).await?;
+            output.json(&answer);
+            output.line(format_args!("{key} is revoked"));
+        }
+    }
+    Ok(())
+}

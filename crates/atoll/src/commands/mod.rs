@@ -1,0 +1,217 @@
+//! The subcommands, one file per theme. Each asks the server and shows the answer; with `--json` the answer is shown as
+//! the server gave it.
+
+pub(crate) mod artifact;
+pub(crate) mod cp;
+pub(crate) mod demo;
+pub(crate) mod doctor;
+pub(crate) mod exec;
+pub(crate) mod key;
+pub(crate) mod run;
+pub(crate) mod sandbox;
+pub(crate) mod template;
+
+use atoll_types::SandboxId;
+use serde_json::{Value, json};
+
+use crate::args::{CommandArgs, Global, SpecArgs};
+use crate::client::Client;
+use crate::output::{Error, Result};
+use crate::server::Server;
+
+/// A server to talk to: a running one, or one inside this process.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) client: Client,
+    embedded: Option<Server>,
+}
+
+impl Connection {
+    /// Finds the running server, else starts one inside this process.
+    pub(crate) async fn open(global: &Global) -> Result<Self> {
+        if let Some(client) = Client::find(global)? {
+            return Ok(Self {
+                client,
+                embedded: None,
+            });
+        }
+        Self::embed(global).await
+    }
+
+    pub(crate) async fn embed(global: &Global) -> Result<Self> {
+        crate::logging::start(None, "warn", None)?;
+        let server = Server::embedded(global).await?;
+        Ok(Self {
+            client: server.client()?,
+            embedded: Some(server),
+        })
+    }
+
+    pub(crate) async fn close(self) {
+        if let Some(server) = self.embedded {
+            server.stop().await;
+        }
+    }
+}
+
+/// The body of a create request.
+pub(crate) fn create_body(spec: &SpecArgs) -> Value {
+    let mut resources = json!({});
+    let fields = [
+        ("cpu_millis", spec.cpu.map(|cpu| json!(cpu))),
+        ("memory_bytes", spec.memory.map(|bytes| json!(bytes))),
+        ("disk_bytes", spec.disk.map(|bytes| json!(bytes))),
+        (
+            "disk_backing",
+            spec.disk_backing.as_ref().map(|backing| json!(backing)),
+        ),
+        ("pids", spec.pids.map(|pids| json!(pids))),
+    ];
+    for (name, value) in fields {
+        if let Some(value) = value {
+            resources[name] = value;
+        }
+    }
+    let pairs =
+        |pairs: &[(String, String)]| -> Value { pairs.iter().cloned().map(|(k, v)| (k, json!(v))).collect() };
+    let mut body = json!({
+        "template": spec.template,
+        "resources": resources,
+        "env": pairs(&spec.env),
+        "labels": pairs(&spec.label),
+    });
+    if let Some(timeout) = spec.timeout {
+        body["timeout_ms"] = json!(timeout);
+    }
+    if let Some(idle) = spec.idle {
+        body["idle"] = json!({"after_ms": idle});
+    }
+    if let Some(isolation) = spec.isolation {
+        body["isolation_floor"] = json!(isolation.name());
+    }
+    body
+}
+
+/// The body of an exec request.
+pub(crate) fn exec_body(argv: &[String], command: &CommandArgs, env: &[(String, String)]) -> Value {
+    let mut body = json!({ "argv": argv });
+    if !env.is_empty() {
+        body["env"] = env
+            .iter()
+            .cloned()
+            .map(|(name, value)| (name, json!(value)))
+            .collect();
+    }
+    if let Some(cwd) = &command.workdir {
+        body["cwd"] = json!(cwd);
+    }
+    if let Some(user) = &command.user {
+        body["user"] = json!(user);
+    }
+    if let Some(timeout) = command.command_timeout {
+        body["timeout_ms"] = json!(timeout);
+    }
+    body
+}
+
+/// The full id behind what the user wrote: itself, or the one live sandbox whose id begins like it.
+pub(crate) async fn resolve(client: &Client, text: &str) -> Result<String> {
+    if text.parse::<SandboxId>().is_ok() {
+        return Ok(text.to_owned());
+    }
+    let prefix = text.strip_prefix("sbx_").unwrap_or(text);
+    let known = client.list("/v1/sandboxes", &[]).await?;
+    let mut found = known
+        .iter()
+        .filter_map(|sandbox| sandbox["id"].as_str())
+        .filter(|id| {
+            id.strip_prefix("sbx_")
+                .is_some_and(|bare| bare.starts_with(prefix))
+        });
+    match (found.next(), found.next()) {
+        (Some(id), None) if !prefix.is_empty() => Ok(id.to_owned()),
+        (Some(_), _) => {
+            Err(Error::new(format!("more than one sandbox begins with `{text}`"))
+                .hint("write more of the id"))
+        }
+        (None, _) => {
+            Err(Error::new(format!("there is no live sandbox `{text}`"))
+                .hint("`atoll ls` lists the sandboxes"))
+        }
+    }
+}
+
+/// `SANDBOX:PATH`, if it is one. `./a:b` and `/a:b` are always local.
+pub(crate) fn split_location(text: &str) -> Option<(&str, &str)> {
+    let (sandbox, path) = text.split_once(':')?;
+    (!sandbox.is_empty() && !sandbox.contains('/') && !sandbox.starts_with('.')).then_some((sandbox, path))
+}
+
+/// A field as text; numbers and booleans too, nothing for null.
+pub(crate) fn text(value: &Value, field: &str) -> String {
+    match &value[field] {
+        Value::String(text) => text.clone(),
+        Value::Null => String::new(),
+        other => other.to_string(),
+    }
+}
+
+/// How long ago, or how long until, for people.
+pub(crate) fn relative(value: &Value, field: &str) -> String {
+    let Some(at) = value[field]
+        .as_str()
+        .and_then(|text| text.parse::<jiff::Timestamp>().ok())
+    else {
+        return "-".into();
+    };
+    let millis = jiff::Timestamp::now().as_millisecond() - at.as_millisecond();
+    let span = crate::output::duration(millis.unsigned_abs());
+    if millis >= 0 {
+        format!("{span} ago")
+    } else {
+        format!("in {span}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    #[test]
+    fn locations_are_told_from_local_paths() {
+        assert_eq!(split_location("sbx_a:/tmp/x"), Some(("sbx_a", "/tmp/x")));
+        assert_eq!(split_location("sbx_a:"), Some(("sbx_a", "")));
+        for local in ["./a:b", "/a:b", "a", "dir/a:b", ":x"] {
+            assert_eq!(split_location(local), None, "{local}");
+        }
+    }
+
+    #[test]
+    fn options_become_a_create_request() {
+        let cli = Cli::parse_from([
+            "atoll",
+            "create",
+            "--cpu",
+            "0.5",
+            "-m",
+            "1G",
+            "--timeout",
+            "10m",
+            "--idle",
+            "1m",
+            "-e",
+            "A=b=c",
+            "-l",
+            "team=x",
+            "--isolation",
+            "gvisor",
+        ]);
+        let Command::Create(args) = cli.command else {
+            panic!("not create")
+        };
+        insta::assert_snapshot!(create_body(&args.spec), @r#"{"env":{"A":"b=c"},"idle":{"after_ms":60000},"isolation_floor":"gvisor","labels":{"team":"x"},"resources":{"cpu_millis":500,"memory_bytes":1073741824},"template":"base","timeout_ms":600000}"#);
+    }
+}

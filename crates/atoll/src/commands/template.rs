@@ -1,0 +1,277 @@
+//! Templates: build, list, inspect, delete, prune.
+
+use std::path::Path;
+
+use atoll_types::format_bytes;
+use futures_util::TryStreamExt;
+use reqwest::{Method, Response};
+use serde_json::{Value, json};
+
+use super::{Connection, relative, text};
+use crate::args::{Global, TemplateBuildArgs, TemplateCommand};
+use crate::client::{Client, events, from_wire, segment};
+use crate::output::{Doing, Error, Output, Result, Stages, byte_bar};
+use crate::transfer;
+
+pub(crate) async fn run(global: &Global, output: Output, command: TemplateCommand) -> Result<()> {
+    let connection = Connection::open(global).await?;
+    let outcome = with(&connection.client, output, command).await;
+    connection.close().await;
+    outcome
+}
+
+async fn with(client: &Client, output: Output, command: TemplateCommand) -> Result<()> {
+    match command {
+        TemplateCommand::Build(args) => {
+            let template = build(client, output, &args).await?;
+            output.json(&template);
+            output.line(describe(&args.name, &template));
+        }
+        TemplateCommand::List => {
+            let answer = client.get("/v1/templates").await?;
+            let templates = answer["items"].as_array().cloned().unwrap_or_default();
+            let rows: Vec<_> = templates
+                .iter()
+                .map(|template| {
+                    [
+                        names(template),
+                        text(template, "id"),
+                        source(template),
+                        template["size_bytes"]
+                            .as_u64()
+                            .map(format_bytes)
+                            .unwrap_or_default(),
+                        relative(template, "created_at"),
+                    ]
+                })
+                .collect();
+            output.table(
+                ["NAME", "ID", "SOURCE", "SIZE", "BUILT"],
+                &rows,
+                "no templates; `atoll template build base` makes one",
+            );
+            output.json(&Value::Array(templates));
+        }
+        TemplateCommand::Inspect { template } => {
+            let template = client
+                .get(&format!("/v1/templates/{}", segment(&template)))
+                .await?;
+            // It is for people as it is for programs.
+            Output { json: true }.json(&template);
+        }
+        TemplateCommand::Delete { template } => {
+            let answer = client
+                .delete(&format!("/v1/templates/{}", segment(&template)))
+                .await?;
+            output.json(&answer);
+            output.line(format_args!("{template} is deleted"));
+        }
+        TemplateCommand::Prune => {
+            let answer = client.post("/v1/templates/prune", &json!({})).await?;
+            output.json(&answer);
+            let freed = answer["freed_bytes"].as_u64().unwrap_or_default();
+            output.line(format_args!("{} freed", format_bytes(freed)));
+        }
+    }
+    Ok(())
+}
+
+fn names(template: &Value) -> String {
+    let names = template["names"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str);
+    names.collect::<Vec<_>>().join(", ")
+}
+
+fn source(template: &Value) -> String {
+    let source = &template["source"];
+    match text(source, "kind").as_str() {
+        "debian" => format!("debian {}", text(source, "suite")),
+        "image" => text(source, "reference"),
+        kind => kind.to_owned(),
+    }
+}
+
+fn describe(name: &str, template: &Value) -> String {
+    let size = template["size_bytes"]
+        .as_u64()
+        .map(format_bytes)
+        .unwrap_or_default();
+    format!("{name}: {} ({size})", text(template, "id"))
+}
+
+/// The template that everything starts from when nothing else is said.
+pub(crate) async fn build_base(client: &Client, output: Output) -> Result<Value> {
+    let body = json!({"name": "base", "debian": {}});
+    let request = client.request(Method::POST, "/v1/templates/build").json(&body);
+    follow(output, client.send(request).await?).await
+}
+
+async fn build(client: &Client, output: Output, args: &TemplateBuildArgs) -> Result<Value> {
+    if let Some(dockerfile) = &args.dockerfile {
+        return build_dockerfile(client, output, args, dockerfile).await;
+    }
+    let files = args.image.as_deref().and_then(|reference| {
+        ["oci:", "docker-archive:"]
+            .into_iter()
+            .find_map(|scheme| reference.strip_prefix(scheme))
+    });
+    if let Some(path) = files {
+        return build_archive(client, output, args, Path::new(path)).await;
+    }
+    let mut body = json!({"name": args.name});
+    if let Some(reference) = &args.image {
+        body["image"] = json!(reference);
+    } else {
+        body["debian"] = json!({"packages": args.package});
+        if let Some(suite) = &args.suite {
+            body["debian"]["suite"] = json!(suite);
+        }
+    }
+    if let Some(start) = start(args) {
+        body["start"] = start;
+    }
+    let request = client.request(Method::POST, "/v1/templates/build").json(&body);
+    follow(output, client.send(request).await?).await
+}
+
+/// An image in files on this machine is sent as one archive.
+async fn build_archive(
+    client: &Client,
+    output: Output,
+    args: &TemplateBuildArgs,
+    path: &Path,
+) -> Result<Value> {
+    let bar = byte_bar(
+        output,
+        "sending the image",
+        std::fs::metadata(path).ok().map(|found| found.len()),
+    );
+    let body = if path.is_dir() {
+        transfer::body_from_tar(path.to_owned(), String::new(), bar.clone())
+    } else {
+        let file = tokio::fs::File::open(path)
+            .await
+            .doing(format_args!("cannot read {}", path.display()))?;
+        transfer::body_from(file, bar.clone())
+    };
+    let mut query = vec![("name".to_owned(), args.name.clone())];
+    query.extend(start_query(args));
+    let request = client
+        .request(Method::POST, "/v1/templates/build-archive")
+        .query(&query)
+        .header("content-type", "application/x-tar")
+        .body(body);
+    let response = client.send(request).await?;
+    bar.finish_and_clear();
+    follow(output, response).await
+}
+
+/// The start command as a parameter of an upload.
+fn start_query(args: &TemplateBuildArgs) -> Option<(String, String)> {
+    start(args).map(|start| ("start".to_owned(), start.to_string()))
+}
+
+async fn build_dockerfile(
+    client: &Client,
+    output: Output,
+    args: &TemplateBuildArgs,
+    dockerfile: &Path,
+) -> Result<Value> {
+    let file = if dockerfile.is_dir() {
+        dockerfile.join("Dockerfile")
+    } else {
+        dockerfile.to_owned()
+    };
+    let file = file
+        .canonicalize()
+        .doing(format_args!("cannot read {}", file.display()))?;
+    let context = match &args.context {
+        Some(context) => context
+            .canonicalize()
+            .doing(format_args!("cannot find {}", context.display()))?,
+        None => file.parent().unwrap_or(Path::new("/")).to_owned(),
+    };
+    let inside = file
+        .strip_prefix(&context)
+        .ok()
+        .and_then(Path::to_str)
+        .ok_or_else(|| {
+            Error::new(format!(
+                "{} is not in the build context {}",
+                file.display(),
+                context.display()
+            ))
+            .hint("put it there, or choose another with --context")
+        })?;
+    let mut query = vec![
+        ("name".to_owned(), args.name.clone()),
+        ("dockerfile".to_owned(), inside.to_owned()),
+    ];
+    query.extend(
+        args.build_arg
+            .iter()
+            .map(|(name, value)| ("arg".to_owned(), format!("{name}={value}"))),
+    );
+    query.extend(
+        args.start
+            .iter()
+            .map(|line| ("start_cmd".to_owned(), line.clone())),
+    );
+    query.extend(
+        args.ready_port
+            .iter()
+            .map(|port| ("ready_port".to_owned(), port.to_string())),
+    );
+    let request = client
+        .request(Method::POST, "/v1/templates/build-context")
+        .query(&query)
+        .header("content-type", "application/x-tar")
+        .body(transfer::body_from_tar(
+            context,
+            String::new(),
+            indicatif::ProgressBar::hidden(),
+        ));
+    follow(output, client.send(request).await?).await
+}
+
+/// The start command: a line for the shell.
+fn start(args: &TemplateBuildArgs) -> Option<Value> {
+    let line = args.start.as_ref()?;
+    let mut start = json!({"argv": ["/bin/sh", "-c", line]});
+    if let Some(port) = args.ready_port {
+        start["ready"] = json!({ "port": port });
+    }
+    Some(start)
+}
+
+/// Shows the progress of a build; returns the finished template.
+async fn follow(output: Output, response: Response) -> Result<Value> {
+    let mut stream = events(response);
+    let mut stages = Stages::new(output);
+    while let Some((name, data)) = stream.try_next().await? {
+        match name.as_str() {
+            "progress" => {
+                let number = |field: &str| data[field].as_u64().unwrap_or_default();
+                stages.progress(
+                    data["stage"].as_str().unwrap_or("working"),
+                    number("done"),
+                    number("total"),
+                );
+            }
+            "log" => stages.log(data["text"].as_str().unwrap_or_default()),
+            "done" => {
+                stages.finish();
+                return Ok(data);
+            }
+            "error" => {
+                stages.finish();
+                return Err(from_wire(&data));
+            }
+            _ => {}
+        }
+    }
+    Err(Error::new("the build broke off").hint("see the log of the server"))
+}

@@ -1,0 +1,360 @@
+//! What the operator of a server can set. The doc comments are the reference for the configuration file:
+//!
+//! ```toml
+//! listen = "0.0.0.0:7070"
+//! domain = "sandboxes.example.com"
+//! isolation = "gvisor"
+//!
+//! [[pool]]
+//! template = "base"
+//! count = 4
+//! memory = "512M"
+//! ```
+//!
+//! Options on the command line win over the file. A key that is not known is refused.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use atoll_types::{Isolation, Resources, parse_bytes};
+use serde::{Deserialize, Deserializer};
+
+use crate::args::{LogFormat, ServerArgs, parse_cpu, parse_duration};
+use crate::output::{Error, Result};
+
+pub(crate) const DEFAULT_PORT: u16 = 7070;
+
+/// The file given with `--config`. Every key is optional.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct ConfigFile {
+    /// Address and port of the API and of sandbox ports. Default: `127.0.0.1:7070`.
+    pub(crate) listen: Option<SocketAddr>,
+    /// Domain under which sandbox ports appear, as `{port}-{sandbox}.{domain}`. Default: `localhost`, which browsers and
+    /// curl resolve to this machine by themselves.
+    pub(crate) domain: Option<String>,
+    /// `https` where a TLS terminator stands in front of the server: what the URLs of sandbox ports begin with. Default:
+    /// `http`.
+    pub(crate) public_scheme: Option<String>,
+    /// The port in the URLs of sandbox ports. Default: the one that the request came to.
+    pub(crate) public_port: Option<u16>,
+    /// Directory of everything that the server keeps. Default: `/var/lib/atoll` as root, else `~/.local/share/atoll`.
+    pub(crate) data: Option<PathBuf>,
+    /// Directory of the templates. Servers may share one. Default: `templates` in the data directory.
+    pub(crate) templates: Option<PathBuf>,
+    /// The `runsc` to use, or `none`. Default: `ATOLL_RUNSC`, then what `./atoll` has built, then the one in `PATH`.
+    pub(crate) runsc: Option<PathBuf>,
+    /// The weakest isolation of sandboxes whose creator names none; the strongest that works is used. Default: `gvisor`, the
+    /// weakest that is a tenant boundary. `jail` is for machines with one tenant.
+    pub(crate) isolation: Option<Isolation>,
+    /// Sandboxes of one project that live at once, at most. Default: 10000.
+    pub(crate) max_sandboxes: Option<u64>,
+    /// Lifetime of a sandbox whose creator did not say, such as `"15m"`. Default: 15 minutes.
+    #[serde(deserialize_with = "duration")]
+    pub(crate) default_timeout: Option<u64>,
+    /// The longest lifetime that can be asked for, such as `"24h"`. Default: 24 hours.
+    #[serde(deserialize_with = "duration")]
+    pub(crate) max_timeout: Option<u64>,
+    /// Name of the parent of all cgroups of this server. Default: `atoll`.
+    pub(crate) cgroup: Option<String>,
+    /// `pretty`, `plain` or `json`. What is logged is chosen by `ATOLL_LOG`, such as `ATOLL_LOG=atoll=debug`.
+    pub(crate) log_format: Option<LogFormat>,
+    /// Where traces go: the base URL of an OTLP/HTTP collector. Default: `OTEL_EXPORTER_OTLP_ENDPOINT`.
+    pub(crate) otlp_endpoint: Option<String>,
+    /// Sandboxes kept ready to be claimed.
+    pub(crate) pool: Vec<Pool>,
+}
+
+/// One warm pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Pool {
+    /// Name of the template.
+    pub(crate) template: String,
+    /// How many are kept ready.
+    pub(crate) count: usize,
+    /// Their size; only requests of the same size are served from this pool.
+    pub(crate) resources: Resources,
+    /// Their isolation. Default: the strongest that works.
+    pub(crate) isolation: Option<Isolation>,
+}
+
+/// As a `[[pool]]` table of the file.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PoolTable {
+    template: String,
+    count: usize,
+    memory: Option<String>,
+    cpu: Option<Cores>,
+    disk: Option<String>,
+    pids: Option<u32>,
+    isolation: Option<Isolation>,
+}
+
+/// `2`, `0.5` or `"0.5"`.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Cores {
+    Number(f64),
+    Text(String),
+}
+
+impl<'de> Deserialize<'de> for Pool {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        let table = PoolTable::deserialize(deserializer)?;
+        let mut pool = Self {
+            template: table.template,
+            count: table.count,
+            resources: Resources::default(),
+            isolation: table.isolation,
+        };
+        let settings = [
+            ("memory", table.memory),
+            (
+                "cpu",
+                table.cpu.map(|cpu| match cpu {
+                    Cores::Number(cores) => cores.to_string(),
+                    Cores::Text(cores) => cores,
+                }),
+            ),
+            ("disk", table.disk),
+            ("pids", table.pids.map(|pids| pids.to_string())),
+        ];
+        for (name, value) in settings {
+            if let Some(value) = value {
+                pool.set(name, &value).map_err(serde::de::Error::custom)?;
+            }
+        }
+        Ok(pool)
+    }
+}
+
+impl Pool {
+    fn set(&mut self, name: &str, value: &str) -> std::result::Result<(), String> {
+        match name {
+            "memory" => self.resources.memory_bytes = parse_bytes(value)?,
+            "cpu" => self.resources.cpu_millis = parse_cpu(value)?,
+            "disk" => self.resources.disk_bytes = parse_bytes(value)?,
+            "pids" => {
+                self.resources.pids = value
+                    .parse()
+                    .map_err(|_| format!("`{value}` is not a number of processes"))?;
+            }
+            "isolation" => self.isolation = Some(value.parse()?),
+            other => {
+                return Err(format!(
+                    "unknown setting `{other}` of a pool; one of memory, cpu, disk, pids, isolation"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `base=4` or `base=4:memory=1G,cpu=2`.
+impl FromStr for Pool {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let (head, settings) = text.split_once(':').unwrap_or((text, ""));
+        let (template, count) = head
+            .split_once('=')
+            .filter(|(template, _)| !template.is_empty())
+            .ok_or_else(|| format!("`{text}` is not a pool; write for example base=4 or base=4:memory=1G"))?;
+        let count = count
+            .parse()
+            .map_err(|_| format!("`{count}` is not a number of sandboxes"))?;
+        let mut pool = Self {
+            template: template.to_owned(),
+            count,
+            resources: Resources::default(),
+            isolation: None,
+        };
+        for setting in settings.split(',').filter(|setting| !setting.is_empty()) {
+            let (name, value) = setting
+                .split_once('=')
+                .ok_or_else(|| format!("`{setting}` is not of the form NAME=VALUE"))?;
+            pool.set(name.trim(), value.trim())?;
+        }
+        Ok(pool)
+    }
+}
+
+/// The settings that hold: command line over file over defaults.
+#[derive(Debug, Clone)]
+pub(crate) struct Config {
+    pub(crate) listen: SocketAddr,
+    pub(crate) domain: String,
+    pub(crate) public_scheme: Option<String>,
+    pub(crate) public_port: Option<u16>,
+    pub(crate) data: PathBuf,
+    pub(crate) templates: PathBuf,
+    pub(crate) runsc: Option<PathBuf>,
+    pub(crate) isolation: Option<Isolation>,
+    pub(crate) max_sandboxes: Option<u64>,
+    pub(crate) default_timeout_millis: Option<u64>,
+    pub(crate) max_timeout_millis: Option<u64>,
+    pub(crate) cgroup: String,
+    pub(crate) log_format: Option<LogFormat>,
+    pub(crate) otlp_endpoint: Option<String>,
+    pub(crate) pools: Vec<Pool>,
+}
+
+impl Config {
+    pub(crate) fn load(args: &ServerArgs, data: Option<&Path>) -> Result<Self> {
+        let file = match &args.config {
+            Some(path) => read(path)?,
+            None => ConfigFile::default(),
+        };
+        let data = data
+            .map(Path::to_owned)
+            .or(file.data)
+            .unwrap_or_else(crate::data::default_dir);
+        let templates = args
+            .templates
+            .clone()
+            .or(file.templates)
+            .unwrap_or_else(|| data.join("templates"));
+        Ok(Self {
+            listen: args
+                .listen
+                .or(file.listen)
+                .unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, DEFAULT_PORT))),
+            domain: args
+                .domain
+                .clone()
+                .or(file.domain)
+                .unwrap_or_else(|| "localhost".into()),
+            public_scheme: file.public_scheme,
+            public_port: file.public_port,
+            runsc: match args.runsc.clone().or(file.runsc) {
+                Some(path) if path.as_os_str() == "none" => None,
+                Some(path) => Some(path),
+                None => find_runsc(),
+            },
+            isolation: args.isolation.or(file.isolation),
+            max_sandboxes: file.max_sandboxes,
+            default_timeout_millis: file.default_timeout,
+            max_timeout_millis: file.max_timeout,
+            cgroup: file.cgroup.unwrap_or_else(|| "atoll".into()),
+            log_format: args.log_format.or(file.log_format),
+            otlp_endpoint: file
+                .otlp_endpoint
+                .or_else(|| std::env::var("OTEL_EXPORTER_OTLP_ENDPOINT").ok())
+                .filter(|url| !url.is_empty()),
+            pools: if args.pool.is_empty() {
+                file.pool
+            } else {
+                args.pool.clone()
+            },
+            templates,
+            data,
+        })
+    }
+
+    /// For a server inside a CLI command: the same data, an ephemeral port on loopback, no pools.
+    pub(crate) fn embedded(data: Option<&Path>) -> Result<Self> {
+        let args = ServerArgs {
+            listen: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))),
+            templates: std::env::var_os("ATOLL_TEMPLATES").map(PathBuf::from),
+            // Whoever runs this is the only tenant. Each sandbox says which wall it got.
+            isolation: Some(Isolation::Jail),
+            ..ServerArgs::default()
+        };
+        Self::load(&args, data)
+    }
+}
+
+fn read(path: &Path) -> Result<ConfigFile> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| Error::new(format!("cannot read the configuration {}: {e}", path.display())))?;
+    toml::from_str(&text).map_err(|e| {
+        Error::new(format!(
+            "the configuration {} is not right: {}",
+            path.display(),
+            e.to_string().trim_end()
+        ))
+    })
+}
+
+/// `ATOLL_RUNSC`, then what `./atoll` has built, then the one in `PATH`.
+fn find_runsc() -> Option<PathBuf> {
+    let given = std::env::var_os("ATOLL_RUNSC")
+        .filter(|path| !path.is_empty())
+        .map(PathBuf::from);
+    if given.as_ref().is_some_and(|path| path.as_os_str() == "none") {
+        return None;
+    }
+    let cache = std::env::var_os("ATOLL_CACHE").map(PathBuf::from).or_else(|| {
+        if rustix::process::geteuid().is_root() {
+            return Some("/var/cache/atoll".into());
+        }
+        let home = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+        home.or_else(|| std::env::home_dir().map(|home| home.join(".cache")))
+            .map(|dir| dir.join("atoll"))
+    });
+    let cached = cache.map(|dir| dir.join(format!("runsc-{RUNSC_VERSION}")));
+    given
+        .or_else(|| cached.filter(|path| path.is_file()))
+        .or_else(|| find_in_path("runsc"))
+}
+
+/// The version that the suite passes on; `scripts/setup.bash` builds it.
+pub(crate) const RUNSC_VERSION: &str = "20260905";
+
+pub(crate) fn find_in_path(program: &str) -> Option<PathBuf> {
+    std::env::split_paths(&std::env::var_os("PATH")?)
+        .map(|dir| dir.join(program))
+        .find(|path| path.is_file())
+}
+
+fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Option<u64>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    parse_duration(&text).map(Some).map_err(serde::de::Error::custom)
+}
+
+#[cfg(test)]
+mod tests {
+    use atoll_types::{GIB, MIB};
+
+    use super::*;
+
+    #[test]
+    fn pools_are_read_from_the_command_line() {
+        let pool: Pool = "base=4".parse().unwrap();
+        assert_eq!((pool.template.as_str(), pool.count), ("base", 4));
+        assert_eq!(pool.resources, Resources::default());
+        let pool: Pool = "base=2:memory=2G,cpu=1.5,isolation=gvisor".parse().unwrap();
+        assert_eq!(pool.resources.memory_bytes, 2 * GIB);
+        assert_eq!(pool.resources.cpu_millis, 1500);
+        assert_eq!(pool.isolation, Some(Isolation::Gvisor));
+        for wrong in ["base", "=4", "base=x", "base=1:color=red", "base=1:memory"] {
+            assert!(wrong.parse::<Pool>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_file_is_read_and_unknown_keys_are_refused() {
+        let file: ConfigFile = toml::from_str(
+            r#"
+            listen = "0.0.0.0:80"
+            default_timeout = "15m"
+            isolation = "gvisor"
+            [[pool]]
+            template = "base"
+            count = 3
+            memory = "256M"
+            cpu = 2
+            "#,
+        )
+        .unwrap();
+        assert_eq!(file.default_timeout, Some(900_000));
+        assert_eq!(file.pool[0].resources.memory_bytes, 256 * MIB);
+        assert_eq!(file.pool[0].resources.cpu_millis, 2000);
+        let wrong = toml::from_str::<ConfigFile>("lissten = \"x\"")
+            .unwrap_err()
+            .to_string();
+        assert!(wrong.contains("lissten") && wrong.contains("listen"), "{wrong}");
+    }
+}

@@ -1,0 +1,232 @@
+//! The data directory: who owns it now, and what is where.
+//!
+//! ```text
+//! <data>/lock            flock: one server at a time; holds that server's pid
+//! <data>/server.json     where the running server listens; the CLI looks here
+//! <data>/admin.key       the first key, mode 0600, so that the local CLI just works
+//! <data>/atoll.db        rows and ledger
+//! <data>/templates/      images and their manifests (may be shared: --templates)
+//! <data>/artifacts/      what was saved by name
+//! <data>/instances/      one directory per running instance
+//! <data>/bin/<digest>/   the guest agent, its image and the jailer that this binary carries
+//! <data>/embedded/<pid>/ data of an `atoll run` that found the directory taken by another `atoll run`
+//! ```
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+
+use crate::output::{Doing, Error, Result};
+
+/// How the CLI finds the running server.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct ServerFile {
+    pub(crate) url: String,
+    pub(crate) pid: u32,
+    /// Lives only as long as one `atoll run`: others must not rely on it.
+    #[serde(default)]
+    pub(crate) embedded: bool,
+}
+
+/// Where the data are, unless the user says otherwise.
+pub(crate) fn default_dir() -> PathBuf {
+    if rustix::process::geteuid().is_root() {
+        return PathBuf::from("/var/lib/atoll");
+    }
+    let share = std::env::var_os("XDG_DATA_HOME")
+        .map(PathBuf::from)
+        .filter(|path| path.is_absolute())
+        .or_else(|| std::env::home_dir().map(|home| home.join(".local/share")));
+    share.unwrap_or_else(std::env::temp_dir).join("atoll")
+}
+
+/// A data directory that this process owns until it drops this.
+#[derive(Debug)]
+pub(crate) struct DataDir {
+    path: PathBuf,
+    _lock: File,
+}
+
+/// Why a data directory could not be had.
+#[derive(Debug)]
+pub(crate) enum Taken {
+    /// A live process owns it.
+    By {
+        pid: String,
+    },
+    Failed(Error),
+}
+
+impl DataDir {
+    /// Creates the directory if need be and takes it.
+    pub(crate) fn take(path: &Path) -> std::result::Result<Self, Taken> {
+        let failed = |what: &str, error: std::io::Error| {
+            let hint = match error.kind() {
+                std::io::ErrorKind::PermissionDenied => {
+                    "run as root, or choose another directory with --data"
+                }
+                _ => "choose another directory with --data",
+            };
+            Taken::Failed(Error::new(format!("{what} {}: {error}", path.display())).hint(hint))
+        };
+        fs::create_dir_all(path).map_err(|e| failed("cannot create the data directory", e))?;
+        let path = path
+            .canonicalize()
+            .map_err(|e| failed("cannot find the data directory", e))?;
+        // Keys and secrets are in it.
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o711))
+            .map_err(|e| failed("cannot own the data directory", e))?;
+        let mut lock = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(path.join("lock"))
+            .map_err(|e| failed("cannot open the lock in", e))?;
+        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+            let mut pid = String::new();
+            let _unreadable = lock.read_to_string(&mut pid);
+            return Err(Taken::By {
+                pid: pid.trim().to_owned(),
+            });
+        }
+        let write_pid = |lock: &mut File| {
+            lock.set_len(0)?;
+            writeln!(lock, "{}", std::process::id())
+        };
+        write_pid(&mut lock).map_err(|e| failed("cannot write the lock in", e))?;
+        Ok(Self { path, _lock: lock })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Lets the CLI find this server.
+    pub(crate) fn announce(&self, server: &ServerFile) -> Result<()> {
+        let text = serde_json::to_vec(server).doing("cannot write server.json")?;
+        write_whole(&self.path.join("server.json"), &text, 0o644)
+    }
+
+    /// Takes the announcement back.
+    pub(crate) fn retire(&self) {
+        let _absent = fs::remove_file(self.path.join("server.json"));
+    }
+
+    pub(crate) fn admin_key(&self) -> Option<String> {
+        read_admin_key(&self.path)
+    }
+
+    pub(crate) fn keep_admin_key(&self, secret: &str) -> Result<()> {
+        write_whole(
+            &self.path.join("admin.key"),
+            format!("{secret}\n").as_bytes(),
+            0o600,
+        )
+    }
+}
+
+impl Taken {
+    /// For a caller who cannot go on without the directory.
+    pub(crate) fn into_error(self, path: &Path) -> Error {
+        match self {
+            Self::Failed(error) => error,
+            Self::By { pid } => Error::new(format!(
+                "the data directory {} is in use by another atoll server (pid {pid})",
+                path.display()
+            ))
+            .hint(format!(
+                "stop it (kill {pid}), or give this one its own directory with --data"
+            )),
+        }
+    }
+}
+
+/// The server that runs on this data directory, if its process is alive.
+pub(crate) fn running_server(path: &Path) -> Option<ServerFile> {
+    let text = fs::read(path.join("server.json")).ok()?;
+    let server: ServerFile = serde_json::from_slice(&text).ok()?;
+    Path::new(&format!("/proc/{}", server.pid))
+        .exists()
+        .then_some(server)
+}
+
+pub(crate) fn read_admin_key(path: &Path) -> Option<String> {
+    let text = fs::read_to_string(path.join("admin.key")).ok()?;
+    Some(text.trim().to_owned()).filter(|key| !key.is_empty())
+}
+
+/// Writes a file so that readers see the old one or the new one, never half of it.
+pub(crate) fn write_whole(path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
+    let part = path.with_extension(format!("part-{}", std::process::id()));
+    let write = || {
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(mode)
+            .open(&part)?;
+        file.write_all(bytes)?;
+        file.set_permissions(fs::Permissions::from_mode(mode))?;
+        file.sync_all()?;
+        drop(file);
+        fs::rename(&part, path)
+    };
+    write().doing(format_args!("cannot write {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_owner_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("data");
+        let first = DataDir::take(&path).unwrap();
+        match DataDir::take(&path) {
+            Err(Taken::By { pid }) => assert_eq!(pid, std::process::id().to_string()),
+            other => panic!("{other:?}"),
+        }
+        drop(first);
+        DataDir::take(&path).unwrap();
+    }
+
+    #[test]
+    fn the_admin_key_is_private() {
+        let dir = tempfile::tempdir().unwrap();
+        let data = DataDir::take(dir.path()).unwrap();
+        assert_eq!(data.admin_key(), None);
+        data.keep_admin_key("secret").unwrap();
+        assert_eq!(data.admin_key().as_deref(), Some("secret"));
+        let mode = fs::metadata(dir.path().join("admin.key"))
+            .unwrap()
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_dead_server_is_not_running() {
+        let dir = tempfile::tempdir().unwrap();
+        let data = DataDir::take(dir.path()).unwrap();
+        let me = ServerFile {
+            url: "http://127.0.0.1:1".into(),
+            pid: std::process::id(),
+            embedded: false,
+        };
+        data.announce(&me).unwrap();
+        assert!(running_server(dir.path()).is_some());
+        data.announce(&ServerFile {
+            pid: 0x7fff_fff0,
+            ..me
+        })
+        .unwrap();
+        assert!(running_server(dir.path()).is_none());
+    }
+}

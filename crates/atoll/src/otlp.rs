@@ -1,0 +1,282 @@
+//! Traces to a collector, as OTLP over HTTP in its JSON encoding.
+//!
+//! Written here because it is small: a tracing layer that notes when a span began and with which fields, and a task that
+//! posts what has ended once a second. The OpenTelemetry SDK would bring some thirty crates for the same bytes. Spans are
+//! dropped, and counted, when the collector cannot keep up: telemetry never slows a request.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, oneshot};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Level, Subscriber};
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::Context;
+use tracing_subscriber::registry::LookupSpan;
+
+use crate::output::{Doing, Result};
+
+const QUEUE: usize = 4096;
+const BATCH: usize = 512;
+const EVERY: Duration = Duration::from_secs(1);
+
+/// Notes spans and hands them over when they close.
+#[derive(Debug)]
+pub(crate) struct SpanLayer {
+    sender: mpsc::Sender<Message>,
+    dropped: Arc<AtomicU64>,
+}
+
+/// Sends what is left when flushed.
+#[derive(Debug)]
+pub(crate) struct Exporter {
+    sender: mpsc::Sender<Message>,
+}
+
+#[derive(Debug)]
+enum Message {
+    Span(Value),
+    Flush(oneshot::Sender<()>),
+}
+
+/// Kept with each open span.
+struct Open {
+    trace_id: String,
+    span_id: String,
+    parent_id: Option<String>,
+    began_nanos: u128,
+    attributes: Vec<Value>,
+}
+
+/// Must be called inside a Tokio runtime: the exporting task lives on it.
+pub(crate) fn start(endpoint: &str) -> Result<(SpanLayer, Exporter)> {
+    let url = format!("{}/v1/traces", endpoint.trim_end_matches('/'));
+    let http = reqwest::Client::builder()
+        .timeout(Duration::from_secs(10))
+        .build()
+        .doing("cannot set up the export of traces")?;
+    let (sender, receiver) = mpsc::channel(QUEUE);
+    let dropped = Arc::new(AtomicU64::new(0));
+    tokio::spawn(export(http, url, receiver, Arc::clone(&dropped)));
+    Ok((
+        SpanLayer {
+            sender: sender.clone(),
+            dropped,
+        },
+        Exporter { sender },
+    ))
+}
+
+impl Exporter {
+    pub(crate) async fn flush(self) {
+        let (done, wait) = oneshot::channel();
+        if self.sender.send(Message::Flush(done)).await.is_ok() {
+            let _late = tokio::time::timeout(Duration::from_secs(3), wait).await;
+        }
+    }
+}
+
+async fn export(
+    http: reqwest::Client,
+    url: String,
+    mut receiver: mpsc::Receiver<Message>,
+    dropped: Arc<AtomicU64>,
+) {
+    let mut spans = Vec::new();
+    let mut tick = tokio::time::interval(EVERY);
+    loop {
+        let flushed = tokio::select! {
+            message = receiver.recv() => match message {
+                Some(Message::Span(span)) => {
+                    spans.push(span);
+                    if spans.len() < BATCH {
+                        continue;
+                    }
+                    None
+                }
+                Some(Message::Flush(done)) => Some(done),
+                None => return,
+            },
+            _ = tick.tick() => None,
+        };
+        if !spans.is_empty() {
+            let body = envelope(&std::mem::take(&mut spans));
+            let answer = http
+                .post(&url)
+                .json(&body)
+                .send()
+                .await
+                .and_then(reqwest::Response::error_for_status);
+            if let Err(error) = answer {
+                tracing::warn!(%error, lost = dropped.swap(0, Ordering::Relaxed), "the trace collector did not take the spans");
+            }
+        }
+        if let Some(done) = flushed {
+            let _gone = done.send(());
+        }
+    }
+}
+
+fn envelope(spans: &[Value]) -> Value {
+    json!({"resourceSpans": [{
+        "resource": {"attributes": [text("service.name", "atoll"), text("service.version", env!("CARGO_PKG_VERSION"))]},
+        "scopeSpans": [{"scope": {"name": "atoll"}, "spans": spans}],
+    }]})
+}
+
+fn text(key: &str, value: impl Into<String>) -> Value {
+    json!({"key": key, "value": {"stringValue": value.into()}})
+}
+
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for SpanLayer {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>, _: Context<'_, S>) -> bool {
+        metadata.is_span() && *metadata.level() <= Level::INFO
+    }
+
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        let Some(span) = context.span(id) else { return };
+        let parent = span.parent().and_then(|parent| {
+            parent
+                .extensions()
+                .get::<Open>()
+                .map(|open| (open.trace_id.clone(), open.span_id.clone()))
+        });
+        let (trace_id, parent_id) = match parent {
+            Some((trace_id, span_id)) => (trace_id, Some(span_id)),
+            None => (random_hex::<16>(), None),
+        };
+        let mut fields = Fields(vec![text("code.namespace", span.metadata().target())]);
+        attributes.record(&mut fields);
+        span.extensions_mut().insert(Open {
+            trace_id,
+            span_id: random_hex::<8>(),
+            parent_id,
+            began_nanos: now_nanos(),
+            attributes: fields.0,
+        });
+    }
+
+    fn on_record(&self, id: &Id, record: &Record<'_>, context: Context<'_, S>) {
+        if let Some(span) = context.span(id)
+            && let Some(open) = span.extensions_mut().get_mut::<Open>()
+        {
+            let mut fields = Fields(Vec::new());
+            record.record(&mut fields);
+            open.attributes.append(&mut fields.0);
+        }
+    }
+
+    fn on_close(&self, id: Id, context: Context<'_, S>) {
+        let Some(span) = context.span(&id) else { return };
+        let Some(open) = span.extensions_mut().remove::<Open>() else {
+            return;
+        };
+        let ended = json!({
+            "traceId": open.trace_id,
+            "spanId": open.span_id,
+            "parentSpanId": open.parent_id.unwrap_or_default(),
+            "name": span.name(),
+            "kind": 1,
+            "startTimeUnixNano": open.began_nanos.to_string(),
+            "endTimeUnixNano": now_nanos().to_string(),
+            "attributes": open.attributes,
+        });
+        if self.sender.try_send(Message::Span(ended)).is_err() {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Collects fields as OTLP attributes.
+struct Fields(Vec<Value>);
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        self.0.push(text(field.name(), format!("{value:?}")));
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.0.push(text(field.name(), value));
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.0
+            .push(json!({"key": field.name(), "value": {"intValue": value.to_string()}}));
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.0
+            .push(json!({"key": field.name(), "value": {"intValue": value.to_string()}}));
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.0
+            .push(json!({"key": field.name(), "value": {"boolValue": value}}));
+    }
+}
+
+fn random_hex<const N: usize>() -> String {
+    let mut bytes = [0; N];
+    // All zeroes means "no id", which a collector drops: no worse than losing a span.
+    let _unavailable = getrandom::fill(&mut bytes);
+    hex::encode(bytes)
+}
+
+fn now_nanos() -> u128 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_nanos())
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tracing_subscriber::layer::SubscriberExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn spans_reach_a_collector_with_their_parents_and_fields() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let collector = tokio::spawn(async move {
+            let (mut socket, _) = listener.accept().await.unwrap();
+            let mut request = Vec::new();
+            loop {
+                let mut buffer = [0; 4096];
+                let count = socket.read(&mut buffer).await.unwrap();
+                request.extend_from_slice(&buffer[..count]);
+                if let Some(end) = request.windows(4).position(|w| w == b"\r\n\r\n")
+                    && let Ok(body) = serde_json::from_slice::<Value>(&request[end + 4..])
+                {
+                    socket
+                        .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+                        .await
+                        .unwrap();
+                    return body;
+                }
+            }
+        });
+        let (layer, exporter) = start(&format!("http://{address}")).unwrap();
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
+            let outer = tracing::info_span!("outer", sandbox = "sbx_1");
+            let _inside = outer.enter();
+            drop(tracing::info_span!("inner", count = 3_u64));
+        });
+        exporter.flush().await;
+        let body = collector.await.unwrap();
+        let spans = body["resourceSpans"][0]["scopeSpans"][0]["spans"]
+            .as_array()
+            .unwrap()
+            .clone();
+        assert_eq!(spans.len(), 2);
+        assert_eq!(spans[0]["name"], "inner");
+        assert_eq!(spans[0]["parentSpanId"], spans[1]["spanId"]);
+        assert_eq!(spans[0]["traceId"], spans[1]["traceId"]);
+        assert!(spans[1]["attributes"].to_string().contains("sbx_1"));
+    }
+}

@@ -1,0 +1,116 @@
+//! Serving HTTP: accepts connections and hands them to the API.
+//!
+//! A connection that says nothing for a while is closed, a machine out of file descriptors waits instead of spinning, and
+//! at the end open requests get a moment to finish.
+
+use std::io;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::ConnectInfo;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// How long a client may take to send the head of a request; also how long an idle connection is kept.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
+/// How long open requests may go on once the server stops.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Serves until `stop` is cancelled and what was going on has ended.
+pub(crate) async fn serve(listener: TcpListener, router: Router, stop: CancellationToken) {
+    let connections = TaskTracker::new();
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = stop.cancelled() => break,
+        };
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                if !is_of_one_connection(&error) {
+                    // Out of descriptors or memory: others must end first.
+                    tracing::warn!(%error, "cannot accept connections; trying again");
+                    tokio::time::sleep(Duration::from_millis(200)).await;
+                }
+                continue;
+            }
+        };
+        prepare(&stream);
+        let api = TowerToHyperService::new(router.clone());
+        let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+            request.extensions_mut().insert(ConnectInfo(peer));
+            api.call(request)
+        });
+        let connection = builder
+            .serve_connection(TokioIo::new(stream), service)
+            .with_upgrades();
+        let stop = stop.clone();
+        connections.spawn(async move {
+            let mut connection = std::pin::pin!(connection);
+            let ended = tokio::select! {
+                ended = connection.as_mut() => ended,
+                () = stop.cancelled() => {
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
+            };
+            // A client that hangs up is its own business.
+            if let Err(error) = ended {
+                tracing::debug!(%error, "connection ended");
+            }
+        });
+    }
+    drop(listener);
+    connections.close();
+    if tokio::time::timeout(GRACE, connections.wait()).await.is_err() {
+        tracing::info!("some requests were still open and are cut off");
+    }
+}
+
+/// Answers are often small and always urgent.
+fn prepare(stream: &TcpStream) {
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "TCP_NODELAY was refused");
+    }
+}
+
+fn is_of_one_connection(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionRefused
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::routing::get;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn serves_and_stops() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let stop = CancellationToken::new();
+        let router = Router::new().route("/", get(|| async { "here" }));
+        let server = tokio::spawn(serve(listener, router, stop.clone()));
+        let text = reqwest::get(format!("http://{address}/"))
+            .await
+            .unwrap()
+            .text()
+            .await
+            .unwrap();
+        assert_eq!(text, "here");
+        stop.cancel();
+        server.await.unwrap();
+        assert!(TcpStream::connect(address).await.is_err());
+    }
+}

@@ -1,0 +1,337 @@
+//! The server: opens the data, finds the walls that work here, takes over what an earlier server left, and serves.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use atoll_image::Templates;
+use atoll_runtime::probe::{self, Probe, Verdict};
+use atoll_sandboxes::{PoolSetting, Sandboxes, Settings};
+use atoll_store::Store;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::args::{Global, ServerArgs};
+use crate::assets;
+use crate::client::Client;
+use crate::config::Config;
+use crate::data::{DataDir, ServerFile, Taken};
+use crate::logging;
+use crate::output::{Doing, Error, Output, Result};
+use crate::serve;
+
+/// The default of sandboxes created through the API without a word about their lifetime.
+const DEFAULT_TIMEOUT_MILLIS: u64 = 15 * 60 * 1000;
+
+/// `atoll server`: serves until told to stop.
+pub(crate) async fn run(global: &Global, args: &ServerArgs) -> Result<()> {
+    let config = Config::load(args, global.data.as_deref())?;
+    let exporter = logging::start(config.log_format, "info", config.otlp_endpoint.as_deref())?;
+    // Before anything is started, so that an early Ctrl-C does not leave half of it.
+    let mut interrupt = signal(SignalKind::interrupt()).doing("cannot watch for Ctrl-C")?;
+    let mut terminate = signal(SignalKind::terminate()).doing("cannot watch for termination")?;
+
+    let data = DataDir::take(&config.data).map_err(|taken| taken.into_error(&config.data))?;
+    let server = Server::start(&config, data, Kind::Standing).await?;
+    if let Some(secret) = &server.new_key {
+        Output { json: global.json }.note(format_args!(
+            "This is the first start. Your admin key, also kept in {}:\n\n  {secret}\n",
+            server.data.path().join("admin.key").display()
+        ));
+    }
+    tracing::info!(url = %server.url, data = %server.data.path().display(), "serving");
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    tracing::info!("stopping; running sandboxes go on without the server");
+    tokio::select! {
+        () = server.stop() => {}
+        _ = interrupt.recv() => tracing::warn!("stopped at once, as asked twice"),
+    }
+    if let Some(exporter) = exporter {
+        exporter.flush().await;
+    }
+    Ok(())
+}
+
+/// What a server is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// It stays until it is stopped, and others may use it.
+    Standing,
+    /// It lives inside one CLI command.
+    Embedded,
+}
+
+#[derive(Debug)]
+pub(crate) struct Server {
+    pub(crate) url: String,
+    pub(crate) new_key: Option<String>,
+    key: String,
+    data: DataDir,
+    sandboxes: Sandboxes,
+    stop: CancellationToken,
+    serving: JoinHandle<()>,
+    /// Removed at the end: the data directory of an embedded server that had to make its own.
+    temporary: Option<PathBuf>,
+}
+
+impl Server {
+    pub(crate) async fn start(config: &Config, data: DataDir, kind: Kind) -> Result<Self> {
+        raise_file_limit();
+        // Listening comes first: a port that is taken is the likeliest mistake.
+        let listener = listen(config.listen).await?;
+        let address = listener.local_addr().doing("cannot listen")?;
+
+        let machine = Machine::look(config, data.path()).await?;
+        for probe in &machine.tiers {
+            match &probe.verdict {
+                Verdict::Works { detail } => {
+                    tracing::info!(isolation = %probe.isolation, %detail, "this tier works");
+                }
+                Verdict::Unavailable { reason, .. } => {
+                    tracing::info!(isolation = %probe.isolation, %reason, "this tier does not work");
+                }
+            }
+        }
+        let store = open_store(data.path()).await?;
+        let sandboxes = Sandboxes::start(
+            settings(config, data.path()),
+            machine.runtimes,
+            machine.tiers,
+            store,
+            machine.templates,
+        )
+        .await?;
+
+        let (key, new_key) = admin_key(&data, &sandboxes).await?;
+        let options = api_options(config, data.path())?;
+        let router = atoll_api_native::router(sandboxes.clone(), options);
+        let stop = CancellationToken::new();
+        let serving = tokio::spawn(serve::serve(listener, router, stop.clone()));
+        let url = url_of(address);
+        data.announce(&ServerFile {
+            url: url.clone(),
+            pid: std::process::id(),
+            embedded: kind == Kind::Embedded,
+        })?;
+        Ok(Self {
+            url,
+            new_key,
+            key,
+            data,
+            sandboxes,
+            stop,
+            serving,
+            temporary: None,
+        })
+    }
+
+    /// A server for one CLI command. If the data directory is in the hands of another such command, this one gets its
+    /// own below it, with the same templates.
+    pub(crate) async fn embedded(global: &Global) -> Result<Self> {
+        let mut config = Config::embedded(global.data.as_deref())?;
+        let (data, temporary) = match DataDir::take(&config.data) {
+            Ok(data) => (data, None),
+            Err(Taken::By { .. }) => {
+                let own = config.data.join("embedded").join(std::process::id().to_string());
+                let data = DataDir::take(&own).map_err(|taken| taken.into_error(&own))?;
+                config.cgroup = format!("{}-{}", config.cgroup, std::process::id());
+                config.data.clone_from(&own);
+                (data, Some(own))
+            }
+            Err(failed) => return Err(failed.into_error(&config.data)),
+        };
+        let mut server = Self::start(&config, data, Kind::Embedded).await?;
+        server.temporary = temporary;
+        Ok(server)
+    }
+
+    pub(crate) fn client(&self) -> Result<Client> {
+        Client::new(&self.url, Some(self.key.clone()))
+    }
+
+    /// Stops serving. What runs in sandboxes goes on.
+    pub(crate) async fn stop(self) {
+        self.data.retire();
+        self.stop.cancel();
+        let _panicked = self.serving.await;
+        // Something that does not end must not keep the process: sandboxes are durable without us.
+        if tokio::time::timeout(Duration::from_secs(20), self.sandboxes.shutdown())
+            .await
+            .is_err()
+        {
+            tracing::warn!("some work did not end in time and is left to the next server");
+        }
+        if let Some(path) = self.temporary {
+            let _leftover = std::fs::remove_dir_all(path);
+        }
+    }
+}
+
+/// What this machine offers.
+pub(crate) struct Machine {
+    pub(crate) runtimes: atoll_runtime::Runtimes,
+    pub(crate) tiers: Vec<Probe>,
+    pub(crate) templates: Templates,
+}
+
+impl Machine {
+    pub(crate) async fn look(config: &Config, data: &Path) -> Result<Self> {
+        let owned = data.to_owned();
+        let assets = tokio::task::spawn_blocking(move || assets::install(&owned))
+            .await
+            .doing("setting up")??;
+        let runtime_config = atoll_runtime::Config {
+            state_dir: data.to_owned(),
+            guest_binary: assets.guest_binary,
+            guest_image: assets.guest_image,
+            jailer_binary: assets.jailer_binary,
+            runsc: config.runsc.clone(),
+            cgroup_parent: config.cgroup.clone(),
+        };
+        let runtime_config = Arc::new(runtime_config);
+        let tiers = probe::probe(&runtime_config).await;
+        let runtimes = probe::runtimes(&runtime_config, &tiers).doing("cannot set up the isolation")?;
+        let templates = Templates::open(&config.templates).doing(format_args!(
+            "cannot open the templates in {}",
+            config.templates.display()
+        ))?;
+        Ok(Self {
+            runtimes,
+            tiers,
+            templates,
+        })
+    }
+}
+
+async fn open_store(data: &Path) -> Result<Store> {
+    let path = data.join("atoll.db");
+    let shown = path.clone();
+    tokio::task::spawn_blocking(move || Store::open(&path))
+        .await
+        .doing("opening the database")?
+        .doing(format_args!("cannot open the database {}", shown.display()))
+}
+
+fn settings(config: &Config, data: &Path) -> Settings {
+    let mut settings = Settings::new(data.to_owned());
+    settings.pools = config
+        .pools
+        .iter()
+        .map(|pool| PoolSetting {
+            template: pool.template.clone(),
+            size: pool.count,
+            resources: pool.resources,
+            isolation: pool.isolation,
+        })
+        .collect();
+    settings.limits.default_floor = config.isolation;
+    if let Some(longest) = config.max_timeout_millis {
+        settings.limits.max_timeout_millis = Some(longest);
+    }
+    if let Some(most) = config.max_sandboxes {
+        settings.max_live_per_project = most;
+    }
+    settings
+}
+
+fn api_options(config: &Config, data: &Path) -> Result<atoll_api_native::Options> {
+    let scratch = data.join("scratch");
+    // What a killed server left in the middle of an upload.
+    let _absent = std::fs::remove_dir_all(&scratch);
+    std::fs::create_dir_all(&scratch).doing("cannot create the scratch directory")?;
+    let mut options = atoll_api_native::Options {
+        default_timeout_millis: config.default_timeout_millis.unwrap_or(DEFAULT_TIMEOUT_MILLIS),
+        scratch,
+        ..atoll_api_native::Options::default()
+    };
+    if let Some(scheme) = &config.public_scheme {
+        options.public_scheme.clone_from(scheme);
+    }
+    options.public_port = config.public_port;
+    if config.domain != "localhost" {
+        options.port_domains.insert(0, config.domain.clone());
+    }
+    Ok(options)
+}
+
+/// The key of the local CLI: read, or made on the first start and whenever the file was lost.
+async fn admin_key(data: &DataDir, sandboxes: &Sandboxes) -> Result<(String, Option<String>)> {
+    if let Some(secret) = data.admin_key()
+        && sandboxes.authenticate(&secret).await?.is_some()
+    {
+        return Ok((secret, None));
+    }
+    let (_, secret) = sandboxes.create_key(sandboxes.default_project(), "admin").await?;
+    data.keep_admin_key(&secret)?;
+    Ok((secret.clone(), Some(secret)))
+}
+
+async fn listen(address: SocketAddr) -> Result<TcpListener> {
+    TcpListener::bind(address).await.map_err(|error| {
+        let failed = Error::new(format!("cannot listen on {address}: {error}"));
+        match error.kind() {
+            std::io::ErrorKind::AddrInUse => {
+                failed.hint("another program has this port; choose another with --listen 127.0.0.1:PORT")
+            }
+            std::io::ErrorKind::PermissionDenied => failed.hint("ports below 1024 need root"),
+            _ => failed,
+        }
+    })
+}
+
+/// Where clients on this machine reach a server that listens there.
+fn url_of(address: SocketAddr) -> String {
+    match (address.ip().is_unspecified(), address) {
+        (true, SocketAddr::V4(_)) => format!("http://127.0.0.1:{}", address.port()),
+        (true, SocketAddr::V6(_)) => format!("http://[::1]:{}", address.port()),
+        (false, _) => format!("http://{address}"),
+    }
+}
+
+/// Each sandbox costs a few descriptors; the default of 1024 ends at some three hundred.
+fn raise_file_limit() {
+    const WANTED: u64 = 1 << 20;
+    let now = getrlimit(Resource::Nofile);
+    let most = now.maximum.unwrap_or(u64::MAX);
+    let raised = Rlimit {
+        current: Some(WANTED.max(most.min(WANTED))),
+        maximum: Some(most.max(WANTED)),
+    };
+    // Root may go beyond the hard limit, others up to it.
+    let outcome = setrlimit(Resource::Nofile, raised).or_else(|_| {
+        setrlimit(
+            Resource::Nofile,
+            Rlimit {
+                current: Some(most.min(WANTED)),
+                maximum: now.maximum,
+            },
+        )
+    });
+    if let Err(error) = outcome {
+        tracing::warn!(%error, "the limit on open files could not be raised");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_are_told_an_address_they_can_reach() {
+        for (listens, url) in [
+            ("127.0.0.1:7070", "http://127.0.0.1:7070"),
+            ("0.0.0.0:80", "http://127.0.0.1:80"),
+            ("[::]:80", "http://[::1]:80"),
+            ("10.0.0.5:7070", "http://10.0.0.5:7070"),
+        ] {
+            assert_eq!(url_of(listens.parse().unwrap()), url);
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! Moving files between this machine and the server: bytes as they are, directories as tar, never more than a few chunks
+//! in memory.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use bytes::{Bytes, BytesMut};
+use futures_util::{Stream, StreamExt};
+use indicatif::ProgressBar;
+use reqwest::{Body, Response};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::mpsc;
+
+use crate::output::{Doing, Error, Result};
+
+const CHUNK: usize = 1024 * 1024;
+/// Chunks on their way between a blocking thread and the connection.
+const AHEAD: usize = 4;
+
+/// A request body that reads a file, or anything else that can be read.
+pub(crate) fn body_from(
+    mut reader: impl tokio::io::AsyncRead + Send + Unpin + 'static,
+    bar: ProgressBar,
+) -> Body {
+    let (sender, receiver) = mpsc::channel::<io::Result<Bytes>>(AHEAD);
+    tokio::spawn(async move {
+        loop {
+            let mut chunk = BytesMut::with_capacity(CHUNK);
+            let outcome = reader.read_buf(&mut chunk).await;
+            let last = !matches!(outcome, Ok(1..));
+            if let Err(error) = outcome {
+                let _gone = sender.send(Err(error)).await;
+            } else if !last {
+                bar.inc(chunk.len() as u64);
+                if sender.send(Ok(chunk.freeze())).await.is_err() {
+                    return;
+                }
+            }
+            if last {
+                return;
+            }
+        }
+    });
+    Body::wrap_stream(received(receiver))
+}
+
+/// A request body that is a tar stream of a directory or file, whose first path component is `name` (empty: none).
+pub(crate) fn body_from_tar(path: PathBuf, name: String, bar: ProgressBar) -> Body {
+    let (sender, receiver) = mpsc::channel::<io::Result<Bytes>>(AHEAD);
+    tokio::task::spawn_blocking(move || {
+        let writer = ChunkWriter {
+            sender: sender.clone(),
+            buffer: BytesMut::with_capacity(CHUNK),
+            bar,
+        };
+        let mut tar = tar::Builder::new(writer);
+        tar.follow_symlinks(false);
+        let inside = if name.is_empty() {
+            Path::new(".")
+        } else {
+            Path::new(&name)
+        };
+        let packed = if path.is_dir() {
+            tar.append_dir_all(inside, &path)
+        } else {
+            tar.append_path_with_name(&path, inside)
+        };
+        let finished = packed
+            .and_then(|()| tar.into_inner())
+            .and_then(|mut writer| writer.flush());
+        if let Err(error) = finished {
+            let _gone = sender.blocking_send(Err(error));
+        }
+    });
+    Body::wrap_stream(received(receiver))
+}
+
+fn received(receiver: mpsc::Receiver<io::Result<Bytes>>) -> impl Stream<Item = io::Result<Bytes>> {
+    futures_util::stream::unfold(receiver, |mut receiver| async {
+        receiver.recv().await.map(|item| (item, receiver))
+    })
+}
+
+/// Gathers small writes into chunks and hands them to the connection, waiting when it is slower.
+struct ChunkWriter {
+    sender: mpsc::Sender<io::Result<Bytes>>,
+    buffer: BytesMut,
+    bar: ProgressBar,
+}
+
+impl Write for ChunkWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.buffer.extend_from_slice(bytes);
+        if self.buffer.len() >= CHUNK {
+            self.flush()?;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.buffer.is_empty() {
+            return Ok(());
+        }
+        self.bar.inc(self.buffer.len() as u64);
+        let chunk = std::mem::replace(&mut self.buffer, BytesMut::with_capacity(CHUNK)).freeze();
+        self.sender
+            .blocking_send(Ok(chunk))
+            .map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))
+    }
+}
+
+/// Writes a response to a file (which appears only when complete) or, for `-`, to stdout.
+pub(crate) async fn save(response: Response, to: &Path, bar: &ProgressBar) -> Result<()> {
+    if to == Path::new("-") {
+        return copy(response, &mut tokio::io::stdout(), bar).await;
+    }
+    let part = part_of(to);
+    let outcome = async {
+        let mut file = tokio::fs::File::create(&part)
+            .await
+            .doing(format_args!("cannot write {}", part.display()))?;
+        copy(response, &mut file, bar).await?;
+        tokio::fs::rename(&part, to)
+            .await
+            .doing(format_args!("cannot write {}", to.display()))
+    };
+    let outcome = outcome.await;
+    if outcome.is_err() {
+        let _absent = fs::remove_file(&part);
+    }
+    outcome
+}
+
+fn part_of(to: &Path) -> PathBuf {
+    let mut name = to.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".part-{}", std::process::id()));
+    to.with_file_name(name)
+}
+
+async fn copy(
+    response: Response,
+    to: &mut (impl tokio::io::AsyncWrite + Unpin),
+    bar: &ProgressBar,
+) -> Result<()> {
+    let mut body = response.bytes_stream();
+    while let Some(chunk) = body.next().await {
+        let chunk = chunk.doing("the download broke off")?;
+        bar.inc(chunk.len() as u64);
+        to.write_all(&chunk)
+            .await
+            .doing("cannot write what was downloaded")?;
+    }
+    to.flush().await.doing("cannot write what was downloaded")
+}
+
+/// Unpacks a tar response into the directory `into`. With `rename`, the first path component is replaced by it.
+pub(crate) async fn unpack(
+    response: Response,
+    into: &Path,
+    rename: Option<String>,
+    bar: &ProgressBar,
+) -> Result<()> {
+    let (sender, receiver) = mpsc::channel::<io::Result<Bytes>>(AHEAD);
+    let into = into.to_owned();
+    let unpacking = tokio::task::spawn_blocking(move || {
+        unpack_from(
+            ChunkReader {
+                receiver,
+                chunk: Bytes::new(),
+            },
+            &into,
+            rename.as_deref(),
+        )
+    });
+    let mut body = response.bytes_stream();
+    while let Some(chunk) = body.next().await {
+        bar.inc(chunk.as_ref().map_or(0, |chunk| chunk.len() as u64));
+        // The other side is gone when it has failed; it says why.
+        if sender.send(chunk.map_err(io::Error::other)).await.is_err() {
+            break;
+        }
+    }
+    drop(sender);
+    unpacking.await.doing("unpacking")?
+}
+
+/// Members that would land outside of `into`, and devices, are refused.
+fn unpack_from(reader: impl Read, into: &Path, rename: Option<&str>) -> Result<()> {
+    fs::create_dir_all(into).doing(format_args!("cannot create {}", into.display()))?;
+    let mut archive = tar::Archive::new(reader);
+    archive.set_preserve_mtime(true);
+    for entry in archive.entries().doing("cannot read the archive")? {
+        let mut entry = entry.doing("cannot read the archive")?;
+        let kind = entry.header().entry_type();
+        let name = entry
+            .path()
+            .doing("a name in the archive cannot be used here")?
+            .into_owned();
+        let allowed = kind.is_file() || kind.is_dir() || kind.is_symlink() || kind.is_hard_link();
+        if !allowed {
+            continue;
+        }
+        let unpacked = match rename {
+            None => entry
+                .unpack_in(into)
+                .doing(format_args!("cannot unpack {}", name.display()))?,
+            Some(first) => {
+                let rest: PathBuf = name.components().skip(1).collect();
+                unpack_renamed(&mut entry, into, &Path::new(first).join(rest))?
+            }
+        };
+        if !unpacked {
+            return Err(Error::new(format!(
+                "the archive holds a path that leads outside: {}",
+                name.display()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// As `unpack_in`, under another name. Hard links are rare and named from the old root, so they are refused.
+fn unpack_renamed(entry: &mut tar::Entry<'_, impl Read>, into: &Path, name: &Path) -> Result<bool> {
+    use std::path::Component;
+    if name
+        .components()
+        .any(|part| !matches!(part, Component::Normal(_)))
+        || entry.header().entry_type().is_hard_link()
+    {
+        return Ok(false);
+    }
+    let target = into.join(name);
+    let parent = target.parent().unwrap_or(into);
+    fs::create_dir_all(parent).doing(format_args!("cannot create {}", parent.display()))?;
+    let root = into
+        .canonicalize()
+        .doing("cannot find the directory to unpack into")?;
+    let inside = parent
+        .canonicalize()
+        .is_ok_and(|parent| parent.starts_with(&root));
+    if inside {
+        entry
+            .unpack(&target)
+            .doing(format_args!("cannot unpack {}", target.display()))?;
+    }
+    Ok(inside)
+}
+
+/// Reads what the connection delivers, from a blocking thread.
+struct ChunkReader {
+    receiver: mpsc::Receiver<io::Result<Bytes>>,
+    chunk: Bytes,
+}
+
+impl Read for ChunkReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.chunk.is_empty() {
+            match self.receiver.blocking_recv() {
+                Some(chunk) => self.chunk = chunk?,
+                None => return Ok(0),
+            }
+        }
+        let count = buffer.len().min(self.chunk.len());
+        buffer[..count].copy_from_slice(&self.chunk.split_to(count));
+        Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn archive(names: &[&str]) -> Vec<u8> {
+        let mut tar = tar::Builder::new(Vec::new());
+        for name in names {
+            let mut header = tar::Header::new_gnu();
+            header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
+            header.set_size(2);
+            header.set_mode(0o644);
+            header.set_cksum();
+            tar.append(&header, &b"hi"[..]).unwrap();
+        }
+        tar.into_inner().unwrap()
+    }
+
+    #[test]
+    fn archives_are_unpacked_and_renamed() {
+        let dir = tempfile::tempdir().unwrap();
+        unpack_from(&archive(&["a/b"])[..], dir.path(), None).unwrap();
+        unpack_from(&archive(&["a/b"])[..], dir.path(), Some("c")).unwrap();
+        assert_eq!(fs::read_to_string(dir.path().join("a/b")).unwrap(), "hi");
+        assert_eq!(fs::read_to_string(dir.path().join("c/b")).unwrap(), "hi");
+    }
+
+    #[test]
+    fn nothing_is_written_outside() {
+        let outer = tempfile::tempdir().unwrap();
+        let dir = outer.path().join("inner");
+        fs::create_dir(&dir).unwrap();
+        for rename in [None, Some("c")] {
+            assert!(unpack_from(&archive(&["x/../../evil"])[..], &dir, rename).is_err());
+        }
+        std::os::unix::fs::symlink("..", dir.join("link")).unwrap();
+        assert!(unpack_from(&archive(&["link/evil"])[..], &dir, None).is_err());
+        assert!(unpack_from(&archive(&["x/evil"])[..], &dir, Some("link")).is_err());
+        assert!(!outer.path().join("evil").exists());
+    }
+
+    #[tokio::test]
+    async fn a_directory_survives_the_way_there_and_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let from = dir.path().join("from");
+        fs::create_dir_all(from.join("deep")).unwrap();
+        fs::write(from.join("deep/file"), vec![7; 3 * CHUNK]).unwrap();
+        let body = body_from_tar(from, "name".into(), ProgressBar::hidden());
+        let response = Response::from(hyper::Response::new(body));
+        unpack(response, &dir.path().join("to"), None, &ProgressBar::hidden())
+            .await
+            .unwrap();
+        assert_eq!(
+            fs::read(dir.path().join("to/name/deep/file")).unwrap().len(),
+            3 * CHUNK
+        );
+    }
+}

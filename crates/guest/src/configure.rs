@@ -1,0 +1,62 @@
+//! Gives a pooled instance its identity.
+
+use atoll_guest_protocol::{Configure, Exec};
+
+use crate::failure::Outcome;
+use crate::job::Shared;
+use crate::users::Users;
+
+const START_LOG: u32 = 256 * 1024;
+/// The name of the start command.
+const START: &str = "start";
+
+/// What cannot be set (the clock of a shared kernel, say) is left as it is; an unknown user is an error.
+pub(crate) fn apply(configure: Configure, shared: &mut Shared) -> Outcome {
+    if !configure.user.is_empty() {
+        Users::load().find(&configure.user)?;
+    }
+    if !configure.hostname.is_empty() {
+        let _ = rustix::system::sethostname(configure.hostname.as_bytes());
+    }
+    set_clock(configure.now_millis);
+    let _ = std::fs::write("/dev/urandom", configure.seed);
+    let start = configure.start.clone();
+    shared.config = configure;
+    let Some(start) = start else {
+        return Ok(());
+    };
+    if shared.commands.find(START).is_ok() {
+        return Ok(()); // configured again: it was started once
+    }
+    let exec = Exec {
+        command: START.to_owned(),
+        argv: start.argv.into_iter().map(String::into_bytes).collect(),
+        env: Vec::new(),
+        cwd: None,
+        user: None,
+        pty: None,
+        stdin: false,
+        timeout_millis: None,
+        log_bytes: START_LOG,
+        wait_for_reader: false,
+        kill_on_close: false,
+    };
+    shared.commands.start(exec, &shared.config, &shared.poller)?;
+    Ok(())
+}
+
+/// Only when it is clearly wrong, as after a restore: setting it back and forth by the channel's delay helps nobody.
+fn set_clock(now_millis: u64) {
+    const TOLERANCE: u64 = 1000;
+    if now_millis == 0 || now_millis.abs_diff(crate::commands::wall_millis()) < TOLERANCE {
+        return;
+    }
+    let Ok(seconds) = i64::try_from(now_millis / 1000) else {
+        return;
+    };
+    let now = rustix::time::Timespec {
+        tv_sec: seconds,
+        tv_nsec: i64::try_from(now_millis % 1000).unwrap_or(0) * 1_000_000,
+    };
+    let _ = rustix::time::clock_settime(rustix::time::ClockId::Realtime, now);
+}

@@ -1,0 +1,206 @@
+//! Bytes of the host into a file.
+//!
+//! What must hold: whoever looks at the name sees the old content or the whole new one (`Replace`, `CreateNew`); a
+//! stream that breaks off leaves nothing behind.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use atoll_guest_protocol::{FRAME_COST, FailureKind, Message, WriteFile, WriteMode};
+use rustix::fs::{CWD, Mode, OFlags, RenameFlags};
+
+use crate::failure::{Outcome, failure, invalid, show};
+use crate::files::change::make_directories;
+use crate::files::{Owner, Place, Stats, bytes, refuse_special};
+use crate::job::{Context, Job, Step};
+
+#[derive(Debug)]
+pub(crate) struct Writing {
+    place: Place,
+    file: File,
+    /// The name that it has until it is complete.
+    temporary: Option<PathBuf>,
+    create_new: bool,
+    finished: bool,
+}
+
+impl Writing {
+    pub(crate) fn open(request: &WriteFile, mut place: Place) -> Outcome<Box<dyn Job>> {
+        if request.parents
+            && let Some(parent) = place.path.parent()
+        {
+            make_directories(parent, place.owner, 0o755)?;
+        }
+        place.path = through_symlinks(&place.path).map_err(|error| place.failure("cannot write", &error))?;
+        let existing = match fs::symlink_metadata(&place.path) {
+            Ok(metadata) => {
+                refuse_special(metadata.file_type()).map_err(|error| match error.raw_os_error() {
+                    Some(libc::EINVAL) => invalid(format!("{} is not a file", show(bytes(&place.path)))),
+                    _ => place.failure("cannot write", &error),
+                })?;
+                Some(metadata)
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(place.failure("cannot write", &error)),
+        };
+        let create_new = request.write == WriteMode::CreateNew;
+        if create_new && existing.is_some() {
+            let text = format!("{} exists", show(bytes(&place.path)));
+            return Err(failure(FailureKind::AlreadyExists, text));
+        }
+        let (file, temporary) = match request.write {
+            WriteMode::Append => (append_to(&place.path), None),
+            WriteMode::Replace | WriteMode::CreateNew => match create_beside(&place.path) {
+                Ok((file, path)) => (Ok(file), Some(path)),
+                Err(error) => (Err(error), None),
+            },
+        };
+        let writing = match file {
+            Ok(file) => Self {
+                place,
+                file: File::from(file),
+                temporary,
+                create_new,
+                finished: false,
+            },
+            Err(error) => return Err(place.failure("cannot write", &error)),
+        };
+        writing
+            .dress(request.mode, existing.as_ref())
+            .map_err(|error| writing.place.failure("cannot set the owner or mode of", &error))?;
+        Ok(Box::new(writing))
+    }
+
+    /// Gives the file its owner and mode: what it had before, else what was asked for.
+    fn dress(&self, mode: Option<u32>, existing: Option<&fs::Metadata>) -> io::Result<()> {
+        let fresh = self.temporary.is_some() || existing.is_none();
+        if fresh {
+            let owner = match existing {
+                Some(existing) => Some(Owner {
+                    uid: existing.uid(),
+                    gid: existing.gid(),
+                }),
+                None => self.place.owner,
+            };
+            if let Some(owner) = owner {
+                let _ = std::os::unix::fs::fchown(&self.file, Some(owner.uid), Some(owner.gid));
+            }
+        }
+        let mode = mode.or_else(|| {
+            let kept = existing.map_or(0o644, MetadataExt::mode);
+            fresh.then_some(kept)
+        });
+        match mode {
+            Some(mode) => self
+                .file
+                .set_permissions(fs::Permissions::from_mode(mode & 0o7777)),
+            None => Ok(()),
+        }
+    }
+
+    /// Puts the file under its name.
+    fn commit(&mut self) -> io::Result<()> {
+        let Some(temporary) = self.temporary.take() else {
+            return Ok(());
+        };
+        let put = match self.create_new {
+            false => fs::rename(&temporary, &self.place.path),
+            true => rustix::fs::renameat_with(CWD, &temporary, CWD, &self.place.path, RenameFlags::NOREPLACE)
+                .map_err(io::Error::from),
+        };
+        if put.is_err() {
+            self.temporary = Some(temporary);
+        }
+        put
+    }
+}
+
+impl Job for Writing {
+    fn step(&mut self, cx: &mut Context<'_>) -> Step {
+        if !self.finished {
+            return Step::Wait;
+        }
+        if self.temporary.is_some()
+            && let Err(error) = self.commit()
+        {
+            return Step::Done(Err(self.place.failure("cannot write", &error)));
+        }
+        match Stats::default().of(&self.place.path).map(Message::Stat) {
+            Ok(stat) if cx.message(&stat) => Step::Done(Ok(())),
+            Ok(_) => Step::Wait,
+            Err(error) => Step::Done(Err(self.place.failure("cannot look at", &error))),
+        }
+    }
+
+    fn data(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Outcome {
+        if self.finished {
+            return Err(invalid("data after the end of the file"));
+        }
+        self.finished = bytes.is_empty();
+        self.file
+            .write_all(bytes)
+            .map_err(|error| self.place.failure("cannot write", &error))?;
+        cx.consumed(bytes.len() + FRAME_COST as usize);
+        Ok(())
+    }
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        if let Some(temporary) = &self.temporary {
+            let _ = fs::remove_file(temporary);
+        }
+    }
+}
+
+/// Where a chain of symlinks ends: that is what gets written, and the links stay.
+fn through_symlinks(path: &Path) -> io::Result<PathBuf> {
+    let mut path = path.to_owned();
+    for _ in 0..40 {
+        match fs::read_link(&path) {
+            Ok(target) => {
+                path.pop();
+                path.push(target); // an absolute target replaces all
+            }
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOENT)) => {
+                return Ok(path);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::Error::from_raw_os_error(libc::ELOOP))
+}
+
+fn append_to(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::WRONLY
+        | OFlags::APPEND
+        | OFlags::CREATE
+        | OFlags::NONBLOCK
+        | OFlags::NOFOLLOW
+        | OFlags::NOCTTY
+        | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::from_raw_mode(0o644))?);
+    refuse_special(file.metadata()?.file_type())?;
+    Ok(file.into())
+}
+
+/// A new file in the same directory, so that the rename at the end crosses no border.
+fn create_beside(path: &Path) -> io::Result<(OwnedFd, PathBuf)> {
+    static COUNTER: AtomicU32 = AtomicU32::new(0);
+    let parent = path.parent().ok_or(io::Error::from_raw_os_error(libc::EISDIR))?;
+    for _ in 0..100 {
+        let number = COUNTER.fetch_add(1, Ordering::Relaxed);
+        let temporary = parent.join(format!(".atoll-{}-{number}.tmp", std::process::id()));
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        match rustix::fs::open(&temporary, flags, Mode::from_raw_mode(0o600)) {
+            Ok(fd) => return Ok((fd, temporary)),
+            Err(rustix::io::Errno::EXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(io::Error::from_raw_os_error(libc::EEXIST))
+}

@@ -1,0 +1,523 @@
+//! The templates of this machine, on disk.
+//!
+//! ```text
+//! <dir>/blobs/<sha256>.erofs      images, named by their own digest, read-only, shared by whoever has the same bytes
+//! <dir>/manifests/<tpl id>.json   what makes an image a template
+//! <dir>/names/<name>              the id that a name stands for
+//! <dir>/cache/<key>               digest of the state after a Dockerfile step
+//! <dir>/tmp/<build>/              what a build has not finished yet, locked by the process that builds
+//! <dir>/lock                      held around every change, so that several processes may share a store
+//! ```
+//! What must hold: a name leads to a manifest, a manifest to a blob, and a blob has the digest that its name says; each
+//! becomes visible by one rename, after everything below it. Whatever a killed process leaves behind lies in `tmp` and
+//! goes when the store is opened next.
+
+mod scratch;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use atoll_types::{StartCommand, TemplateId, TemplateManifest, TemplateSource, Timestamp};
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+
+pub use scratch::Scratch;
+pub(crate) use scratch::end_group;
+
+use crate::content::Backing;
+use crate::erofs::{Written, read_tree, write_image};
+use crate::error::{Error, IoContext, Result};
+use crate::progress::Job;
+use crate::tree::{Limits, Tree};
+
+/// Cheap to clone. All methods do file work: call them from a thread that may block.
+#[derive(Debug, Clone)]
+pub struct Templates {
+    dir: Arc<Path>,
+}
+
+/// What is to be recorded beside an image.
+#[derive(Debug, Clone, Serialize)]
+pub struct Recipe {
+    pub source: TemplateSource,
+    pub env: BTreeMap<String, String>,
+    pub workdir: String,
+    pub user: String,
+    pub start: Option<StartCommand>,
+    pub exposed_ports: Vec<u16>,
+}
+
+/// A template as people see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    pub manifest: TemplateManifest,
+    pub names: Vec<String>,
+}
+
+/// What [`Templates::prune`] removed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Pruned {
+    pub templates: Vec<TemplateId>,
+    pub cache_entries: u64,
+    pub bytes: u64,
+}
+
+impl Templates {
+    /// Opens the store at `dir`, making it if needed and removing what dead builds left.
+    pub fn open(dir: impl AsRef<Path>) -> Result<Self> {
+        let dir = dir.as_ref();
+        for part in ["blobs", "manifests", "names", "cache", "tmp"] {
+            let path = dir.join(part);
+            fs::create_dir_all(&path).doing("make", &path)?;
+        }
+        let dir = dir.canonicalize().doing("open", dir)?;
+        let store = Self { dir: dir.into() };
+        let _lock = store.lock()?;
+        scratch::remove_abandoned(&store.dir.join("tmp"))?;
+        Ok(store)
+    }
+
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// All templates, newest first.
+    pub fn list(&self) -> Result<Vec<Listed>> {
+        let mut names: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for (name, id) in self.names()? {
+            names.entry(id).or_default().push(name);
+        }
+        let mut all: Vec<Listed> = self
+            .manifests()?
+            .into_iter()
+            .map(|manifest| Listed {
+                names: names.remove(manifest.id.as_str()).unwrap_or_default(),
+                manifest,
+            })
+            .collect();
+        all.sort_by(|a, b| {
+            let key = |t: &Listed| (std::cmp::Reverse(t.manifest.created_at), t.manifest.id.clone());
+            key(a).cmp(&key(b))
+        });
+        Ok(all)
+    }
+
+    /// The template that a name or an id stands for.
+    pub fn resolve(&self, wanted: &str) -> Result<TemplateManifest> {
+        self.find(wanted)?.ok_or_else(|| Error::NotFound {
+            wanted: wanted.to_owned(),
+        })
+    }
+
+    /// As [`Templates::resolve`], with all its names.
+    pub fn inspect(&self, wanted: &str) -> Result<Listed> {
+        let manifest = self.resolve(wanted)?;
+        let names = self.names_of(&manifest.id)?;
+        Ok(Listed { manifest, names })
+    }
+
+    /// As [`Templates::resolve`], `None` when there is none.
+    pub fn find(&self, wanted: &str) -> Result<Option<TemplateManifest>> {
+        let id = if let Ok(id) = wanted.parse::<TemplateId>() {
+            id
+        } else {
+            check_name(wanted)?;
+            let path = self.dir.join("names").join(wanted);
+            match read_if_there(&path)? {
+                None => return Ok(None),
+                Some(text) => text.trim().parse().map_err(|_| Error::Damaged {
+                    why: format!("`{}` does not hold a template id", path.display()),
+                })?,
+            }
+        };
+        self.manifest(&id)
+    }
+
+    /// The image file of a template: what a runtime mounts.
+    pub fn image_path(&self, manifest: &TemplateManifest) -> PathBuf {
+        self.blob_path(&manifest.digest)
+    }
+
+    pub fn blob_path(&self, digest: &str) -> PathBuf {
+        self.dir.join("blobs").join(format!("{digest}.erofs"))
+    }
+
+    /// The template's filesystem, to look into or to build on.
+    pub fn tree(&self, manifest: &TemplateManifest) -> Result<Tree> {
+        self.blob_tree(&manifest.digest)
+    }
+
+    pub(crate) fn blob_tree(&self, digest: &str) -> Result<Tree> {
+        read_tree(&Backing::open(&self.blob_path(digest))?, Limits::default())
+    }
+
+    /// Lets `name` stand for `id`, whatever it stood for before.
+    pub fn name(&self, name: &str, id: &TemplateId) -> Result<()> {
+        check_name(name)?;
+        let _lock = self.lock()?;
+        if self.manifest(id)?.is_none() {
+            return Err(Error::NotFound {
+                wanted: id.to_string(),
+            });
+        }
+        self.write_file("names", name, id.as_str().as_bytes())
+    }
+
+    /// By name: takes the name away, and the template with its last name. By id: removes the template with all its
+    /// names. Refused while `in_use` says so. The image goes with the last template that has the same bytes.
+    pub fn delete(&self, wanted: &str, in_use: &dyn Fn(&TemplateManifest) -> bool) -> Result<()> {
+        let _lock = self.lock()?;
+        let manifest = self.resolve(wanted)?;
+        let names = self.names_of(&manifest.id)?;
+        let by_id = wanted == manifest.id.as_str();
+        if !by_id && names.len() > 1 {
+            return self.remove_file("names", wanted);
+        }
+        if in_use(&manifest) {
+            return Err(Error::InUse {
+                id: manifest.id.to_string(),
+                by: " by running sandboxes".into(),
+            });
+        }
+        self.remove_template(&manifest, &names)?;
+        self.remove_unused_blobs(&mut Pruned::default())
+    }
+
+    /// Removes templates without a name that are not in use, the build cache, and images that nothing refers to.
+    pub fn prune(&self, in_use: &dyn Fn(&TemplateManifest) -> bool) -> Result<Pruned> {
+        let _lock = self.lock()?;
+        let mut pruned = Pruned::default();
+        for Listed { manifest, names } in self.list()? {
+            if names.is_empty() && !in_use(&manifest) {
+                self.remove_template(&manifest, &names)?;
+                pruned.templates.push(manifest.id);
+            }
+        }
+        for key in self.files("cache")? {
+            self.remove_file("cache", &key)?;
+            pruned.cache_entries += 1;
+        }
+        self.remove_unused_blobs(&mut pruned)?;
+        Ok(pruned)
+    }
+
+    /// Reads the whole image and compares it with its digest.
+    pub fn verify(&self, manifest: &TemplateManifest) -> Result<()> {
+        let path = self.image_path(manifest);
+        let mut file = File::open(&path).doing("open", &path)?;
+        let mut sha = Sha256::new();
+        let mut buf = vec![0; 1 << 20];
+        loop {
+            match file.read(&mut buf).doing("read", &path)? {
+                0 => break,
+                n => sha.update(&buf[..n]),
+            }
+        }
+        let actual = hex::encode(sha.finalize());
+        if actual != manifest.digest {
+            return Err(Error::Digest {
+                what: format!("the image of template `{}`", manifest.id),
+                expected: manifest.digest.clone(),
+                actual,
+            });
+        }
+        Ok(())
+    }
+
+    /// A directory for a build, removed when dropped or, after a crash, when the store is opened next.
+    pub fn scratch(&self) -> Result<Scratch> {
+        let _lock = self.lock()?;
+        Scratch::new(&self.dir.join("tmp"))
+    }
+
+    /// Writes `tree` as an image and makes it a template, all or nothing. The same tree and recipe give the same
+    /// template: then nothing but the name changes.
+    pub(crate) fn add(
+        &self,
+        tree: &Tree,
+        recipe: &Recipe,
+        name: Option<&str>,
+        now: Timestamp,
+        job: &Job,
+    ) -> Result<TemplateManifest> {
+        name.map_or(Ok(()), check_name)?;
+        let scratch = self.scratch()?;
+        let (staged, written) = stage_image(&scratch, tree, job)?;
+        let _lock = self.lock()?;
+        job.check()?;
+        self.adopt_blob(&staged, &written.digest)?;
+        self.publish(&written.digest, recipe, name, now)
+    }
+
+    /// As [`Templates::add`], for an image that is in the store already.
+    pub(crate) fn add_blob(
+        &self,
+        digest: &str,
+        recipe: &Recipe,
+        name: Option<&str>,
+        now: Timestamp,
+    ) -> Result<TemplateManifest> {
+        name.map_or(Ok(()), check_name)?;
+        let _lock = self.lock()?;
+        self.publish(digest, recipe, name, now)
+    }
+
+    /// The caller holds the lock.
+    fn publish(
+        &self,
+        digest: &str,
+        recipe: &Recipe,
+        name: Option<&str>,
+        now: Timestamp,
+    ) -> Result<TemplateManifest> {
+        let blob = self.blob_path(digest);
+        let size_bytes = fs::metadata(&blob).doing("read the size of", &blob)?.len();
+        let id = template_id(digest, recipe)?;
+        let manifest = match self.manifest(&id)? {
+            Some(known) => known,
+            None => {
+                let manifest = TemplateManifest {
+                    id,
+                    digest: digest.to_owned(),
+                    size_bytes,
+                    created_at: now,
+                    source: recipe.source.clone(),
+                    env: recipe.env.clone(),
+                    workdir: recipe.workdir.clone(),
+                    user: recipe.user.clone(),
+                    start: recipe.start.clone(),
+                    exposed_ports: recipe.exposed_ports.clone(),
+                };
+                let json = serde_json::to_vec_pretty(&manifest).map_err(|error| Error::Damaged {
+                    why: format!("a manifest cannot be written: {error}"),
+                })?;
+                self.write_file("manifests", &format!("{}.json", manifest.id), &json)?;
+                manifest
+            }
+        };
+        if let Some(name) = name {
+            self.write_file("names", name, manifest.id.as_str().as_bytes())?;
+        }
+        Ok(manifest)
+    }
+
+    /// The digest of a cached build state whose image is still there.
+    pub(crate) fn cached(&self, key: &str) -> Result<Option<String>> {
+        let digest = read_if_there(&self.dir.join("cache").join(key))?;
+        Ok(digest.filter(|digest| is_digest(digest) && self.blob_path(digest).exists()))
+    }
+
+    /// Keeps `tree` as the build state for `key`.
+    pub(crate) fn cache(&self, key: &str, tree: &Tree, job: &Job) -> Result<String> {
+        let scratch = self.scratch()?;
+        let (staged, written) = stage_image(&scratch, tree, job)?;
+        let _lock = self.lock()?;
+        self.adopt_blob(&staged, &written.digest)?;
+        self.write_file("cache", key, written.digest.as_bytes())?;
+        Ok(written.digest)
+    }
+
+    /// Moves a finished image to its place. The caller holds the lock.
+    fn adopt_blob(&self, staged: &Path, digest: &str) -> Result<()> {
+        let path = self.blob_path(digest);
+        if path.exists() {
+            return Ok(());
+        }
+        fs::rename(staged, &path).doing("move the finished image to", &path)?;
+        sync_dir(&self.dir.join("blobs"))
+    }
+
+    fn manifest(&self, id: &TemplateId) -> Result<Option<TemplateManifest>> {
+        let path = self.dir.join("manifests").join(format!("{id}.json"));
+        let Some(text) = read_if_there(&path)? else {
+            return Ok(None);
+        };
+        serde_json::from_str(&text)
+            .map(Some)
+            .map_err(|error| Error::Damaged {
+                why: format!("`{}` is not readable: {error}", path.display()),
+            })
+    }
+
+    fn manifests(&self) -> Result<Vec<TemplateManifest>> {
+        let mut all = Vec::new();
+        for file in self.files("manifests")? {
+            let id = file.strip_suffix(".json").and_then(|id| id.parse().ok());
+            if let Some(id) = id
+                && let Some(manifest) = self.manifest(&id)?
+            {
+                all.push(manifest);
+            }
+        }
+        Ok(all)
+    }
+
+    fn names(&self) -> Result<Vec<(String, String)>> {
+        let mut all = Vec::new();
+        for name in self.files("names")? {
+            if let Some(id) = read_if_there(&self.dir.join("names").join(&name))? {
+                all.push((name, id.trim().to_owned()));
+            }
+        }
+        Ok(all)
+    }
+
+    fn names_of(&self, id: &TemplateId) -> Result<Vec<String>> {
+        let names = self.names()?.into_iter();
+        Ok(names
+            .filter(|(_, of)| of == id.as_str())
+            .map(|(name, _)| name)
+            .collect())
+    }
+
+    fn files(&self, part: &str) -> Result<Vec<String>> {
+        let dir = self.dir.join(part);
+        let mut all = Vec::new();
+        for entry in fs::read_dir(&dir).doing("list", &dir)? {
+            if let Ok(name) = entry.doing("list", &dir)?.file_name().into_string()
+                && !name.starts_with('.')
+            {
+                all.push(name);
+            }
+        }
+        all.sort();
+        Ok(all)
+    }
+
+    fn remove_template(&self, manifest: &TemplateManifest, names: &[String]) -> Result<()> {
+        for name in names {
+            self.remove_file("names", name)?;
+        }
+        self.remove_file("manifests", &format!("{}.json", manifest.id))
+    }
+
+    /// Needs the lock, or a blob that another process has just adopted could go.
+    fn remove_unused_blobs(&self, pruned: &mut Pruned) -> Result<()> {
+        let mut used: BTreeSet<String> = self.manifests()?.into_iter().map(|m| m.digest).collect();
+        for key in self.files("cache")? {
+            used.extend(read_if_there(&self.dir.join("cache").join(key))?);
+        }
+        for blob in self.files("blobs")? {
+            if blob
+                .strip_suffix(".erofs")
+                .is_some_and(|digest| !used.contains(digest))
+            {
+                let path = self.dir.join("blobs").join(&blob);
+                pruned.bytes += fs::metadata(&path).map_or(0, |meta| meta.len());
+                self.remove_file("blobs", &blob)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> Result<File> {
+        let path = self.dir.join("lock");
+        let file = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&path)
+            .doing("open", &path)?;
+        file.lock().doing("lock", &path)?;
+        Ok(file)
+    }
+
+    fn write_file(&self, part: &str, name: &str, bytes: &[u8]) -> Result<()> {
+        let dir = self.dir.join(part);
+        let staged = dir.join(format!(".{name}.new"));
+        let mut file = File::create(&staged).doing("write", &staged)?;
+        file.write_all(bytes)
+            .and_then(|()| file.sync_all())
+            .doing("write", &staged)?;
+        let path = dir.join(name);
+        fs::rename(&staged, &path).doing("write", &path)?;
+        sync_dir(&dir)
+    }
+
+    fn remove_file(&self, part: &str, name: &str) -> Result<()> {
+        let dir = self.dir.join(part);
+        let path = dir.join(name);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            other => other.doing("remove", &path),
+        }?;
+        sync_dir(&dir)
+    }
+}
+
+/// Names as people may give them to templates.
+pub fn check_name(name: &str) -> Result<()> {
+    let ok = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    let bytes = name.as_bytes();
+    if (1..=63).contains(&bytes.len())
+        && ok(bytes[0])
+        && bytes.iter().all(|&b| ok(b) || b"._-".contains(&b))
+        && name.parse::<TemplateId>().is_err()
+    {
+        return Ok(());
+    }
+    Err(Error::BadName {
+        name: name.chars().take(80).collect(),
+    })
+}
+
+fn stage_image(scratch: &Scratch, tree: &Tree, job: &Job) -> Result<(PathBuf, Written)> {
+    let path = scratch.path().join("image.erofs");
+    let file = File::create(&path).doing("write", &path)?;
+    let mut out = std::io::BufWriter::with_capacity(1 << 20, file);
+    let mut reported = 0;
+    let written = write_image(tree, &mut out, |done, total| {
+        if done >= reported + (4 << 20) || done == total {
+            reported = done;
+            return job.report("writing image", done, total, "");
+        }
+        Ok(())
+    })?;
+    let file = out
+        .into_inner()
+        .map_err(std::io::IntoInnerError::into_error)
+        .doing("write", &path)?;
+    file.set_permissions(fs::Permissions::from_mode(0o444))
+        .and_then(|()| file.sync_all())
+        .doing("write", &path)?;
+    Ok((path, written))
+}
+
+fn template_id(digest: &str, recipe: &Recipe) -> Result<TemplateId> {
+    let recipe = serde_json::to_vec(recipe).map_err(|error| Error::Damaged {
+        why: format!("a recipe cannot be written: {error}"),
+    })?;
+    let hash = Sha256::new()
+        .chain_update(digest)
+        .chain_update([0])
+        .chain_update(recipe)
+        .finalize();
+    let mut entropy = [0; 20];
+    entropy.copy_from_slice(&hash[..20]);
+    Ok(TemplateId::from_entropy(entropy))
+}
+
+pub(crate) fn is_digest(text: &str) -> bool {
+    text.len() == 64
+        && text
+            .bytes()
+            .all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
+}
+
+fn read_if_there(path: &Path) -> Result<Option<String>> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).doing("read", path),
+    }
+}
+
+fn sync_dir(dir: &Path) -> Result<()> {
+    File::open(dir).and_then(|dir| dir.sync_all()).doing("sync", dir)
+}

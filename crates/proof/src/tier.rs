@@ -1,0 +1,67 @@
+//! One test, every tier.
+
+use crate::server::{Options, Server};
+
+/// A wall that this machine may offer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tier {
+    Gvisor,
+    Jail,
+}
+
+impl Tier {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Gvisor => "gvisor",
+            Self::Jail => "jail",
+        }
+    }
+
+    /// Whether hostile tenants may share a machine behind it.
+    pub fn is_tenant_boundary(self) -> bool {
+        self == Self::Gvisor
+    }
+}
+
+/// Runs a test on a tier: starts a server whose sandboxes get that wall, runs the test, and asserts that nothing is left.
+/// A machine without the tier skips it, and says so.
+pub async fn on(tier: Tier, options: Options, test: impl AsyncFnOnce(&mut Server)) {
+    let mut server = Server::start(tier, options).await;
+    if let Some(why) = server.missing_tier().await {
+        eprintln!("SKIPPED: this machine does not offer {}: {why}", tier.name());
+        return;
+    }
+    test(&mut server).await;
+    server.finish().await;
+}
+
+/// Makes one test per tier of each function `async fn name(server: &Server)` that is named; `&mut` for those that restart
+/// it.
+///
+/// ```ignore
+/// on_every_tier!(a_file_is_replaced_as_a_whole);
+/// on_every_tier!(with Options::default().config("…"); deadlines_hold);
+/// ```
+#[macro_export]
+macro_rules! on_every_tier {
+    (with $options:expr; $($name:ident),+ $(,)?) => {
+        mod gvisor {
+            $($crate::on_every_tier!(@one $name, Gvisor, $options);)+
+        }
+        mod jail {
+            $($crate::on_every_tier!(@one $name, Jail, $options);)+
+        }
+    };
+    (@one $name:ident, $tier:ident, $options:expr) => {
+        #[tokio::test]
+        async fn $name() {
+            $crate::on($crate::Tier::$tier, $options, async |server: &mut $crate::Server| {
+                super::$name(server).await;
+            })
+            .await;
+        }
+    };
+    ($($name:ident),+ $(,)?) => {
+        $crate::on_every_tier!(with $crate::Options::default(); $($name),+);
+    };
+}

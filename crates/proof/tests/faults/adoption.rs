@@ -1,0 +1,191 @@
+//! Killed or stopped, the next server takes over what runs.
+
+use std::time::Duration;
+
+use atoll_proof::stream::Session;
+use atoll_proof::{Sandbox, Server, json, on_every_tier};
+use reqwest::Method;
+
+on_every_tier!(
+    a_killed_server_is_succeeded,
+    again_and_again,
+    a_stopped_server_is_succeeded,
+    foreground_commands_end_with_their_server,
+    the_channel_survives_a_torn_message,
+    one_server_at_a_time,
+);
+
+/// A command that counts without end, and has begun.
+async fn counting(sandbox: &Sandbox) -> String {
+    let command = sandbox.background("i=0; while :; do i=$((i + 1)); echo $i; sleep 0.02; done").await;
+    sandbox.until_logged(&command, "3\n").await;
+    command
+}
+
+/// Asserts that what it wrote is one count from 1 without a gap, and that it goes on.
+async fn assert_still_counting(sandbox: &Sandbox, command: &str) {
+    let before = sandbox.logs(command).await;
+    let numbers: Vec<u64> = before.lines().map(|line| line.parse().unwrap()).collect();
+    let expected: Vec<u64> = (1..=numbers.len() as u64).collect();
+    assert_eq!(numbers, expected, "nothing was lost and nothing came twice");
+    let next = format!("\n{}\n", numbers.len() + 3);
+    sandbox.until_logged(command, &next).await;
+}
+
+async fn a_killed_server_is_succeeded(server: &mut Server) {
+    let sandbox = server.sandbox_with(&json!({"labels": {"keep": "me"}, "env": {"KEPT": "yes"}})).await;
+    sandbox.write("/tmp/kept", b"content").await;
+    let command = counting(&sandbox).await;
+    sandbox.sh("mkdir -p /tmp/www && echo hello > /tmp/www/index.html").await.ok();
+    sandbox.background("cd /tmp/www && exec python3 -m http.server 8000 --bind 127.0.0.1").await;
+    let access = sandbox.client.get(&sandbox.path("/ports/8000")).await.ok();
+    let (before, listed) = (sandbox.get().await, sandbox.command(&command).await);
+    let held = server.held();
+    server.kill_9();
+    assert_eq!(server.held().processes, held.processes, "instances do not depend on the server");
+    server.start_again().await;
+
+    let sandbox = server.again(&sandbox);
+    assert_eq!(sandbox.get().await, before, "the same instance, the same deadline");
+    assert_eq!(server.held().instances, held.instances);
+    let adopted = sandbox.command(&command).await;
+    assert_eq!((&adopted["pid"], &adopted["state"]), (&listed["pid"], &json!("running")));
+    assert_still_counting(&sandbox, &command).await;
+    assert_eq!(sandbox.read("/tmp/kept").await, b"content");
+    assert_eq!(sandbox.sh("echo $KEPT").await.ok(), "yes\n");
+    // A port's token is as good as before.
+    let own = sandbox.client.authority().rsplit_once(':').unwrap().1.to_owned();
+    let client = sandbox.client.with_key(None);
+    let request = client
+        .request(Method::GET, "/")
+        .header("host", format!("8000-{}.localhost:{own}", sandbox.bare()))
+        .header("x-atoll-token", access["token"].as_str().unwrap());
+    assert_eq!(client.send(request).await.expect(200).text(), "hello\n");
+    // And stdin, and signals.
+    sandbox.client.post(&sandbox.path(&format!("/commands/{command}/signal")), &json!({"signal": 15})).await.expect(204);
+    assert_eq!(sandbox.until_ended(&command).await["signal"], 15);
+}
+
+async fn again_and_again(server: &mut Server) {
+    let first = server.sandbox().await;
+    let mut session = first.session(&json!({"argv": ["cat"], "background": true})).await;
+    let cat = session.until("started").await["command"].as_str().unwrap().to_owned();
+    let command = counting(&first).await;
+    for round in 0..5 {
+        server.kill_9();
+        server.start_again().await;
+        let sandbox = server.again(&first);
+        assert_still_counting(&sandbox, &command).await;
+        let mut session = Session::attach(&sandbox.client, &sandbox.id, &cat, 0).await;
+        session.stdin(format!("round {round}\n").as_bytes()).await;
+        session.until_stdout(&format!("round {round}\n")).await;
+    }
+    let sandbox = server.again(&first);
+    assert_eq!(sandbox.logs(&cat).await, "round 0\nround 1\nround 2\nround 3\nround 4\n");
+    let started = sandbox.facts().await.iter().filter(|fact| fact["kind"] == "sandbox.started").count();
+    assert_eq!(started, 1, "adoption is not a start");
+}
+
+async fn a_stopped_server_is_succeeded(server: &mut Server) {
+    let sandbox = server.sandbox().await;
+    let command = counting(&sandbox).await;
+    let before = sandbox.get().await;
+    let status = server.stop();
+    assert!(status.success(), "{status}");
+    assert!(!server.held().is_nothing(), "stopping the server does not stop its sandboxes");
+    server.start_again().await;
+    let sandbox = server.again(&sandbox);
+    assert_eq!(sandbox.get().await, before);
+    assert_still_counting(&sandbox, &command).await;
+    // A request that is under way when the server stops gets an answer or an error, and does not keep it from stopping.
+    let waiting = tokio::spawn({
+        let sandbox = sandbox.clone();
+        async move {
+            let request = sandbox.client.request(Method::POST, &sandbox.path("/exec"));
+            sandbox.client.try_send(request.json(&json!({"cmd": "sleep 1000"}))).await
+        }
+    });
+    atoll_proof::wait::until("it runs", Duration::from_secs(20), || async {
+        (sandbox.commands().await.len() >= 2).then_some(())
+    })
+    .await;
+    let began = std::time::Instant::now();
+    assert!(server.stop().success());
+    assert!(began.elapsed() < Duration::from_secs(20));
+    let _answer_or_error = waiting.await.unwrap();
+    server.start_again().await;
+    server.again(&sandbox).assert_works().await;
+}
+
+/// Nobody can attach to a foreground command, so nobody must pay for one whose caller is gone.
+async fn foreground_commands_end_with_their_server(server: &mut Server) {
+    let sandbox = server.sandbox().await;
+    let mut events = sandbox.exec_events(&json!({"cmd": "echo up; exec sleep 7531"})).await;
+    events.find("stdout").await;
+    server.kill_9();
+    server.start_again().await;
+    let sandbox = server.again(&sandbox);
+    atoll_proof::wait::until("the command is gone", Duration::from_secs(20), || async {
+        (sandbox.sh("pgrep -f '^sleep 753[1]' | wc -l").await.ok().trim() == "0").then_some(())
+    })
+    .await;
+    sandbox.assert_works().await;
+}
+
+/// Killed in the middle of moving bytes both ways: the next server finds the thread again.
+async fn the_channel_survives_a_torn_message(server: &mut Server) {
+    let first = server.sandbox().await;
+    first.sh("head -c 30M /dev/zero > /tmp/big").await.ok();
+    for _ in 0..3 {
+        let sandbox = server.again(&first);
+        let mut busy = Vec::new();
+        for number in 0..4 {
+            let sandbox = sandbox.clone();
+            busy.push(tokio::spawn(async move {
+                let upload = sandbox.client.request(Method::PUT, &sandbox.path(&format!("/files/content?path=/tmp/up{number}")));
+                let _broken = sandbox.client.try_send(upload.body(vec![b'x'; 40 << 20])).await;
+            }));
+        }
+        for _ in 0..4 {
+            let sandbox = sandbox.clone();
+            busy.push(tokio::spawn(async move {
+                let download = sandbox.client.request(Method::GET, &sandbox.path("/files/content?path=/tmp/big"));
+                let _broken = sandbox.client.try_send(download).await;
+            }));
+        }
+        // All of it is under way when the first bytes of an upload have arrived.
+        atoll_proof::wait::until("bytes flow", Duration::from_secs(20), || async {
+            let listed = sandbox.sh("ls -A /tmp | grep -c up").await.stdout;
+            (listed.trim().parse::<u32>().unwrap_or(0) >= 1).then_some(())
+        })
+        .await;
+        server.kill_9();
+        for task in busy {
+            task.await.unwrap();
+        }
+        server.start_again().await;
+        let sandbox = server.again(&first);
+        sandbox.assert_works().await;
+        assert_eq!(sandbox.stat("/tmp/big").await["size_bytes"], 30 << 20);
+        // Each upload is there as a whole or not at all.
+        for entry in sandbox.list("/tmp", 1).await {
+            if entry["path"].as_str().unwrap().starts_with("/tmp/up") {
+                assert_eq!(entry["size_bytes"], 40 << 20, "{entry}");
+            }
+        }
+        sandbox.sh("rm -f /tmp/up*").await.ok();
+    }
+}
+
+async fn one_server_at_a_time(server: &mut Server) {
+    let second = std::process::Command::new(atoll_proof::binary())
+        .arg("--data")
+        .arg(server.data())
+        .args(["server", "--listen", "127.0.0.1:0"])
+        .output()
+        .unwrap();
+    assert!(!second.status.success());
+    let text = String::from_utf8_lossy(&second.stderr);
+    assert!(text.contains("in use") && text.contains(&server.pid().to_string()), "{text}");
+    server.sandbox().await.assert_works().await;
+}

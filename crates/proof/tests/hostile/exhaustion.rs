@@ -1,0 +1,155 @@
+//! Using up everything: processes, memory, disk, descriptors, inodes, CPU.
+
+use std::time::Duration;
+
+use atoll_proof::{MIB, Server, json, on_every_tier};
+
+use crate::Scene;
+
+on_every_tier!(
+    fork_bomb,
+    memory_hog,
+    memory_hog_in_files,
+    disk_filler,
+    disk_filler_on_disk,
+    descriptor_exhaustion,
+    inode_exhaustion,
+    cpu_hog,
+    thread_bomb,
+);
+
+async fn fork_bomb(server: &Server) {
+    let scene = Scene::with(server, &json!({"resources": {"pids": 100}})).await;
+    // The classic, and one that never waits.
+    for line in [":(){ :|:& };:; sleep 3", "python3 -c 'import os\nwhile True:\n  try: os.fork()\n  except OSError: pass'"] {
+        scene.attack(&json!({"argv": ["bash", "-c", line], "timeout_ms": 4000})).await;
+    }
+    // As many as the limit allows stay; the API tells why nothing more can be started, or has cleared the way.
+    let answer = scene.attacker.exec(&json!({"cmd": "true"})).await;
+    if answer.status != 200 {
+        answer.error();
+    }
+    let pids = atoll_proof::host::cgroup_processes(server.cgroup()).len();
+    assert!(pids < 400, "{pids} processes on the host");
+    scene.assert_unharmed().await;
+}
+
+async fn thread_bomb(server: &Server) {
+    let scene = Scene::with(server, &json!({"resources": {"pids": 100}})).await;
+    let script = "import threading, time\nn = 0\ntry:\n  while n < 2000:\n    threading.Thread(target=time.sleep, args=(30,), daemon=True).start(); n += 1\nexcept RuntimeError: pass\nprint(n)\nimport os; os._exit(0)";
+    if let Some(output) = scene.attack(&json!({"argv": ["python3", "-c", script], "timeout_ms": 20_000})).await
+        && output.code == Some(0)
+    {
+        let count: u32 = output.stdout.trim().parse().unwrap();
+        assert!(count < 2000, "the limit of 100 was never felt");
+    }
+    scene.assert_unharmed().await;
+}
+
+async fn memory_hog(server: &Server) {
+    let scene = Scene::with(server, &json!({"resources": {"memory_bytes": 128 * MIB}})).await;
+    let script = "x = []\nwhile True: x.append(bytearray(b'x' * (1 << 20)))";
+    let answer = scene.attacker.exec(&json!({"argv": ["python3", "-c", script], "timeout_ms": 60_000})).await;
+    let detail = answer.error();
+    assert_eq!((answer.status, detail["code"].as_str()), (410, Some("sandbox_out_of_memory")), "{answer:?}");
+    let record = scene.attacker.until_state("failed").await;
+    assert_eq!(record["end"]["reason"], "out_of_memory");
+    scene.assert_unharmed().await;
+}
+
+/// Files in memory are memory: filling every place that takes files ends in "no space" or in "out of memory".
+async fn memory_hog_in_files(server: &Server) {
+    let request = json!({"resources": {"memory_bytes": 128 * MIB, "disk_bytes": 1024 * MIB}});
+    let scene = Scene::with(server, &request).await;
+    let line = "for d in /dev/shm /tmp $HOME /run /var/tmp; do head -c 400M /dev/zero > $d/fill; done; \
+                df -k --output=used /tmp $HOME /dev/shm | tail -n +2";
+    let output = scene.attack(&json!({"argv": ["bash", "-c", line], "timeout_ms": 60_000})).await;
+    if output.is_none() {
+        let record = scene.attacker.until_state("failed").await;
+        assert_eq!(record["end"]["reason"], "out_of_memory");
+    }
+    scene.assert_unharmed().await;
+}
+
+async fn disk_filler(server: &Server) {
+    fill_disk(server, "memory").await;
+}
+
+async fn disk_filler_on_disk(server: &Server) {
+    fill_disk(server, "disk").await;
+}
+
+async fn fill_disk(server: &Server, backing: &str) {
+    let resources = json!({"memory_bytes": 512 * MIB, "disk_bytes": 64 * MIB, "disk_backing": backing});
+    let scene = Scene::with(server, &json!({ "resources": resources })).await;
+    let attacker = &scene.attacker;
+    assert_eq!(attacker.get().await["resources"]["disk_backing"], backing);
+    let output = attacker.sh("head -c 1G /dev/zero > ~/fill; echo $?; stat -c %s ~/fill").await;
+    assert!(output.stderr.contains("No space left"), "{output:?}");
+    let size: u64 = output.stdout.lines().nth(1).unwrap().parse().unwrap();
+    assert!((32 * MIB..=64 * MIB).contains(&size), "{size} bytes fit on a disk of 64 MiB");
+    let full = attacker.files_put("/content", "more", &[], vec![b'x'; 1 << 20]).await;
+    let detail = full.refused(429, "disk_full");
+    assert!(detail["hint"].as_str().unwrap().contains("disk"), "{detail}");
+    // A full disk is no end: what can run runs, and room that is made can be used.
+    scene.assert_attacker_works().await;
+    attacker.sh("rm ~/fill").await.ok();
+    attacker.write("more", &vec![b'x'; 1 << 20]).await;
+    scene.assert_unharmed().await;
+}
+
+async fn descriptor_exhaustion(server: &Server) {
+    let scene = Scene::new(server).await;
+    let script = "import os, sys, time\nn = 0\ntry:\n  while True: os.open('/dev/null', 0); n += 1\nexcept OSError as e: print(n, e.errno, flush=True)\ntime.sleep(1000)";
+    scene.attacker.write("/tmp/fds.py", script.as_bytes()).await;
+    let mut holders = Vec::new();
+    for _ in 0..4 {
+        holders.push(scene.attacker.background("exec python3 /tmp/fds.py").await);
+    }
+    for holder in &holders {
+        let logs = scene.attacker.until_logged(holder, "\n").await;
+        let count: u64 = logs.split_whitespace().next().unwrap().parse().unwrap();
+        assert!(count < 1_100_000, "{count} descriptors in one process");
+    }
+    // The agent has its own, and goes on.
+    scene.assert_attacker_works().await;
+    assert_eq!(scene.attacker.read("/etc/hostname").await.is_empty(), false);
+    // Sockets and pipes, too.
+    let script = "import os, socket\nk = []\ntry:\n  while len(k) < 30000: k.append(os.pipe()); k.append(socket.socket())\nexcept OSError as e: print(e.errno)\nprint(len(k))";
+    scene.attack(&json!({"argv": ["python3", "-c", script], "timeout_ms": 20_000})).await;
+    assert!(atoll_proof::host::open_files(server.pid()) < 300, "the server's descriptors are its own");
+    scene.assert_unharmed().await;
+}
+
+async fn inode_exhaustion(server: &Server) {
+    let request = json!({"resources": {"memory_bytes": 256 * MIB, "disk_bytes": 64 * MIB}});
+    let scene = Scene::with(server, &request).await;
+    let script = "import os, sys\nos.makedirs(os.path.expanduser('~/i'))\nn = 0\ntry:\n  while n < 300000:\n    os.close(os.open(os.path.expanduser(f'~/i/{n}'), os.O_CREAT | os.O_WRONLY)); n += 1\nexcept OSError as e: print(e.errno)\nprint(n)";
+    let output = scene.attack(&json!({"argv": ["python3", "-c", script], "timeout_ms": 40_000})).await;
+    if let Some(output) = output {
+        scene.assert_attacker_works().await;
+        if output.code == Some(0) && output.stdout.starts_with("28\n") {
+            let full = scene.attacker.files_put("/content", "one-more", &[], b"x".to_vec()).await;
+            assert_eq!(full.status, 429, "{full:?}");
+        }
+    }
+    scene.assert_unharmed().await;
+}
+
+/// More burning loops than there are cores, with less than one core allowed.
+async fn cpu_hog(server: &Server) {
+    let scene = Scene::with(server, &json!({"resources": {"cpu_millis": 200}})).await;
+    let metrics = scene.attacker.path("/metrics");
+    scene.attacker.background("for i in 1 2 3 4 5 6 7 8; do (while :; do :; done) & done; wait").await;
+    let cpu = || async {
+        let metrics = scene.attacker.client.get(&metrics).await.ok();
+        Duration::from_micros(metrics["cpu_micros"].as_u64().unwrap())
+    };
+    let (began, before) = (std::time::Instant::now(), cpu().await);
+    while began.elapsed() < Duration::from_secs(3) {
+        scene.neighbour.assert_works().await;
+    }
+    let share = (cpu().await - before).as_secs_f64() / began.elapsed().as_secs_f64();
+    assert!(share < 0.35, "used {share:.2} cores of 0.2");
+    scene.assert_unharmed().await;
+}

@@ -1,0 +1,22 @@
+//! What Atoll does for those who use it as intended: every operation of the API, on every tier.
+//!
+//! One binary with a module per theme; each test is written once and made into one per tier by `on_every_tier!`.
+
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod artifacts;
+mod cli;
+mod commands;
+mod deadlines;
+mod exec;
+mod files;
+mod keys;
+mod ledger;
+mod pools;
+mod ports;
+mod refusals;
+mod sandboxes;
+mod sessions;
+mod templates;
+mod transfer;
+mod watch;

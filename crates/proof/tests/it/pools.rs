@@ -1,0 +1,53 @@
+//! Warm pools: kept full, claimed in one step, gone with the server.
+
+use std::time::Duration;
+
+use atoll_proof::{MIB, Server, Value, json, on_every_tier};
+
+on_every_tier!(with atoll_proof::Options::default().args(&["--pool", "base=2"]);
+    a_pooled_instance_becomes_a_sandbox, the_pool_is_refilled_and_leaves_with_the_server);
+
+async fn until_full(server: &Server) -> Value {
+    atoll_proof::wait::until("the pool is full", Duration::from_secs(30), || async {
+        let info = server.client().get("/v1/info").await.ok();
+        let pool = info["pools"][0].clone();
+        (pool["ready"] == json!(2)).then_some(pool)
+    })
+    .await
+}
+
+async fn a_pooled_instance_becomes_a_sandbox(server: &Server) {
+    let pool = until_full(server).await;
+    assert_eq!((&pool["template"], &pool["target"]), (&json!("base"), &json!(2)));
+    assert_eq!(server.list(&[]).await.len(), 0, "what waits in a pool is nobody's sandbox");
+    let sandbox = server.sandbox_with(&json!({"env": {"MINE": "yes"}})).await;
+    let facts = sandbox.facts().await;
+    let started = facts.iter().find(|fact| fact["kind"] == "sandbox.started").unwrap();
+    assert_eq!(started["data"]["warm"], true, "{started}");
+    assert_eq!(sandbox.sh("echo $MINE").await.ok(), "yes\n");
+    // Another size is booted cold, at its own size.
+    let other = server.sandbox_with(&json!({"resources": {"memory_bytes": 200 * MIB}})).await;
+    let facts = other.facts().await;
+    let started = facts.iter().find(|fact| fact["kind"] == "sandbox.started").unwrap();
+    assert_eq!(started["data"]["warm"], false, "{started}");
+    let names = futures_util::future::join(sandbox.sh("hostname; cat /etc/hostname"), other.sh("hostname")).await;
+    assert_ne!(names.0.ok().lines().next(), names.1.ok().lines().next());
+}
+
+async fn the_pool_is_refilled_and_leaves_with_the_server(server: &mut Server) {
+    until_full(server).await;
+    let claimed = futures_util::future::join_all((0..3).map(|_| server.sandbox())).await;
+    for sandbox in &claimed {
+        sandbox.assert_works().await;
+        sandbox.kill().await;
+    }
+    until_full(server).await;
+    // Killed: the next server finds them, and owns or destroys them; it never has more than it should.
+    server.kill_9();
+    server.start_again().await;
+    until_full(server).await;
+    let instances = server.held().instances.len();
+    assert!(instances <= 3, "{}", server.held());
+    assert!(server.stop().success());
+    server.assert_nothing_held().await;
+}

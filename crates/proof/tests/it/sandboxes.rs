@@ -1,0 +1,204 @@
+//! Create, look, list, extend, kill.
+
+use std::collections::BTreeSet;
+
+use atoll_proof::{MIB, Server, Value, json, on_every_tier};
+
+on_every_tier!(
+    a_sandbox_is_what_was_asked_for,
+    killing_leaves_a_record_and_nothing_else,
+    lists_are_filtered_and_paged,
+    an_idempotency_key_finds_the_first_sandbox,
+    a_deadline_can_be_moved,
+    the_environment_is_given_to_every_command,
+    many_at_once_all_run,
+    the_strongest_wall_is_not_the_only_answer,
+);
+
+async fn a_sandbox_is_what_was_asked_for(server: &Server) {
+    let asked = json!({
+        "resources": {"cpu_millis": 500, "memory_bytes": 256 * MIB, "disk_bytes": 64 * MIB, "pids": 64},
+        "labels": {"team": "proof", "name": "größe"},
+        "timeout_ms": 120_000,
+        "idle": {"after_ms": 60_000},
+    });
+    let answer = server.client().post("/v1/sandboxes", &server.request(&asked)).await.expect(201);
+    let created = answer.json();
+    let location = answer.headers.get("location").and_then(|value| value.to_str().ok());
+    assert_eq!(location, Some(format!("/v1/sandboxes/{}", created["id"].as_str().unwrap()).as_str()));
+
+    assert_eq!(created["state"], "running");
+    assert_eq!(created["isolation"], server.tier.name());
+    assert_eq!(created["tenant_boundary"], server.tier.is_tenant_boundary());
+    assert_eq!(created["template"], "base");
+    assert_eq!(created["labels"], asked["labels"]);
+    for (name, value) in asked["resources"].as_object().unwrap() {
+        assert_eq!(&created["resources"][name], value, "{name}");
+    }
+    assert_eq!(created["timeout_ms"], 120_000);
+    assert_eq!(created["idle"], json!({"after_ms": 60_000, "action": "kill"}));
+    assert!(created["instance"].as_str().unwrap().starts_with("ins_"));
+    assert!(created["deadline"].as_str().unwrap() > created["created_at"].as_str().unwrap());
+    assert_eq!((&created["ended_at"], &created["end"]), (&Value::Null, &Value::Null));
+    assert_eq!(created.get("env"), None, "an environment may hold secrets and is not shown");
+
+    let sandbox = atoll_proof::Sandbox::of(server.client(), &created);
+    assert_eq!(sandbox.get().await, created);
+    sandbox.assert_works().await;
+}
+
+async fn killing_leaves_a_record_and_nothing_else(server: &Server) {
+    let sandbox = server.sandbox().await;
+    sandbox.background("sleep 1000").await;
+    assert!(!server.held().is_nothing(), "a running sandbox holds something");
+    let ended = sandbox.kill().await;
+    assert_eq!(ended["state"], "deleted");
+    assert_eq!(ended["end"]["reason"], "killed");
+    assert!(ended["ended_at"].is_string() && ended["instance"].is_null(), "{ended}");
+    // The answer came after everything was gone, so there is nothing to wait for but the kernel's bookkeeping.
+    server.assert_nothing_held().await;
+
+    assert_eq!(sandbox.kill().await, ended, "killing what is gone succeeds and changes nothing");
+    assert_eq!(sandbox.get().await, ended);
+    let refused = sandbox.exec(&json!({"cmd": "true"})).await;
+    assert!([409, 410].contains(&refused.status), "{refused:?}");
+    refused.error();
+}
+
+async fn lists_are_filtered_and_paged(server: &Server) {
+    let mut made = Vec::new();
+    for number in 0..5 {
+        let parity = if number % 2 == 0 { "even" } else { "odd" };
+        let labels = json!({"labels": {"parity": parity, "number": number.to_string()}});
+        made.push(server.sandbox_with(&labels).await);
+    }
+    made[4].kill().await;
+    let ids = |page: &Value| -> Vec<String> {
+        page["items"].as_array().unwrap().iter().map(|item| item["id"].as_str().unwrap().to_owned()).collect()
+    };
+    let client = server.client();
+
+    let live = ids(&client.get("/v1/sandboxes").await.ok());
+    let newest_first: Vec<_> = made[..4].iter().rev().map(|sandbox| sandbox.id.clone()).collect();
+    assert_eq!(live, newest_first, "those that live, newest first");
+
+    let even = ids(&client.get("/v1/sandboxes?label=parity=even").await.ok());
+    assert_eq!(even, [made[2].id.clone(), made[0].id.clone()]);
+    let both = ids(&client.get("/v1/sandboxes?label=parity=even&label=number=2").await.ok());
+    assert_eq!(both, [made[2].id.clone()]);
+    let deleted = ids(&client.get("/v1/sandboxes?state=deleted").await.ok());
+    assert_eq!(deleted, [made[4].id.clone()]);
+    let all = ids(&client.get("/v1/sandboxes?state=deleted&state=running").await.ok());
+    assert_eq!(all.len(), 5);
+
+    // Page by page, with one more made and one killed in between: nobody is seen twice, nobody who stays is missed.
+    let mut seen = Vec::new();
+    let mut cursor: Option<String> = None;
+    for round in 0.. {
+        let mut query = vec![("limit", "2")];
+        query.extend(cursor.as_deref().map(|cursor| ("cursor", cursor)));
+        let page = client.get_with("/v1/sandboxes", &query).await.ok();
+        seen.extend(ids(&page));
+        if round == 0 {
+            server.sandbox().await;
+            made[1].kill().await;
+        }
+        match page["next"].as_str() {
+            Some(next) => cursor = Some(next.to_owned()),
+            None => break,
+        }
+    }
+    let distinct: BTreeSet<_> = seen.iter().collect();
+    assert_eq!(distinct.len(), seen.len(), "{seen:?}");
+    for stays in [&made[0], &made[2], &made[3]] {
+        assert!(seen.contains(&stays.id), "{} was missed", stays.id);
+    }
+    client.get("/v1/sandboxes?cursor=nonsense").await.expect(400).error();
+}
+
+async fn an_idempotency_key_finds_the_first_sandbox(server: &Server) {
+    let client = server.client();
+    let create = |key: &'static str, body: Value| async move {
+        let request = client.request(reqwest::Method::POST, "/v1/sandboxes").json(&body);
+        client.send(request.header("idempotency-key", key)).await
+    };
+    let body = server.request(&json!({"labels": {"a": "b"}}));
+    // At the same time, as a client that lost its connection would.
+    let answers = futures_util::future::join_all((0..4).map(|_| create("once", body.clone()))).await;
+    let ids: BTreeSet<String> = answers
+        .into_iter()
+        .map(|answer| answer.expect(201).json()["id"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(ids.len(), 1, "{ids:?}");
+    assert_eq!(server.list(&[]).await.len(), 1);
+
+    let other = create("once", server.request(&json!({"labels": {"a": "c"}}))).await;
+    assert_eq!(other.expect(409).error()["code"], "idempotency_conflict");
+    let second = create("twice", body).await.expect(201).json();
+    assert!(!ids.contains(second["id"].as_str().unwrap()));
+}
+
+async fn a_deadline_can_be_moved(server: &Server) {
+    let sandbox = server.sandbox_with(&json!({"timeout_ms": 60_000})).await;
+    let before = sandbox.get().await["deadline"].as_str().unwrap().to_owned();
+    let extended = sandbox.client.post(&sandbox.path("/extend"), &json!({"timeout_ms": 600_000})).await.ok();
+    assert!(extended["deadline"].as_str().unwrap() > before.as_str(), "{extended}");
+    assert_eq!(sandbox.get().await["deadline"], extended["deadline"]);
+    let too_long = json!({"timeout_ms": 1000 * 24 * 3600 * 1000_u64});
+    let refused = sandbox.client.post(&sandbox.path("/extend"), &too_long).await;
+    let detail = refused.refused(400, "timeout_out_of_range");
+    assert!(detail["message"].as_str().unwrap().contains("maximum"), "{detail}");
+    sandbox.kill().await;
+    sandbox.client.post(&sandbox.path("/extend"), &json!({"timeout_ms": 60_000})).await.refused(410, "sandbox_deleted");
+}
+
+async fn the_environment_is_given_to_every_command(server: &Server) {
+    let sandbox = server.sandbox_with(&json!({"env": {"GREETING": "héllo\nworld", "EMPTY": ""}})).await;
+    let output = sandbox.sh("printf '%s|%s|%s' \"$GREETING\" \"${EMPTY-unset}\" \"${OTHER-unset}\"").await;
+    assert_eq!(output.ok(), "héllo\nworld||unset");
+    let own = json!({"cmd": "printf '%s' \"$GREETING\"", "env": {"GREETING": "mine"}});
+    assert_eq!(sandbox.run_with(own).await.ok(), "mine", "a command's own comes before the sandbox's");
+}
+
+async fn many_at_once_all_run(server: &Server) {
+    let sandboxes = futures_util::future::join_all((0..8).map(|_| server.sandbox())).await;
+    let names = sandboxes.iter().map(|sandbox| async {
+        sandbox.sh(&format!("echo {} > /tmp/me && cat /tmp/me", sandbox.id)).await.ok()
+    });
+    for (sandbox, name) in sandboxes.iter().zip(futures_util::future::join_all(names).await) {
+        assert_eq!(name.trim(), sandbox.id);
+    }
+    let info = server.client().get("/v1/info").await.ok();
+    assert_eq!(info["running"], 8);
+    let killed = futures_util::future::join_all(sandboxes.iter().map(atoll_proof::Sandbox::kill)).await;
+    assert!(killed.iter().all(|sandbox| sandbox["state"] == "deleted"));
+}
+
+/// No hardware virtualization here: a floor of `microvm` is refused, with a reason and a way out, never lowered.
+async fn the_strongest_wall_is_not_the_only_answer(server: &Server) {
+    let info = server.client().get("/v1/info").await.ok();
+    let tiers = info["tiers"].as_array().unwrap();
+    assert_eq!(tiers.len(), 3, "{info}");
+    for tier in tiers {
+        assert_eq!(tier["tenant_boundary"], json!(tier["isolation"] != "jail"), "{tier}");
+        assert!(!tier["detail"].as_str().unwrap().is_empty(), "{tier}");
+        if tier["available"] == json!(false) {
+            assert!(!tier["fix"].as_str().unwrap().is_empty(), "what is missing comes with a remedy: {tier}");
+        }
+    }
+    let works = |name: &str| tiers.iter().any(|tier| tier["isolation"] == json!(name) && tier["available"] == json!(true));
+    let mut refused_floors = vec![];
+    if !works("microvm") {
+        refused_floors.push("microvm");
+        if !works("gvisor") {
+            refused_floors.push("gvisor");
+        }
+    }
+    for floor in refused_floors {
+        let body = server.request(&json!({"isolation_floor": floor}));
+        let detail = server.client().post("/v1/sandboxes", &body).await.refused(422, "isolation_unavailable");
+        assert!(detail["message"].as_str().unwrap().contains(floor), "{detail}");
+        assert!(detail["hint"].as_str().unwrap().len() > 10, "{detail}");
+    }
+    assert!(server.list(&["starting", "running", "deleting", "deleted", "failed"]).await.is_empty());
+}

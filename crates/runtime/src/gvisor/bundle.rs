@@ -1,0 +1,126 @@
+//! The OCI bundle that describes one sandbox to `runsc`.
+
+use std::path::Path;
+
+use atoll_types::{DiskBacking, Resources};
+use serde_json::{Value, json};
+
+use crate::{InstanceSpec, uids};
+
+/// Where the agent stands in a sandbox.
+const AGENT: &str = "/.atoll/atoll-guest";
+
+/// What root in the sandbox may do *to the sentry*: enough for sudo, package managers, debuggers and mounts of its own.
+/// None of these exist on the host. No `CAP_NET_RAW`, no `CAP_SYS_MODULE`, `_RAWIO`, `_BOOT`, `_TIME`.
+const CAPABILITIES: [&str; 20] = [
+    "CAP_AUDIT_WRITE",
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_DAC_READ_SEARCH",
+    "CAP_FOWNER",
+    "CAP_FSETID",
+    "CAP_IPC_LOCK",
+    "CAP_IPC_OWNER",
+    "CAP_KILL",
+    "CAP_LEASE",
+    "CAP_MKNOD",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_SETFCAP",
+    "CAP_SETGID",
+    "CAP_SETPCAP",
+    "CAP_SETUID",
+    "CAP_SYS_ADMIN",
+    "CAP_SYS_CHROOT",
+    "CAP_SYS_PTRACE",
+    "CAP_SYS_RESOURCE",
+];
+
+/// The paths that a bundle refers to; all absolute.
+#[derive(Debug)]
+pub(super) struct Places<'a> {
+    /// An empty directory, for what must name one.
+    pub(super) empty: &'a Path,
+    pub(super) guest_image: &'a Path,
+    /// Where the file of a disk-backed writable layer is made (and unlinked at once).
+    pub(super) disk: &'a Path,
+}
+
+/// How large the writable layer may grow.
+///
+/// In memory it is charged to the sandbox's memory limit, and whoever exceeds that is killed; so the layer is kept
+/// below it, where a full disk is an error and not the end.
+pub(super) fn disk_limit(resources: &Resources) -> u64 {
+    match resources.disk_backing {
+        DiskBacking::Disk => resources.disk_bytes,
+        DiskBacking::Memory => resources.disk_bytes.min(resources.memory_bytes / 4 * 3),
+    }
+}
+
+/// The contents of `config.json`.
+pub(super) fn config(spec: &InstanceSpec, places: &Places<'_>, first_uid: u32) -> Vec<u8> {
+    let resources = &spec.resources;
+    let in_memory = resources.memory_bytes / 2;
+    let overlay = match resources.disk_backing {
+        DiskBacking::Memory => "memory".to_owned(),
+        DiskBacking::Disk => format!("dir={}", places.disk.display()),
+    };
+    let mut mounts = vec![
+        json!({"destination": "/proc", "type": "proc", "source": "proc"}),
+        json!({"destination": "/dev", "type": "dev", "source": "dev"}),
+        json!({"destination": "/dev/pts", "type": "devpts", "source": "devpts"}),
+        json!({"destination": "/dev/shm", "type": "tmpfs", "source": "shm",
+               "options": ["nosuid", "nodev", "mode=1777", format!("size={in_memory}")]}),
+        // Left out, gVisor would mount one without a limit.
+        json!({"destination": "/tmp", "type": "tmpfs", "source": "tmp",
+               "options": ["nosuid", "nodev", "mode=1777", format!("size={}", in_memory.min(resources.disk_bytes))]}),
+        json!({"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["ro", "nosuid", "noexec", "nodev"]}),
+        json!({"destination": "/.atoll", "type": "erofs", "source": places.guest_image, "options": ["ro"]}),
+    ];
+    if resources.disk_backing == DiskBacking::Disk {
+        // A disk overlay over EROFS works only where a gofer runs, and a gofer runs only for a bind mount.
+        mounts.push(
+            json!({"destination": "/.atoll-disk", "type": "bind", "source": places.empty,
+                           "options": ["bind", "ro"]}),
+        );
+    }
+    let ids = json!([{"containerID": 0, "hostID": first_uid, "size": uids::RANGE}]);
+    let config: Value = json!({
+        "ociVersion": "1.0.2",
+        "process": {
+            "terminal": false,
+            "user": {"uid": 0, "gid": 0},
+            "args": [AGENT],
+            "env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root"],
+            "cwd": "/",
+            // sudo must work; it gives powers over the sentry only.
+            "noNewPrivileges": false,
+            "capabilities": {
+                "bounding": CAPABILITIES,
+                "effective": CAPABILITIES,
+                "permitted": CAPABILITIES,
+            },
+            "rlimits": [
+                {"type": "RLIMIT_NOFILE", "soft": 65536, "hard": 65536},
+                {"type": "RLIMIT_CORE", "soft": 0, "hard": 0},
+            ],
+        },
+        "root": {"path": places.empty},
+        "hostname": spec.hostname,
+        "mounts": mounts,
+        "annotations": {
+            "dev.gvisor.spec.rootfs.source": spec.image,
+            "dev.gvisor.spec.rootfs.type": "erofs",
+            "dev.gvisor.spec.rootfs.overlay": overlay,
+            "dev.gvisor.spec.rootfs.options": format!("size={}", disk_limit(resources)),
+        },
+        "linux": {
+            "namespaces": [
+                {"type": "user"}, {"type": "pid"}, {"type": "ipc"}, {"type": "uts"}, {"type": "mount"},
+                {"type": "network"},
+            ],
+            "uidMappings": ids,
+            "gidMappings": ids,
+        },
+    });
+    serde_json::to_vec(&config).expect("JSON values always serialize")
+}
