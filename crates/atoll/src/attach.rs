@@ -124,7 +124,8 @@ pub(crate) async fn run(client: &Client, sandbox: &str, mut request: Value, stre
 fn control(text: &str) -> Result<Option<u8>> {
     let message: Value = serde_json::from_str(text).doing("the server sent something that is not JSON")?;
     if let Some(error) = message.get("error") {
-        return Err(from_wire(error));
+        // After the start no error has these codes, so all of them may be looked at as failures to start.
+        return Err(from_wire(error).into_start_failure());
     }
     Ok(message.get("exited").map(exit_code))
 }

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::args::Global;
 use crate::data;
-use crate::output::{Doing, Error, Result};
+use crate::output::{Doing, Error, OWN_FAILURE, Result};
 
 #[derive(Debug, Clone)]
 pub(crate) struct Client {
@@ -173,6 +173,7 @@ pub(crate) fn from_wire(error: &Value) -> Error {
         message: field("message").unwrap_or_else(|| error.to_string()),
         hint,
         code,
+        exit: OWN_FAILURE,
     }
 }
 

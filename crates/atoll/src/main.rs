@@ -47,7 +47,7 @@ fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             error.report(json);
-            ExitCode::from(OWN_FAILURE)
+            ExitCode::from(error.exit)
         }
     }
 }

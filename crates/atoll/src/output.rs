@@ -18,6 +18,8 @@ pub(crate) struct Error {
     pub(crate) hint: Option<String>,
     /// The machine-readable name, where the server gave one.
     pub(crate) code: Option<String>,
+    /// What this program exits with.
+    pub(crate) exit: u8,
 }
 
 pub(crate) type Result<T> = std::result::Result<T, Error>;
@@ -28,12 +30,24 @@ impl Error {
             message: message.into(),
             hint: None,
             code: None,
+            exit: OWN_FAILURE,
         }
     }
 
     #[must_use]
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
+        self
+    }
+
+    /// For a command that could not be started: the exit code that a shell would have.
+    #[must_use]
+    pub(crate) fn into_start_failure(mut self) -> Self {
+        self.exit = match self.code.as_deref() {
+            Some("not_found_in_sandbox") => 127,
+            Some("permission_denied_in_sandbox") => 126,
+            _ => self.exit,
+        };
         self
     }
 
@@ -72,6 +86,7 @@ impl From<atoll_types::Fault> for Error {
             message: fault.message,
             hint: fault.hint,
             code: Some(fault.code.into()),
+            exit: OWN_FAILURE,
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use atoll_image::Templates;
 use atoll_runtime::probe::{self, Probe, Verdict};
-use atoll_sandboxes::{PoolSetting, Sandboxes, Settings};
+use atoll_sandboxes::{Caller, ListSandboxes, PoolSetting, Sandboxes, Settings};
 use atoll_store::Store;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpListener;
@@ -36,6 +36,7 @@ pub(crate) async fn run(global: &Global, args: &ServerArgs) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).doing("cannot watch for termination")?;
 
     let data = DataDir::take(&config.data).map_err(|taken| taken.into_error(&config.data))?;
+    sweep(&config).await;
     let server = Server::start(&config, data, Kind::Standing).await?;
     if let Some(secret) = &server.new_key {
         Output { json: global.json }.note(format_args!(
@@ -141,12 +142,14 @@ impl Server {
             Err(Taken::By { .. }) => {
                 let own = config.data.join("embedded").join(std::process::id().to_string());
                 let data = DataDir::take(&own).map_err(|taken| taken.into_error(&own))?;
-                config.cgroup = format!("{}-{}", config.cgroup, std::process::id());
                 config.data.clone_from(&own);
                 (data, Some(own))
             }
             Err(failed) => return Err(failed.into_error(&config.data)),
         };
+        if temporary.is_none() {
+            sweep(&config).await;
+        }
         let mut server = Self::start(&config, data, Kind::Embedded).await?;
         server.temporary = temporary;
         Ok(server)
@@ -172,6 +175,54 @@ impl Server {
             let _leftover = std::fs::remove_dir_all(path);
         }
     }
+}
+
+/// Ends what `atoll run`s with a data directory of their own left behind when they were killed.
+async fn sweep(config: &Config) {
+    let Ok(left) = std::fs::read_dir(config.data.join("embedded")) else {
+        return;
+    };
+    for path in left.flatten().map(|entry| entry.path()) {
+        // One that is alive holds its lock.
+        let Ok(data) = DataDir::take(&path) else { continue };
+        match Box::pin(sweep_one(config, &data)).await {
+            Ok(()) => drop(std::fs::remove_dir_all(&path)),
+            Err(error) => {
+                tracing::warn!(%error, path = %path.display(), "cannot clean up after a killed `atoll run`");
+            }
+        }
+    }
+}
+
+async fn sweep_one(config: &Config, data: &DataDir) -> Result<()> {
+    let machine = Machine::look(config, data.path()).await?;
+    let store = open_store(data.path()).await?;
+    let settings = Settings::new(data.path().to_owned());
+    let sandboxes = Sandboxes::start(
+        settings,
+        machine.runtimes,
+        machine.tiers,
+        store,
+        machine.templates,
+    )
+    .await?;
+    let caller = Caller {
+        project: sandboxes.default_project().clone(),
+    };
+    let live = sandboxes
+        .list(
+            &caller,
+            ListSandboxes {
+                limit: 100,
+                ..ListSandboxes::default()
+            },
+        )
+        .await?;
+    for sandbox in live.items {
+        sandboxes.kill(&caller, &sandbox.id).await?;
+    }
+    sandboxes.shutdown().await;
+    Ok(())
 }
 
 /// What this machine offers.

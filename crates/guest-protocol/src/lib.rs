@@ -41,6 +41,10 @@ pub const GENERATION: u32 = 1;
 /// How much a stream's sender may send before the first `Credit` arrives, in each direction.
 pub const INITIAL_CREDIT: u32 = 256 * 1024;
 
+/// The longest encoded [`Request`]; one that does not fit into a frame is sent as [`Request::Long`]. Linux takes argument
+/// lists of at most 2 MiB.
+pub const MAX_REQUEST: usize = 4 * 1024 * 1024;
+
 /// Encodes a control message for a frame's payload.
 pub fn encode<T: serde::Serialize>(message: &T) -> Vec<u8> {
     postcard::to_allocvec(message).expect("control messages are plain data, which postcard always encodes")

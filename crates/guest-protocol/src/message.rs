@@ -19,6 +19,9 @@ pub struct Welcome {
 /// What a stream is opened for. The comment behind each says what travels on the stream before its `End`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
+    /// A request too long for one frame: the host sends it as `Data`, `length` bytes of its encoding in all. Then as if
+    /// the stream had been opened with it.
+    Long { length: u32 },
     /// Gives a pooled instance its identity. Nothing.
     Configure(Configure),
     /// Starts a command and attaches to it from offset 0. First `Message::Started`; then as `Attach`. If it cannot be

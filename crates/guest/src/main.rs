@@ -32,6 +32,7 @@ mod failure;
 mod files;
 mod job;
 mod log;
+mod long;
 mod mux;
 mod path;
 mod poll;

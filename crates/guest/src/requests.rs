@@ -15,10 +15,12 @@ use crate::files::watch::Watch;
 use crate::files::write::Writing;
 use crate::files::{Place, Stats, change};
 use crate::job::{Answer, Job, Shared};
+use crate::long::Long;
 use crate::usage;
 
 pub(crate) fn open(request: Request, stream: u32, shared: &mut Shared) -> Outcome<Box<dyn Job>> {
     match request {
+        Request::Long { length } => Long::open(length, stream),
         Request::Configure(configure) => configure::apply(configure, shared).map(|()| Answer::nothing()),
         Request::Exec(exec) => start(exec, stream, shared),
         Request::Attach { command, from } => {

@@ -1,9 +1,10 @@
 //! Templates from Debian packages: `mmdebstrap` makes a root filesystem as a tar archive, the rest happens in the tree.
 //!
 //! As root, mmdebstrap mounts /proc, /sys and /dev/pts where it works, in the mount namespace it is given, and leaves them
-//! there when it is killed. So it gets mount and pid namespaces of its own, and works in our scratch directory: ending
-//! its process group ends everything it started and takes its mounts along, and then the directory can go. That
-//! happens when a build is cancelled and, after we were killed ourselves, when the store is opened next.
+//! there when it is killed. So it gets a mount namespace of its own and works in our scratch directory: killing its
+//! process group takes the mounts along, and then the directory can go. That happens when a build is cancelled and,
+//! after we were killed ourselves, when the store is opened next. (Not a pid namespace: as process 1 mmdebstrap was
+//! seen to stop reading from apt and hang.)
 
 use std::fs::File;
 use std::process::Stdio;

@@ -268,6 +268,25 @@ impl Templates {
         self.publish(digest, recipe, name, now)
     }
 
+    /// The same image with another start command, under the same name: another template.
+    pub fn with_start(
+        &self,
+        manifest: &TemplateManifest,
+        start: StartCommand,
+        name: &str,
+        now: Timestamp,
+    ) -> Result<TemplateManifest> {
+        let recipe = Recipe {
+            source: manifest.source.clone(),
+            env: manifest.env.clone(),
+            workdir: manifest.workdir.clone(),
+            user: manifest.user.clone(),
+            start: Some(start),
+            exposed_ports: manifest.exposed_ports.clone(),
+        };
+        self.add_blob(&manifest.digest, &recipe, Some(name), now)
+    }
+
     /// The caller holds the lock.
     fn publish(
         &self,

@@ -28,13 +28,23 @@ pub struct Answer {
 
 impl Client {
     pub(crate) fn new(url: &str, key: Option<&str>) -> Self {
-        let http = reqwest::Client::builder().no_proxy().build().expect("a plain client can be made");
-        Self { http, url: url.to_owned(), key: key.map(str::to_owned) }
+        let http = reqwest::Client::builder()
+            .no_proxy()
+            .build()
+            .expect("a plain client can be made");
+        Self {
+            http,
+            url: url.to_owned(),
+            key: key.map(str::to_owned),
+        }
     }
 
     /// The same server with another key, or none.
     pub fn with_key(&self, key: Option<&str>) -> Self {
-        Self { key: key.map(str::to_owned), ..self.clone() }
+        Self {
+            key: key.map(str::to_owned),
+            ..self.clone()
+        }
     }
 
     pub fn url(&self) -> &str {
@@ -43,7 +53,9 @@ impl Client {
 
     /// `127.0.0.1:PORT`.
     pub fn authority(&self) -> &str {
-        self.url.strip_prefix("http://").expect("the server speaks plain HTTP")
+        self.url
+            .strip_prefix("http://")
+            .expect("the server speaks plain HTTP")
     }
 
     pub fn key(&self) -> Option<&str> {
@@ -97,7 +109,10 @@ impl Client {
 
     /// The request goes out, the answer stays a stream.
     pub async fn open(&self, request: RequestBuilder) -> reqwest::Response {
-        request.send().await.unwrap_or_else(|error| panic!("the server gave no answer: {}", causes(&error)))
+        request
+            .send()
+            .await
+            .unwrap_or_else(|error| panic!("the server gave no answer: {}", causes(&error)))
     }
 }
 
@@ -133,7 +148,11 @@ impl Answer {
     #[track_caller]
     pub fn refused(&self, status: u16, code: &str) -> Value {
         let detail = self.error();
-        assert_eq!((self.status, detail["code"].as_str()), (status, Some(code)), "{self:?}");
+        assert_eq!(
+            (self.status, detail["code"].as_str()),
+            (status, Some(code)),
+            "{self:?}"
+        );
         detail
     }
 
@@ -156,7 +175,13 @@ impl fmt::Debug for Answer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = self.text();
         let shown: String = text.chars().take(2000).collect();
-        write!(f, "{} -> {} ({} bytes) {shown}", self.request, self.status, self.body.len())
+        write!(
+            f,
+            "{} -> {} ({} bytes) {shown}",
+            self.request,
+            self.status,
+            self.body.len()
+        )
     }
 }
 

@@ -9,7 +9,9 @@ use rustix::process::{Pid, Signal};
 /// A field of `/proc/<pid>/status` in bytes, such as `VmRSS` or `VmHWM`.
 pub fn status_bytes(pid: u32, field: &str) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kib * 1024)
 }
@@ -23,10 +25,16 @@ pub fn open_files(pid: u32) -> usize {
 pub fn processes() -> Vec<(u32, String)> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+        let Some(pid) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse::<u32>().ok())
+        else {
             continue;
         };
-        let Ok(line) = fs::read(entry.path().join("cmdline")) else { continue };
+        let Ok(line) = fs::read(entry.path().join("cmdline")) else {
+            continue;
+        };
         if !line.is_empty() {
             let line = String::from_utf8_lossy(&line).replace('\0', " ");
             found.push((pid, line.trim().to_owned()));
@@ -39,7 +47,10 @@ pub fn processes() -> Vec<(u32, String)> {
 pub fn processes_naming(dir: &Path) -> Vec<(u32, String)> {
     let dir = dir.display().to_string();
     let own = std::process::id();
-    processes().into_iter().filter(|(pid, line)| *pid != own && line.contains(&dir)).collect()
+    processes()
+        .into_iter()
+        .filter(|(pid, line)| *pid != own && line.contains(&dir))
+        .collect()
 }
 
 pub fn kill(pid: u32, signal: Signal) {
@@ -52,7 +63,9 @@ pub fn kill(pid: u32, signal: Signal) {
 /// Mount points of this namespace at or below a directory.
 pub fn mounts_below(dir: &Path) -> Vec<PathBuf> {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let points = table.lines().filter_map(|line| line.split(' ').nth(4).map(PathBuf::from));
+    let points = table
+        .lines()
+        .filter_map(|line| line.split(' ').nth(4).map(PathBuf::from));
     points.filter(|point| point.starts_with(dir)).collect()
 }
 
@@ -136,7 +149,9 @@ pub fn cgroup_remove(name: &str) {
 /// What a directory holds, by name; nothing if it is not there.
 pub fn names_in(dir: &Path) -> BTreeSet<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+    entries
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect()
 }
 
 /// The FIFOs at any depth below a directory.

@@ -27,15 +27,24 @@ impl Held {
             }
         }
         processes.retain(|(pid, _)| Some(*pid) != server);
-        let shown = |paths: Vec<std::path::PathBuf>| paths.iter().map(|path| path.display().to_string()).collect();
+        let shown = |paths: Vec<std::path::PathBuf>| -> Vec<String> {
+            paths.iter().map(|path| path.display().to_string()).collect()
+        };
         let instances = data.join("instances");
         Self {
             processes,
             cgroups: host::cgroup_children(cgroup).into_iter().collect(),
             mounts: shown(host::mounts_below(data)),
             loop_devices: shown(host::loop_devices_below(data)),
-            fifos: shown(host::fifos_below(&instances)),
-            instances: host::names_in(&instances).into_iter().collect(),
+            fifos: shown(host::fifos_below(&instances))
+                .into_iter()
+                .filter(|path: &String| !path.contains("/.new-"))
+                .collect(),
+            // A directory that a killed server had not named yet is removed by a later one, once it is surely nobody's.
+            instances: host::names_in(&instances)
+                .into_iter()
+                .filter(|name| !name.starts_with(".new-"))
+                .collect(),
             uid_ranges: host::names_in(&data.join("uids")).into_iter().collect(),
         }
     }

@@ -17,7 +17,11 @@
 //! Where things are found: `ATOLL_BIN` (default: the newest of `target/{release,debug}/atoll`), `ATOLL_TEMPLATES` (default:
 //! `templates` in `ATOLL_CACHE` or `/var/cache/atoll`) with the template `base`, `ATOLL_RUNSC`.
 
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a harness fails by panicking, with all it knows")]
+#![allow(
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a harness fails by panicking, with all it knows"
+)]
 
 pub mod client;
 pub mod host;

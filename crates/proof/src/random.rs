@@ -11,7 +11,9 @@ pub struct Random {
 impl Random {
     /// Seeded from `ATOLL_SEED`, else from the clock; says which.
     pub fn seeded() -> Self {
-        let given = std::env::var("ATOLL_SEED").ok().and_then(|text| text.parse().ok());
+        let given = std::env::var("ATOLL_SEED")
+            .ok()
+            .and_then(|text| text.parse().ok());
         let seed = given.unwrap_or_else(|| {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             u64::from(now.subsec_nanos()) ^ now.as_secs()
@@ -24,7 +26,10 @@ impl Random {
         Self { state: seed }
     }
 
-    #[expect(clippy::should_implement_trait, reason = "it never ends, so it is no iterator")]
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "it never ends, so it is no iterator"
+    )]
     pub fn next(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.state;

@@ -58,8 +58,13 @@ impl Sandbox {
     /// The sandbox that a create request made.
     #[track_caller]
     pub fn of(client: &Client, created: &Value) -> Self {
-        let id = created["id"].as_str().unwrap_or_else(|| panic!("not a sandbox: {created}"));
-        Self { client: client.clone(), id: id.to_owned() }
+        let id = created["id"]
+            .as_str()
+            .unwrap_or_else(|| panic!("not a sandbox: {created}"));
+        Self {
+            client: client.clone(),
+            id: id.to_owned(),
+        }
     }
 
     /// The id without its prefix, as in host names.
@@ -79,7 +84,10 @@ impl Sandbox {
     }
 
     pub async fn state(&self) -> String {
-        self.get().await["state"].as_str().expect("a sandbox has a state").to_owned()
+        self.get().await["state"]
+            .as_str()
+            .expect("a sandbox has a state")
+            .to_owned()
     }
 
     /// Waits until it is in a state, and returns its record.
@@ -119,7 +127,8 @@ impl Sandbox {
 
     /// A line of shell, as root.
     pub async fn root_sh(&self, line: &str) -> Output {
-        self.run_with(json!({"argv": ["/bin/bash", "-c", line], "user": "root"})).await
+        self.run_with(json!({"argv": ["/bin/bash", "-c", line], "user": "root"}))
+            .await
     }
 
     /// Asserts that the sandbox works, by running something in it.
@@ -132,7 +141,10 @@ impl Sandbox {
     pub async fn background(&self, line: &str) -> String {
         let body = json!({"argv": ["/bin/bash", "-c", line], "background": true});
         let started = self.exec(&body).await.expect(202).json();
-        started["command"].as_str().expect("a command has an id").to_owned()
+        started["command"]
+            .as_str()
+            .expect("a command has an id")
+            .to_owned()
     }
 
     pub async fn commands(&self) -> Vec<Value> {
@@ -143,7 +155,9 @@ impl Sandbox {
     pub async fn command(&self, id: &str) -> Value {
         let all = self.commands().await;
         let found = all.iter().find(|command| command["id"] == json!(id));
-        found.unwrap_or_else(|| panic!("no command {id} in {all:?}")).clone()
+        found
+            .unwrap_or_else(|| panic!("no command {id} in {all:?}"))
+            .clone()
     }
 
     /// Waits until a command is over, and returns it as listed.
@@ -157,7 +171,11 @@ impl Sandbox {
 
     /// What a command has written so far.
     pub async fn logs(&self, command: &str) -> String {
-        self.client.get(&self.path(&format!("/commands/{command}/logs"))).await.expect(200).text()
+        self.client
+            .get(&self.path(&format!("/commands/{command}/logs")))
+            .await
+            .expect(200)
+            .text()
     }
 
     /// Waits until a command has written this.
@@ -172,7 +190,11 @@ impl Sandbox {
     /// A command whose events come as they happen.
     pub async fn exec_events(&self, body: &Value) -> Events {
         let request = self.client.request(Method::POST, &self.path("/exec")).json(body);
-        Events::of(self.client.open(request.header("accept", "text/event-stream")).await)
+        Events::of(
+            self.client
+                .open(request.header("accept", "text/event-stream"))
+                .await,
+        )
     }
 
     /// A command over a WebSocket.
@@ -192,7 +214,9 @@ impl Sandbox {
 
     /// `GET files{route}` of a path.
     pub async fn files_get(&self, route: &str, path: impl AsRef<[u8]>, query: &[(&str, &str)]) -> Answer {
-        self.client.send(self.file(Method::GET, route, path.as_ref()).query(query)).await
+        self.client
+            .send(self.file(Method::GET, route, path.as_ref()).query(query))
+            .await
     }
 
     /// `PUT files{route}` of a path.
@@ -203,12 +227,20 @@ impl Sandbox {
         query: &[(&str, &str)],
         body: Vec<u8>,
     ) -> Answer {
-        self.client.send(self.file(Method::PUT, route, path.as_ref()).query(query).body(body)).await
+        self.client
+            .send(
+                self.file(Method::PUT, route, path.as_ref())
+                    .query(query)
+                    .body(body),
+            )
+            .await
     }
 
     /// `POST files{route}` with this body.
     pub async fn files_post(&self, route: &str, body: &Value) -> Answer {
-        self.client.post(&self.path(&format!("/files{route}")), body).await
+        self.client
+            .post(&self.path(&format!("/files{route}")), body)
+            .await
     }
 
     pub async fn write(&self, path: impl AsRef<[u8]>, content: &[u8]) -> Value {
@@ -224,7 +256,10 @@ impl Sandbox {
     }
 
     pub async fn list(&self, path: impl AsRef<[u8]>, depth: u32) -> Vec<Value> {
-        let list = self.files_get("", path, &[("depth", &depth.to_string())]).await.ok();
+        let list = self
+            .files_get("", path, &[("depth", &depth.to_string())])
+            .await
+            .ok();
         list["items"].as_array().expect("a list").clone()
     }
 
@@ -252,5 +287,7 @@ pub fn to_base64(bytes: &[u8]) -> String {
 }
 
 pub fn from_base64(text: &str) -> Vec<u8> {
-    STANDARD.decode(text).unwrap_or_else(|error| panic!("not base64 ({error}): {text}"))
+    STANDARD
+        .decode(text)
+        .unwrap_or_else(|error| panic!("not base64 ({error}): {text}"))
 }

@@ -75,11 +75,20 @@ impl Server {
     pub async fn start(tier: Tier, options: Options) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let dir = tempfile::Builder::new().prefix("atoll-proof-").tempdir().expect("a temporary directory");
+        let dir = tempfile::Builder::new()
+            .prefix("atoll-proof-")
+            .tempdir()
+            .expect("a temporary directory");
         let cgroup = format!("atoll-proof-{}-{count}", std::process::id());
         let config = format!("cgroup = \"{cgroup}\"\n{}", options.config);
         fs::write(dir.path().join("config.toml"), config).expect("the configuration is written");
-        let mut server = Self { tier, options, dir, cgroup, running: None };
+        let mut server = Self {
+            tier,
+            options,
+            dir,
+            cgroup,
+            running: None,
+        };
         server.begin().await;
         server
     }
@@ -87,7 +96,11 @@ impl Server {
     /// Starts the process and waits until it has told where it listens.
     async fn begin(&mut self) {
         assert!(self.running.is_none(), "one server at a time");
-        let log = File::options().create(true).append(true).open(self.log_path()).expect("the log can be written");
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.log_path())
+            .expect("the log can be written");
         let mut command = Command::new(binary());
         command
             .env_remove("ATOLL_URL")
@@ -96,7 +109,14 @@ impl Server {
             .env("ATOLL_TEMPLATES", templates())
             .arg("--data")
             .arg(self.data())
-            .args(["server", "--listen", "127.0.0.1:0", "--log-format", "plain", "--config"])
+            .args([
+                "server",
+                "--listen",
+                "127.0.0.1:0",
+                "--log-format",
+                "plain",
+                "--config",
+            ])
             .arg(self.dir.path().join("config.toml"))
             .args(&self.options.args)
             .stdin(Stdio::null())
@@ -106,7 +126,9 @@ impl Server {
             // The strongest tier that works is used; so that it is this one, the others must not.
             command.args(["--runsc", "none", "--isolation", "jail"]);
         }
-        let mut child = command.spawn().unwrap_or_else(|error| panic!("{}: {error}", binary().display()));
+        let mut child = command
+            .spawn()
+            .unwrap_or_else(|error| panic!("{}: {error}", binary().display()));
         let pid = child.id();
         let announcement = self.data().join("server.json");
         let url = wait::until_sync("the server starts", PATIENCE, || {
@@ -127,7 +149,10 @@ impl Server {
     pub async fn missing_tier(&self) -> Option<String> {
         let info = self.client().get("/v1/info").await.ok();
         let tiers = info["tiers"].as_array().expect("a list of tiers");
-        match tiers.iter().find(|tier| tier["isolation"] == json!(self.tier.name())) {
+        match tiers
+            .iter()
+            .find(|tier| tier["isolation"] == json!(self.tier.name()))
+        {
             Some(tier) if tier["available"] == json!(true) => None,
             Some(tier) => Some(tier["detail"].to_string()),
             None => Some("the server does not know it".into()),
@@ -173,14 +198,22 @@ impl Server {
 
     /// Makes a sandbox with these fields of the request.
     pub async fn sandbox_with(&self, more: &Value) -> Sandbox {
-        let created = self.client().post("/v1/sandboxes", &self.request(more)).await.expect(201).json();
+        let created = self
+            .client()
+            .post("/v1/sandboxes", &self.request(more))
+            .await
+            .expect(201)
+            .json();
         assert_eq!(created["isolation"], json!(self.tier.name()), "{created}");
         Sandbox::of(self.client(), &created)
     }
 
     /// The same sandbox through the server as it is now, after a restart.
     pub fn again(&self, sandbox: &Sandbox) -> Sandbox {
-        Sandbox { client: self.client().clone(), id: sandbox.id.clone() }
+        Sandbox {
+            client: self.client().clone(),
+            id: sandbox.id.clone(),
+        }
     }
 
     /// Every sandbox in these states, page by page; none named: the live ones.
@@ -188,10 +221,16 @@ impl Server {
         let mut items = Vec::new();
         let mut cursor = None;
         loop {
-            let mut query: Vec<(&str, String)> = states.iter().map(|state| ("state", (*state).to_owned())).collect();
+            let mut query: Vec<(&str, String)> = states
+                .iter()
+                .map(|state| ("state", (*state).to_owned()))
+                .collect();
             query.push(("limit", "100".into()));
             query.extend(cursor.take().map(|cursor| ("cursor", cursor)));
-            let request = self.client().request(reqwest::Method::GET, "/v1/sandboxes").query(&query);
+            let request = self
+                .client()
+                .request(reqwest::Method::GET, "/v1/sandboxes")
+                .query(&query);
             let page = self.client().send(request).await.ok();
             items.extend(page["items"].as_array().expect("a list").iter().cloned());
             match page["next"].as_str() {
@@ -226,7 +265,10 @@ impl Server {
         });
         status.unwrap_or_else(|| {
             let _ = running.child.kill();
-            panic!("the server did not stop within {PATIENCE:?}:\n{}", self.log_tail())
+            panic!(
+                "the server did not stop within {PATIENCE:?}:\n{}",
+                self.log_tail()
+            )
         })
     }
 
@@ -234,7 +276,11 @@ impl Server {
 
     /// What the instances of this server hold on the machine now.
     pub fn held(&self) -> Held {
-        Held::look(&self.data(), &self.cgroup, self.running.as_ref().map(|running| running.child.id()))
+        Held::look(
+            &self.data(),
+            &self.cgroup,
+            self.running.as_ref().map(|running| running.child.id()),
+        )
     }
 
     /// Asserts that no instance holds anything.
@@ -247,7 +293,9 @@ impl Server {
     /// Asserts that the server answers, quickly.
     pub async fn assert_answers(&self) {
         let health = self.client().get("/healthz");
-        wait::within("the server answers", Duration::from_secs(5), health).await.expect(200);
+        wait::within("the server answers", Duration::from_secs(5), health)
+            .await
+            .expect(200);
     }
 
     /// The most memory that the server ever used, in bytes.
@@ -275,7 +323,9 @@ impl Server {
         assert!(status.success(), "the server ended with {status}");
         self.assert_nothing_held().await;
         let log = fs::read_to_string(self.log_path()).unwrap_or_default();
-        let mut complaints = log.lines().filter(|line| line.contains(" ERROR ") || line.contains("panicked"));
+        let mut complaints = log
+            .lines()
+            .filter(|line| line.contains(" ERROR ") || line.contains("panicked"));
         if let Some(line) = complaints.next()
             && !self.options.may_fail
         {
@@ -300,7 +350,11 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("---- log of the {} server\n{}\n----", self.tier.name(), self.log_tail());
+            eprintln!(
+                "---- log of the {} server\n{}\n----",
+                self.tier.name(),
+                self.log_tail()
+            );
         }
         if let Some(mut running) = self.running.take() {
             let _gone = running.child.kill();
@@ -331,9 +385,14 @@ pub fn binary() -> PathBuf {
     }
     let target = workspace().join("target");
     let built = ["release", "debug"].map(|profile| target.join(profile).join("atoll"));
-    let newest = built.iter().max_by_key(|path| path.metadata().and_then(|found| found.modified()).ok());
+    let newest = built
+        .iter()
+        .max_by_key(|path| path.metadata().and_then(|found| found.modified()).ok());
     newest.filter(|path| path.exists()).cloned().unwrap_or_else(|| {
-        panic!("there is no {}; build it with `cargo build --release -p atoll`, or set ATOLL_BIN", built[0].display())
+        panic!(
+            "there is no {}; build it with `cargo build --release -p atoll`, or set ATOLL_BIN",
+            built[0].display()
+        )
     })
 }
 
@@ -342,10 +401,14 @@ pub fn templates() -> PathBuf {
     if let Some(path) = std::env::var_os("ATOLL_TEMPLATES") {
         return path.into();
     }
-    let cache = std::env::var_os("ATOLL_CACHE").map_or_else(|| PathBuf::from("/var/cache/atoll"), PathBuf::from);
+    let cache =
+        std::env::var_os("ATOLL_CACHE").map_or_else(|| PathBuf::from("/var/cache/atoll"), PathBuf::from);
     cache.join("templates")
 }
 
 fn workspace() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("the crate lies in crates/")
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .ancestors()
+        .nth(2)
+        .expect("the crate lies in crates/")
 }

@@ -35,9 +35,15 @@ impl Events {
     #[track_caller]
     pub fn of(response: reqwest::Response) -> Self {
         assert_eq!(response.status().as_u16(), 200);
-        let kind = response.headers().get("content-type").and_then(|value| value.to_str().ok());
+        let kind = response
+            .headers()
+            .get("content-type")
+            .and_then(|value| value.to_str().ok());
         assert_eq!(kind, Some("text/event-stream"));
-        Self { response, buffer: Vec::new() }
+        Self {
+            response,
+            buffer: Vec::new(),
+        }
     }
 
     /// The next event with data; `None` at the end of the stream.
@@ -81,7 +87,9 @@ impl Events {
             let block: Vec<u8> = self.buffer.drain(..end + 2).collect();
             let block = String::from_utf8(block).expect("events are UTF-8");
             let field = |name: &str| {
-                let line = block.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+                let line = block
+                    .lines()
+                    .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
                 line.map(|value| value.trim_start().to_owned())
             };
             if let Some(data) = field("data") {
@@ -116,9 +124,13 @@ pub async fn connect(
 ) -> Result<WebSocketStream<TcpStream>, Error> {
     let mut request = format!("ws://{host}{path}").into_client_request()?;
     for (name, value) in headers {
-        request.headers_mut().insert(*name, value.parse().expect("a header is ASCII"));
+        request
+            .headers_mut()
+            .insert(*name, value.parse().expect("a header is ASCII"));
     }
-    let tcp = TcpStream::connect(client.authority()).await.expect("the server listens");
+    let tcp = TcpStream::connect(client.authority())
+        .await
+        .expect("the server listens");
     let (socket, _) = tokio_tungstenite::client_async(request, tcp).await?;
     Ok(socket)
 }
@@ -150,18 +162,29 @@ impl Session {
 
     /// Attaches to a command, replaying from an offset.
     pub async fn attach(client: &Client, sandbox: &str, command: &str, from: u64) -> Self {
-        Self::open(client, &format!("/v1/sandboxes/{sandbox}/commands/{command}/ws?from={from}")).await
+        Self::open(
+            client,
+            &format!("/v1/sandboxes/{sandbox}/commands/{command}/ws?from={from}"),
+        )
+        .await
     }
 
     async fn open(client: &Client, path: &str) -> Self {
         let key = format!("Bearer {}", client.key().unwrap_or_default());
         let socket = connect(client, client.authority(), path, &[("authorization", &key)]).await;
         let socket = socket.unwrap_or_else(|error| panic!("no WebSocket at {path}: {error}"));
-        Self { socket, stdout: Vec::new(), stderr: Vec::new() }
+        Self {
+            socket,
+            stdout: Vec::new(),
+            stderr: Vec::new(),
+        }
     }
 
     pub async fn control(&mut self, message: &Value) {
-        self.socket.send(Message::text(message.to_string())).await.expect("the session is open");
+        self.socket
+            .send(Message::text(message.to_string()))
+            .await
+            .expect("the session is open");
     }
 
     pub async fn stdin(&mut self, bytes: &[u8]) {
@@ -170,7 +193,10 @@ impl Session {
 
     /// A binary message as it is.
     pub async fn raw(&mut self, message: &[u8]) {
-        self.socket.send(Message::binary(message.to_vec())).await.expect("the session is open");
+        self.socket
+            .send(Message::binary(message.to_vec()))
+            .await
+            .expect("the session is open");
     }
 
     pub async fn close_stdin(&mut self) {
@@ -210,7 +236,10 @@ impl Session {
                     panic!("waiting for `{name}`, the session failed: {value}")
                 }
                 Received::Closed => {
-                    panic!("waiting for `{name}`, the session closed; stdout so far: {}", self.text())
+                    panic!(
+                        "waiting for `{name}`, the session closed; stdout so far: {}",
+                        self.text()
+                    )
                 }
                 Received::Output | Received::Control(_) => {}
             }
@@ -226,7 +255,10 @@ impl Session {
     pub async fn until_stdout_times(&mut self, text: &str, times: usize) {
         while self.text().matches(text).count() < times {
             if let Received::Closed = self.next().await {
-                panic!("the session closed before `{text}` came; stdout so far: {}", self.text());
+                panic!(
+                    "the session closed before `{text}` came; stdout so far: {}",
+                    self.text()
+                );
             }
         }
     }

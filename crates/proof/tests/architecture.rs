@@ -24,8 +24,16 @@ const LAYERS: [(&str, &[&str]); 6] = [
 
 /// Edges that the layers forbid and reason allows.
 const EXCEPTIONS: [(&str, &str, &str); 2] = [
-    ("store", "lifecycle", "a row is lifecycle's record plus what it belongs to; a copy of its fields would drift"),
-    ("runtime", "jailer", "the jailer's arguments are read and written by one type, so that the two programs agree"),
+    (
+        "store",
+        "lifecycle",
+        "a row is lifecycle's record plus what it belongs to; a copy of its fields would drift",
+    ),
+    (
+        "runtime",
+        "jailer",
+        "the jailer's arguments are read and written by one type, so that the two programs agree",
+    ),
 ];
 
 /// Crates that contain `unsafe`, each block with its reasons.
@@ -34,19 +42,36 @@ const UNSAFE: [&str; 3] = ["guest", "jailer", "runtime"];
 /// A third-party crate, and who may depend on it.
 const OWNED: [(&str, &[&str], &str); 10] = [
     ("rusqlite", &["store"], "only the store speaks SQL"),
-    ("axum", &["api-native", "atoll"], "only a front end, and the program that serves it, know HTTP routes"),
+    (
+        "axum",
+        &["api-native", "atoll"],
+        "only a front end, and the program that serves it, know HTTP routes",
+    ),
     ("utoipa", &["api-native"], "only a front end describes its wire"),
     ("clap", &["atoll"], "only the program reads a command line"),
-    ("hyper", &["api-native", "atoll"], "below a front end nobody knows HTTP"),
-    ("http", &["api-native", "atoll"], "below a front end nobody knows HTTP"),
-    ("reqwest", &["atoll", "proof"], "below a front end nobody knows HTTP; registries are reached through oci-client"),
+    (
+        "hyper",
+        &["api-native", "atoll"],
+        "below a front end nobody knows HTTP",
+    ),
+    (
+        "http",
+        &["api-native", "atoll"],
+        "below a front end nobody knows HTTP",
+    ),
+    (
+        "reqwest",
+        &["atoll", "proof"],
+        "below a front end nobody knows HTTP; registries are reached through oci-client",
+    ),
     ("oci-client", &["image"], "only images come from registries"),
     ("landlock", &["jailer"], "only the jailer builds jails"),
     ("seccompiler", &["jailer"], "only the jailer builds jails"),
 ];
 
 /// What has no place in crates that only name or decide: time, tasks, wires.
-const NOT_FOR_WORDS_AND_DECISIONS: [&str; 6] = ["tokio", "serde_json", "hyper", "axum", "reqwest", "getrandom"];
+const NOT_FOR_WORDS_AND_DECISIONS: [&str; 6] =
+    ["tokio", "serde_json", "hyper", "axum", "reqwest", "getrandom"];
 const WORDS_AND_DECISIONS: [&str; 3] = ["types", "guest-protocol", "lifecycle"];
 
 /// Longer files are hard to read and to review.
@@ -60,19 +85,27 @@ fn dependencies_point_down() {
     let mut wrong = Vec::new();
     for (name, dependencies) in &workspace.crates {
         let Some(mine) = layer_of(name) else {
-            wrong.push(format!("crate `{name}` is in no layer: add it to ARCHITECTURE.md and to LAYERS"));
+            wrong.push(format!(
+                "crate `{name}` is in no layer: add it to ARCHITECTURE.md and to LAYERS"
+            ));
             continue;
         };
         for dependency in dependencies.iter().filter_map(|name| name.strip_prefix("atoll-")) {
-            let excepted = EXCEPTIONS.iter().any(|(from, to, _)| (*from, *to) == (name.as_str(), dependency));
+            let excepted = EXCEPTIONS
+                .iter()
+                .any(|(from, to, _)| (*from, *to) == (name.as_str(), dependency));
             if layer_of(dependency).is_none_or(|theirs| theirs >= mine) && !excepted {
-                wrong.push(format!("`{name}` must not depend on `{dependency}`: it is not in a lower layer"));
+                wrong.push(format!(
+                    "`{name}` must not depend on `{dependency}`: it is not in a lower layer"
+                ));
             }
         }
     }
     for (from, to, reason) in EXCEPTIONS {
         if !workspace.crates[from].contains(&format!("atoll-{to}")) {
-            wrong.push(format!("the exception {from} -> {to} ({reason}) is no longer needed"));
+            wrong.push(format!(
+                "the exception {from} -> {to} ({reason}) is no longer needed"
+            ));
         }
     }
     assert_none(&wrong);
@@ -98,7 +131,10 @@ fn words_and_decisions_are_pure() {
             ("std::env", "reads the environment"),
         ] {
             if text.contains(needle) {
-                wrong.push(format!("{} {what}: a decision depends on its input only", path.display()));
+                wrong.push(format!(
+                    "{} {what}: a decision depends on its input only",
+                    path.display()
+                ));
             }
         }
     }
@@ -124,13 +160,20 @@ fn each_tool_has_its_owner() {
 fn guest_and_jailer_stand_alone() {
     let workspace = Workspace::read();
     let own = |name: &str| -> Vec<String> {
-        workspace.crates[name].iter().filter(|name| name.starts_with("atoll-")).cloned().collect()
+        workspace.crates[name]
+            .iter()
+            .filter(|name| name.starts_with("atoll-"))
+            .cloned()
+            .collect()
     };
     assert_eq!(own("guest"), ["atoll-guest-protocol"]);
     assert_eq!(own("jailer"), [""; 0]);
     for name in ["guest", "jailer"] {
         for heavy in ["tokio", "serde_json", "tracing"] {
-            assert!(!workspace.crates[name].iter().any(|d| d == heavy), "`{name}` depends on `{heavy}`");
+            assert!(
+                !workspace.crates[name].iter().any(|d| d == heavy),
+                "`{name}` depends on `{heavy}`"
+            );
         }
     }
 }
@@ -146,7 +189,10 @@ fn only_those_listed_contain_unsafe() {
             found.push(name.as_str());
         }
     }
-    assert_eq!(found, UNSAFE, "ARCHITECTURE.md (invariants) and UNSAFE name the crates that may contain unsafe");
+    assert_eq!(
+        found, UNSAFE,
+        "ARCHITECTURE.md (invariants) and UNSAFE name the crates that may contain unsafe"
+    );
 }
 
 #[test]
@@ -155,7 +201,11 @@ fn every_crate_obeys_the_workspace() {
     let mut wrong = Vec::new();
     for name in workspace.crates.keys() {
         let manifest = read(&workspace.root.join("crates").join(name).join("Cargo.toml"));
-        for line in ["[lints]\nworkspace = true", "publish.workspace = true", "version.workspace = true"] {
+        for line in [
+            "[lints]\nworkspace = true",
+            "publish.workspace = true",
+            "version.workspace = true",
+        ] {
             if !manifest.contains(line) {
                 wrong.push(format!("crates/{name}/Cargo.toml lacks {line:?}"));
             }
@@ -190,11 +240,18 @@ fn files_stay_readable() {
 fn no_file_names_a_place_on_somebodys_machine() {
     let workspace = Workspace::read();
     let root = workspace.root.display().to_string();
-    let needles = [root, ["/work", "/main"].concat(), ["/work", "/shared"].concat(), ["/opt", "/dev"].concat()];
+    let needles = [
+        root,
+        ["/work", "/main"].concat(),
+        ["/work", "/shared"].concat(),
+        ["/opt", "/dev"].concat(),
+    ];
     let mut wrong = Vec::new();
     for path in workspace.files() {
         // What is not text names nothing.
-        let Ok(text) = std::fs::read_to_string(workspace.root.join(&path)) else { continue };
+        let Ok(text) = std::fs::read_to_string(workspace.root.join(&path)) else {
+            continue;
+        };
         for needle in needles.iter().filter(|needle| needle.len() > 4) {
             if let Some(line) = text.lines().position(|line| line.contains(needle.as_str())) {
                 wrong.push(format!("{}:{} contains {needle}", path.display(), line + 1));
@@ -209,7 +266,10 @@ fn the_code_map_names_every_crate() {
     let workspace = Workspace::read();
     let map = read(&workspace.root.join("ARCHITECTURE.md"));
     for name in workspace.crates.keys() {
-        assert!(map.contains(&format!("| `{name}` |")), "the code map of ARCHITECTURE.md does not name `{name}`");
+        assert!(
+            map.contains(&format!("| `{name}` |")),
+            "the code map of ARCHITECTURE.md does not name `{name}`"
+        );
     }
 }
 
@@ -234,22 +294,44 @@ struct Workspace {
 impl Workspace {
     fn read() -> Self {
         let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-            .args(["metadata", "--no-deps", "--format-version", "1", "--offline", "--manifest-path"])
+            .args([
+                "metadata",
+                "--no-deps",
+                "--format-version",
+                "1",
+                "--offline",
+                "--manifest-path",
+            ])
             .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"))
             .output()
             .expect("cargo runs");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         let metadata: Value = serde_json::from_slice(&output.stdout).expect("cargo metadata is JSON");
-        let crates = metadata["packages"].as_array().into_iter().flatten().map(|package| {
-            let name = package["name"].as_str().expect("a package has a name");
-            let dependencies = package["dependencies"].as_array().into_iter().flatten();
-            let dependencies = dependencies.filter(|dependency| dependency["kind"] != "dev");
-            let names = dependencies.filter_map(|dependency| dependency["name"].as_str().map(str::to_owned));
-            (name.strip_prefix("atoll-").unwrap_or(name).to_owned(), names.collect())
-        });
+        let crates = metadata["packages"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .map(|package| {
+                let name = package["name"].as_str().expect("a package has a name");
+                let dependencies = package["dependencies"].as_array().into_iter().flatten();
+                let dependencies = dependencies.filter(|dependency| dependency["kind"] != "dev");
+                let names =
+                    dependencies.filter_map(|dependency| dependency["name"].as_str().map(str::to_owned));
+                (
+                    name.strip_prefix("atoll-").unwrap_or(name).to_owned(),
+                    names.collect(),
+                )
+            });
         Self {
             crates: crates.collect(),
-            root: metadata["workspace_root"].as_str().expect("there is a workspace").into(),
+            root: metadata["workspace_root"]
+                .as_str()
+                .expect("there is a workspace")
+                .into(),
         }
     }
 
@@ -270,9 +352,17 @@ impl Workspace {
             .current_dir(&self.root)
             .output()
             .expect("git runs");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         let names = String::from_utf8(output.stdout).expect("file names are text");
         // A file that somebody has just removed is still listed.
-        names.split_terminator('\0').map(PathBuf::from).filter(|path| self.root.join(path).is_file()).collect()
+        names
+            .split_terminator('\0')
+            .map(PathBuf::from)
+            .filter(|path| self.root.join(path).is_file())
+            .collect()
     }
 }

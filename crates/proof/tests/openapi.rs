@@ -7,7 +7,11 @@ use std::collections::BTreeSet;
 use atoll_proof::{Server, Value, json, on_every_tier};
 use reqwest::Method;
 
-on_every_tier!(the_document_is_sound, what_is_documented_is_served, what_is_served_is_as_documented);
+on_every_tier!(
+    the_document_is_sound,
+    what_is_documented_is_served,
+    what_is_served_is_as_documented
+);
 
 const METHODS: [&str; 5] = ["get", "put", "post", "delete", "patch"];
 
@@ -31,7 +35,11 @@ fn operations(document: &Value) -> Vec<(&str, &str, &Value)> {
 
 async fn the_document_is_sound(server: &Server) {
     let document = document(server).await;
-    assert!(document["openapi"].as_str().unwrap().starts_with("3.1."), "{}", document["openapi"]);
+    assert!(
+        document["openapi"].as_str().unwrap().starts_with("3.1."),
+        "{}",
+        document["openapi"]
+    );
     assert!(!document["info"]["title"].as_str().unwrap().is_empty());
     assert!(!document["info"]["version"].as_str().unwrap().is_empty());
     let operations = operations(&document);
@@ -39,36 +47,74 @@ async fn the_document_is_sound(server: &Server) {
     let mut ids = BTreeSet::new();
     for (method, path, operation) in &operations {
         let what = format!("{method} {path}");
-        let id = operation["operationId"].as_str().unwrap_or_else(|| panic!("{what} has no operationId"));
+        let id = operation["operationId"]
+            .as_str()
+            .unwrap_or_else(|| panic!("{what} has no operationId"));
         assert!(ids.insert(id), "{id} is used twice");
-        assert!(!operation["summary"].as_str().unwrap_or_default().is_empty(), "{what} has no summary");
-        let responses = operation["responses"].as_object().unwrap_or_else(|| panic!("{what} has no responses"));
-        assert!(responses.keys().any(|status| status.starts_with('2') || status == "101"), "{what} never succeeds");
+        assert!(
+            !operation["summary"].as_str().unwrap_or_default().is_empty(),
+            "{what} has no summary"
+        );
+        let responses = operation["responses"]
+            .as_object()
+            .unwrap_or_else(|| panic!("{what} has no responses"));
+        assert!(
+            responses
+                .keys()
+                .any(|status| status.starts_with('2') || status == "101"),
+            "{what} never succeeds"
+        );
         for (status, response) in responses {
-            assert!(response["description"].is_string(), "{what} {status} is not described");
+            assert!(
+                response["description"].is_string(),
+                "{what} {status} is not described"
+            );
         }
-        let named: BTreeSet<&str> = path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}')).collect();
+        let named: BTreeSet<&str> = path
+            .split('/')
+            .filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'))
+            .collect();
         let parameters = operation["parameters"].as_array().cloned().unwrap_or_default();
-        let documented: BTreeSet<&str> =
-            parameters.iter().filter(|parameter| parameter["in"] == "path").map(|parameter| parameter["name"].as_str().unwrap()).collect();
+        let documented: BTreeSet<&str> = parameters
+            .iter()
+            .filter(|parameter| parameter["in"] == "path")
+            .map(|parameter| parameter["name"].as_str().unwrap())
+            .collect();
         assert_eq!(named, documented, "{what}: path parameters");
         let mut seen = BTreeSet::new();
         for parameter in &parameters {
-            assert!(parameter["schema"].is_object(), "{what}: {parameter} has no schema");
-            assert!(seen.insert((parameter["in"].to_string(), parameter["name"].to_string())), "{what}: {parameter} twice");
+            assert!(
+                parameter["schema"].is_object(),
+                "{what}: {parameter} has no schema"
+            );
+            assert!(
+                seen.insert((parameter["in"].to_string(), parameter["name"].to_string())),
+                "{what}: {parameter} twice"
+            );
             if parameter["in"] == "path" {
                 assert_eq!(parameter["required"], true, "{what}: {parameter}");
             }
         }
         if path.starts_with("/v1/") {
-            assert!(operation["security"].as_array().is_some_and(|needs| !needs.is_empty()), "{what} needs no key?");
-            assert!(responses.contains_key("401") && responses.contains_key("400"), "{what}");
+            assert!(
+                operation["security"]
+                    .as_array()
+                    .is_some_and(|needs| !needs.is_empty()),
+                "{what} needs no key?"
+            );
+            assert!(
+                responses.contains_key("401") && responses.contains_key("400"),
+                "{what}"
+            );
         }
     }
     assert_references_resolve(&document, &document);
     for (name, schema) in document["components"]["schemas"].as_object().unwrap() {
         let known = ["type", "oneOf", "anyOf", "allOf", "$ref", "enum", "const"];
-        assert!(known.iter().any(|key| schema.get(key).is_some()), "schema {name} says nothing: {schema}");
+        assert!(
+            known.iter().any(|key| schema.get(key).is_some()),
+            "schema {name} says nothing: {schema}"
+        );
         if let Some(required) = schema["required"].as_array() {
             for field in required {
                 let known = schema["properties"].get(field.as_str().unwrap()).is_some();
@@ -82,14 +128,18 @@ fn assert_references_resolve(document: &Value, part: &Value) {
     match part {
         Value::Object(fields) => {
             if let Some(reference) = fields.get("$ref").and_then(Value::as_str) {
-                let pointer = reference.strip_prefix('#').unwrap_or_else(|| panic!("{reference} leads outside"));
+                let pointer = reference
+                    .strip_prefix('#')
+                    .unwrap_or_else(|| panic!("{reference} leads outside"));
                 assert!(document.pointer(pointer).is_some(), "{reference} leads nowhere");
             }
             for value in fields.values() {
                 assert_references_resolve(document, value);
             }
         }
-        Value::Array(values) => values.iter().for_each(|value| assert_references_resolve(document, value)),
+        Value::Array(values) => values
+            .iter()
+            .for_each(|value| assert_references_resolve(document, value)),
         _ => {}
     }
 }
@@ -104,7 +154,14 @@ async fn what_is_documented_is_served(server: &Server) {
             .replace("{command}", "cmd_aaaaaaaaaaaaaaaaaaaa")
             .replace("{artifact}", "a")
             .replace("{template}", "a")
-            .replace("{id}", if path.starts_with("/v1/keys") { "key_aaaaaaaaaaaaaaaaaaaa" } else { "sbx_aaaaaaaaaaaaaaaaaaaa" });
+            .replace(
+                "{id}",
+                if path.starts_with("/v1/keys") {
+                    "key_aaaaaaaaaaaaaaaaaaaa"
+                } else {
+                    "sbx_aaaaaaaaaaaaaaaaaaaa"
+                },
+            );
         let method: Method = method.to_uppercase().parse().unwrap();
         let answer = stranger.send(stranger.request(method.clone(), &concrete)).await;
         match path.starts_with("/v1/") {
@@ -112,7 +169,11 @@ async fn what_is_documented_is_served(server: &Server) {
             false => assert_eq!(answer.status, 200, "{method} {concrete}: {answer:?}"),
         }
         let documented = operation["responses"].as_object().unwrap();
-        assert!(documented.contains_key(&answer.status.to_string()), "{method} {path}: {} is not documented", answer.status);
+        assert!(
+            documented.contains_key(&answer.status.to_string()),
+            "{method} {path}: {} is not documented",
+            answer.status
+        );
     }
 }
 
@@ -133,7 +194,10 @@ async fn what_is_served_is_as_documented(server: &Server) {
         ("/v1/sandboxes/{id}/usage", sandbox.path("/usage")),
         ("/v1/sandboxes/{id}/commands", sandbox.path("/commands")),
         ("/v1/sandboxes/{id}/files", sandbox.path("/files?path=/tmp")),
-        ("/v1/sandboxes/{id}/files/stat", sandbox.path("/files/stat?path=/tmp/file")),
+        (
+            "/v1/sandboxes/{id}/files/stat",
+            sandbox.path("/files/stat?path=/tmp/file"),
+        ),
         ("/v1/sandboxes/{id}/ports", sandbox.path("/ports")),
         ("/v1/sandboxes/{id}/ports/{port}", sandbox.path("/ports/80")),
         ("/v1/templates", "/v1/templates".into()),
@@ -142,16 +206,28 @@ async fn what_is_served_is_as_documented(server: &Server) {
         ("/v1/keys", "/v1/keys".into()),
         ("/v1/facts", "/v1/facts".into()),
     ] {
-        check(&document, "get", path, "200", &server.client().get(&concrete).await.ok());
+        check(
+            &document,
+            "get",
+            path,
+            "200",
+            &server.client().get(&concrete).await.ok(),
+        );
     }
-    let refusal = server.client().get("/v1/sandboxes/sbx_aaaaaaaaaaaaaaaaaaaa").await;
+    let refusal = server
+        .client()
+        .get("/v1/sandboxes/sbx_aaaaaaaaaaaaaaaaaaaa")
+        .await;
     check(&document, "get", "/v1/sandboxes/{id}", "404", &refusal.json());
 }
 
 fn check(document: &Value, method: &str, path: &str, status: &str, value: &Value) {
     let response = &document["paths"][path][method]["responses"][status];
     let schema = &response["content"]["application/json"]["schema"];
-    assert!(schema.is_object(), "{method} {path} {status} has no JSON schema: {response}");
+    assert!(
+        schema.is_object(),
+        "{method} {path} {status} has no JSON schema: {response}"
+    );
     assert_matches(document, schema, value, &format!("{method} {path}"));
 }
 
@@ -163,13 +239,17 @@ fn assert_matches(document: &Value, schema: &Value, value: &Value, at: &str) {
     }
     for keyword in ["oneOf", "anyOf"] {
         if let Some(choices) = schema[keyword].as_array() {
-            let fits = |choice: &Value| std::panic::catch_unwind(|| assert_matches(document, choice, value, at)).is_ok();
+            let fits = |choice: &Value| {
+                std::panic::catch_unwind(|| assert_matches(document, choice, value, at)).is_ok()
+            };
             assert!(choices.iter().any(fits), "{at}: {value} fits none of {choices:?}");
             return;
         }
     }
     if let Some(parts) = schema["allOf"].as_array() {
-        parts.iter().for_each(|part| assert_matches(document, part, value, at));
+        parts
+            .iter()
+            .for_each(|part| assert_matches(document, part, value, at));
     }
     if let Some(allowed) = schema["enum"].as_array() {
         assert!(allowed.contains(value), "{at}: {value} is none of {allowed:?}");
@@ -192,11 +272,18 @@ fn assert_matches(document: &Value, schema: &Value, value: &Value, at: &str) {
     match value {
         Value::Object(fields) => {
             for required in schema["required"].as_array().into_iter().flatten() {
-                assert!(fields.contains_key(required.as_str().unwrap()), "{at}: {required} is missing in {value}");
+                assert!(
+                    fields.contains_key(required.as_str().unwrap()),
+                    "{at}: {required} is missing in {value}"
+                );
             }
-            let Some(properties) = schema["properties"].as_object() else { return };
+            let Some(properties) = schema["properties"].as_object() else {
+                return;
+            };
             for (name, field) in fields {
-                let property = properties.get(name).unwrap_or_else(|| panic!("{at}: `{name}` is not documented"));
+                let property = properties
+                    .get(name)
+                    .unwrap_or_else(|| panic!("{at}: `{name}` is not documented"));
                 assert_matches(document, property, field, &format!("{at}.{name}"));
             }
         }

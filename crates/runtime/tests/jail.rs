@@ -1,7 +1,7 @@
 //! The jail, from outside and from inside: it boots, it holds, it leaves nothing.
 //!
 //! Needs root, `atoll-jailer` and `atoll-guest` built with the `guest` profile, and an EROFS image with a Debian root
-//! (`ATOLL_TEST_IMAGE`, else `/opt/dev/base.erofs`). Without them every test says loudly that it was skipped.
+//! (`ATOLL_TEST_IMAGE`). Without them every test says loudly that it was skipped.
 
 #![expect(
     clippy::unwrap_used,
@@ -34,8 +34,8 @@ impl House {
     fn open() -> Option<Self> {
         let skip = |why: String| eprintln!("SKIPPED, the jail is NOT tested: {why}");
         let target =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/x86_64-unknown-linux-musl/guest");
-        let image = std::env::var_os("ATOLL_TEST_IMAGE").map_or("/opt/dev/base.erofs".into(), PathBuf::from);
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/guest/x86_64-unknown-linux-musl/guest");
+        let image = std::env::var_os("ATOLL_TEST_IMAGE").map_or(PathBuf::new(), PathBuf::from);
         let state = tempfile::tempdir().unwrap();
         let config = Arc::new(Config {
             state_dir: state.path().join("state"),

@@ -139,7 +139,8 @@ impl Sandboxes {
 
     async fn build(&self, request: BuildTemplate, progress: Arc<dyn Progress>) -> Result<Template, Fault> {
         let templates = &self.inner.templates;
-        let manifest = match request.from {
+        let name = request.name.clone();
+        let built = match request.from {
             BuildFrom::Debian { suite, packages } => {
                 let mut options = DebianOptions::base(self.now());
                 options.name = request.name;
@@ -174,6 +175,13 @@ impl Sandboxes {
             }
         }
         .map_err(|e| from_image(&e))?;
+        let manifest = match request.start {
+            None => built,
+            Some(start) => {
+                let (templates, now) = (templates.clone(), self.now());
+                blocking(move || templates.with_start(&built, start, &name, now)).await?
+            }
+        };
         let fact = NewFact {
             at: self.now(),
             project: self.default_project().clone(),

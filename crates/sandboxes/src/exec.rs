@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use atoll_guest_protocol::{CommandState, Exec, Message, PtySize, Request, SUB_STDERR};
-use atoll_runtime::channel::{Incoming, StreamReceiver, StreamSender};
+use atoll_guest_protocol::{CommandInfo, CommandState, Exec, Message, PtySize, Request, SUB_STDERR};
+use atoll_runtime::channel::{Guest, Incoming, StreamReceiver, StreamSender};
 use atoll_store::Fact;
 use atoll_types::{CommandId, Fault, SandboxId, Timestamp};
 use bytes::Bytes;
@@ -16,6 +16,8 @@ use crate::{Caller, Command, ExecEvent, ExecSpec, OutputStream, Sandboxes};
 const LOG_BYTES: u32 = 1024 * 1024;
 /// A foreground command's log is only a window to its one reader.
 const FOREGROUND_LOG_BYTES: u32 = 256 * 1024;
+/// No honest guest knows of more commands than this.
+const MAX_COMMANDS: usize = 100_000;
 
 impl Sandboxes {
     /// Starts a command and attaches to it.
@@ -88,45 +90,34 @@ impl Sandboxes {
             Ok(stream) => stream.split(),
             Err(error) => return Err(from_channel(&cell, error).await),
         };
-        let mut events = ExecEvents { ledger: None, forget: None, cell, receiver, first: None, over: false, _in_use: in_use };
+        let events = ExecEvents { ledger: None, forget: None, cell, receiver, first: None, over: false, _in_use: in_use };
         // A command that is unknown fails at once; anything else waits until there is something to say. Ask the list
         // rather than wait, so that attaching to a silent command answers immediately.
-        match guest.call(&Request::ListCommands).await {
-            Ok(Some(Message::Commands(all))) if all.iter().any(|info| info.command == command.as_str()) => {}
-            Ok(Some(Message::Commands(_))) => {
-                return Err(Fault::not_found("command_not_found", format!("there is no command {command} in {id}"))
-                    .hint("`atoll ps` lists the commands of a sandbox; the oldest ended ones are forgotten"));
-            }
-            Ok(_) => return Err(unexpected()),
-            Err(error) => return Err(from_channel(&events.cell, error).await),
+        if !list(&events.cell, &guest).await?.iter().any(|info| info.command == command.as_str()) {
+            return Err(Fault::not_found("command_not_found", format!("there is no command {command} in {id}"))
+                .hint("`atoll ps` lists the commands of a sandbox; the oldest ended ones are forgotten"));
         }
-        events.first = None;
         Ok(Execution { command: command.clone(), input: ExecInput { cell: Arc::clone(&events.cell), sender }, events })
     }
 
     pub async fn commands(&self, caller: &Caller, id: &SandboxId) -> Result<Vec<Command>, Fault> {
         let (cell, guest, _in_use) = self.enter(caller, id).await?;
-        match guest.call(&Request::ListCommands).await {
-            Ok(Some(Message::Commands(all))) => Ok(all
-                .into_iter()
-                .filter_map(|info| {
-                    // The guest may name its commands as it likes; what is not an id of ours is not listed.
-                    let id = info.command.parse().ok()?;
-                    Some(Command {
-                        id,
-                        argv: info.argv,
-                        pid: info.pid,
-                        pty: info.pty,
-                        state: info.state,
-                        started_at: timestamp(info.started_millis),
-                        ended_at: info.ended_millis.map(timestamp),
-                        output_bytes: info.output_bytes,
-                    })
-                })
-                .collect()),
-            Ok(_) => Err(unexpected()),
-            Err(error) => Err(from_channel(&cell, error).await),
-        }
+        let all = list(&cell, &guest).await?;
+        let commands = all.into_iter().filter_map(|info| {
+            // The guest may name its commands as it likes; what is not an id of ours is not listed.
+            let id = info.command.parse().ok()?;
+            Some(Command {
+                id,
+                argv: info.argv,
+                pid: info.pid,
+                pty: info.pty,
+                state: info.state,
+                started_at: timestamp(info.started_millis),
+                ended_at: info.ended_millis.map(timestamp),
+                output_bytes: info.output_bytes,
+            })
+        });
+        Ok(commands.collect())
     }
 
     /// Signals a command's whole process group.
@@ -144,6 +135,23 @@ impl Sandboxes {
             Err(error) => Err(from_channel(&cell, error).await),
         }
     }
+}
+
+/// All that the guest says of its commands, in as many messages as it takes.
+async fn list(cell: &Cell, guest: &Guest) -> Result<Vec<CommandInfo>, Fault> {
+    let mut stream = match guest.open(&Request::ListCommands).await {
+        Ok(stream) => stream,
+        Err(error) => return Err(from_channel(cell, error).await),
+    };
+    let mut all = Vec::new();
+    while let Some(incoming) = stream.next().await {
+        match incoming {
+            Ok(Incoming::Message(Message::Commands(batch))) if all.len() < MAX_COMMANDS => all.extend(batch),
+            Ok(_) => return Err(unexpected()),
+            Err(error) => return Err(from_channel(cell, error).await),
+        }
+    }
+    Ok(all)
 }
 
 fn check_signal(signal: i32) -> Result<(), Fault> {
@@ -175,7 +183,7 @@ pub struct ExecEvents {
     over: bool,
     ledger: Option<Ledger>,
     /// A foreground command is forgotten once its exit was delivered: nobody can attach to it by then.
-    forget: Option<(atoll_runtime::channel::Guest, CommandId)>,
+    forget: Option<(Guest, CommandId)>,
     _in_use: InUse,
 }
 

@@ -100,16 +100,36 @@ impl Case {
         self == Self::Thousand
     }
 
-    pub(crate) async fn measure(self, setting: &Setting) -> Result<Vec<Row>> {
+    /// What the server under test is started with.
+    fn server(self) -> Vec<&'static str> {
         match self {
-            Self::Warm => warm(setting).await,
-            Self::ColdGvisor => cold_gvisor(setting).await,
-            Self::ColdJail => cold_jail(setting).await,
-            Self::Exec => exec_true(setting).await,
-            Self::Burst => burst(setting).await,
-            Self::IdleMemory => idle_memory(setting).await,
-            Self::Transfer(wall) => transfer(setting, wall).await,
-            Self::Thousand => thousand(setting).await,
+            Self::Warm => [Wall::Gvisor.server(), &["--pool", "base=4"]].concat(),
+            Self::ColdJail => Wall::Jail.server().to_vec(),
+            Self::Transfer(wall) => wall.server().to_vec(),
+            Self::ColdGvisor | Self::Exec | Self::Burst | Self::IdleMemory | Self::Thousand => {
+                Wall::Gvisor.server().to_vec()
+            }
+        }
+    }
+
+    /// Starts a server of its own, measures, and leaves nothing behind, also when something went wrong.
+    pub(crate) async fn measure(self, setting: &Setting) -> Result<Vec<Row>> {
+        let subject = Subject::start(&setting.templates, &self.server()).await?;
+        let measured = self.measure_on(setting, &subject).await;
+        subject.stop().await;
+        measured
+    }
+
+    async fn measure_on(self, setting: &Setting, subject: &Subject) -> Result<Vec<Row>> {
+        match self {
+            Self::Warm => warm(setting, subject).await,
+            Self::ColdGvisor => cold_gvisor(setting, subject).await,
+            Self::ColdJail => cold_jail(setting, subject).await,
+            Self::Exec => exec_true(setting, subject).await,
+            Self::Burst => burst(setting, subject).await,
+            Self::IdleMemory => idle_memory(setting, subject).await,
+            Self::Transfer(wall) => transfer(setting, subject, wall).await,
+            Self::Thousand => thousand(setting, subject).await,
         }
     }
 
@@ -125,10 +145,8 @@ fn plain() -> Value {
     json!({"template": "base"})
 }
 
-async fn warm(setting: &Setting) -> Result<Vec<Row>> {
+async fn warm(setting: &Setting, subject: &Subject) -> Result<Vec<Row>> {
     let peer = Runsc::new(setting.runsc()?, &setting.image, setting.dir())?;
-    let arguments = [Wall::Gvisor.server(), &["--pool", "base=4"]].concat();
-    let subject = Subject::start(&setting.templates, &arguments).await?;
     let (mut ours, mut theirs) = (Samples::default(), Samples::default());
     for round in 0..=setting.rounds(100) {
         subject.pools_full().await?;
@@ -141,7 +159,6 @@ async fn warm(setting: &Setting) -> Result<Vec<Row>> {
             theirs.push(peer_elapsed);
         }
     }
-    subject.stop().await;
     Ok(vec![Row::compare(
         WARM,
         "ms",
@@ -152,9 +169,8 @@ async fn warm(setting: &Setting) -> Result<Vec<Row>> {
     )])
 }
 
-async fn cold_gvisor(setting: &Setting) -> Result<Vec<Row>> {
+async fn cold_gvisor(setting: &Setting, subject: &Subject) -> Result<Vec<Row>> {
     let peer = Runsc::new(setting.runsc()?, &setting.image, setting.dir())?;
-    let subject = Subject::start(&setting.templates, Wall::Gvisor.server()).await?;
     let (mut ours, mut theirs) = (Samples::default(), Samples::default());
     for round in 0..=setting.rounds(100) {
         let (elapsed, id) = create_to_first_byte(&subject.client, &plain()).await?;
@@ -165,7 +181,6 @@ async fn cold_gvisor(setting: &Setting) -> Result<Vec<Row>> {
             theirs.push(peer_elapsed);
         }
     }
-    subject.stop().await;
     Ok(vec![Row::compare(
         COLD_GVISOR,
         "ms",
@@ -176,9 +191,8 @@ async fn cold_gvisor(setting: &Setting) -> Result<Vec<Row>> {
     )])
 }
 
-async fn cold_jail(setting: &Setting) -> Result<Vec<Row>> {
+async fn cold_jail(setting: &Setting, subject: &Subject) -> Result<Vec<Row>> {
     let peer = Bwrap::new(&setting.image, setting.dir()).await;
-    let subject = Subject::start(&setting.templates, Wall::Jail.server()).await?;
     let (mut ours, mut theirs) = (Samples::default(), Samples::default());
     for round in 0..=setting.rounds(100) {
         let (elapsed, id) = create_to_first_byte(&subject.client, &plain()).await?;
@@ -192,7 +206,6 @@ async fn cold_jail(setting: &Setting) -> Result<Vec<Row>> {
             theirs.0.extend(peer_elapsed);
         }
     }
-    subject.stop().await;
     Ok(vec![Row::compare(
         COLD_JAIL,
         "ms",
@@ -213,10 +226,9 @@ for _ in range(20):
     print((time.perf_counter() - t) * 1000)
 ";
 
-async fn exec_true(setting: &Setting) -> Result<Vec<Row>> {
+async fn exec_true(setting: &Setting, subject: &Subject) -> Result<Vec<Row>> {
     let peer = Runsc::new(setting.runsc()?, &setting.image, setting.dir())?;
     let peer_id = peer.sleeper(None).await?;
-    let subject = Subject::start(&setting.templates, Wall::Gvisor.server()).await?;
     let client = &subject.client;
     let id = create(client, &plain()).await?;
     let (mut ours, mut inside, mut theirs) = (Samples::default(), Samples::default(), Samples::default());
@@ -241,7 +253,6 @@ async fn exec_true(setting: &Setting) -> Result<Vec<Row>> {
         }
     }
     peer.kill(&peer_id).await;
-    subject.stop().await;
     Ok(vec![
         Row::compare(
             EXEC_INSIDE,
@@ -263,10 +274,9 @@ async fn exec_true(setting: &Setting) -> Result<Vec<Row>> {
     ])
 }
 
-async fn burst(setting: &Setting) -> Result<Vec<Row>> {
+async fn burst(setting: &Setting, subject: &Subject) -> Result<Vec<Row>> {
     const COUNT: usize = 50;
     let peer = Runsc::new(setting.runsc()?, &setting.image, setting.dir())?;
-    let subject = Subject::start(&setting.templates, Wall::Gvisor.server()).await?;
     let client = &subject.client;
     let (mut ours, mut theirs) = (Samples::default(), Samples::default());
     let mut failures = 0;
@@ -286,7 +296,6 @@ async fn burst(setting: &Setting) -> Result<Vec<Row>> {
         let good = run.iter().filter(|outcome| outcome.is_ok()).count();
         theirs.push(good as f64 / elapsed.as_secs_f64());
     }
-    subject.stop().await;
     let mut row = Row::compare(BURST, "/s", &ours, "runsc run", &theirs, Bar::RatioAtLeast(1.0));
     if failures > 0 {
         row.met = false;
@@ -300,9 +309,8 @@ fn plain_owned() -> &'static Value {
     &PLAIN
 }
 
-async fn idle_memory(setting: &Setting) -> Result<Vec<Row>> {
+async fn idle_memory(setting: &Setting, subject: &Subject) -> Result<Vec<Row>> {
     let peer = Runsc::new(setting.runsc()?, &setting.image, setting.dir())?;
-    let subject = Subject::start(&setting.templates, Wall::Gvisor.server()).await?;
     let client = &subject.client;
     let (mut ours, mut theirs) = (Samples::default(), Samples::default());
     for _ in 0..setting.rounds(10) {
@@ -329,7 +337,6 @@ async fn idle_memory(setting: &Setting) -> Result<Vec<Row>> {
             peer.kill(&sleeper).await;
         }
     }
-    subject.stop().await;
     Ok(vec![Row::compare(
         IDLE_MEMORY,
         "MB",
@@ -340,8 +347,7 @@ async fn idle_memory(setting: &Setting) -> Result<Vec<Row>> {
     )])
 }
 
-async fn thousand(setting: &Setting) -> Result<Vec<Row>> {
-    let subject = Subject::start(&setting.templates, Wall::Gvisor.server()).await?;
+async fn thousand(setting: &Setting, subject: &Subject) -> Result<Vec<Row>> {
     let client = &subject.client;
     let count = setting.idle_count;
     let body = json!({"template": "base", "resources": {"memory_bytes": 64 * MIB}, "timeout_ms": 3_600_000});
@@ -371,7 +377,6 @@ async fn thousand(setting: &Setting) -> Result<Vec<Row>> {
         .await;
     let answering = answers.iter().filter(|answered| **answered).count();
     let memory = resident(subject.pid).map(|bytes| bytes as f64 / 1e6);
-    subject.stop().await;
     Ok(vec![
         Row::single(
             THOUSAND[0],
@@ -387,12 +392,11 @@ async fn thousand(setting: &Setting) -> Result<Vec<Row>> {
 
 const FILE: u64 = GIB;
 
-async fn transfer(setting: &Setting, wall: Wall) -> Result<Vec<Row>> {
+async fn transfer(setting: &Setting, subject: &Subject, wall: Wall) -> Result<Vec<Row>> {
     let names = match wall {
         Wall::Gvisor => TRANSFER_GVISOR,
         Wall::Jail => TRANSFER_JAIL,
     };
-    let subject = Subject::start(&setting.templates, wall.server()).await?;
     let client = &subject.client;
     let dir = tempfile::Builder::new()
         .prefix("atoll-bench-")
@@ -426,7 +430,6 @@ async fn transfer(setting: &Setting, wall: Wall) -> Result<Vec<Row>> {
             )));
         }
     }
-    subject.stop().await;
     let growth = most.saturating_sub(at_rest) as f64 / 1e6;
     let bar = match wall {
         Wall::Gvisor => Bar::AtLeast(400.0),

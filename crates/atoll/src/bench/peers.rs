@@ -151,7 +151,8 @@ fn bundle_config(image: &Path, root: &Path, argv: &[&str]) -> Value {
     })
 }
 
-/// `bwrap` on the same root, mounted read-only, with every namespace of its own.
+/// `bwrap` on the same root, mounted read-only, with every namespace of its own. The image has no mount points for
+/// /proc and /dev, and bwrap no overlay, so its top directory is put together anew, as people do with bwrap.
 #[derive(Debug)]
 pub(crate) struct Bwrap {
     program: PathBuf,
@@ -185,12 +186,25 @@ impl Bwrap {
                 "--die-with-parent",
                 "--cap-drop",
                 "ALL",
-                "--ro-bind",
+                "--tmpfs",
+                "/",
             ])
-            .arg(&self.root)
+            .arg("--ro-bind")
+            .arg(self.root.join("usr"))
+            .arg("/usr")
+            .arg("--ro-bind")
+            .arg(self.root.join("etc"))
+            .arg("/etc")
+            .args(["--symlink", "usr/bin", "/bin", "--symlink", "usr/lib", "/lib"])
             .args([
-                "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--tmpfs", "/run",
+                "--symlink",
+                "usr/lib64",
+                "/lib64",
+                "--symlink",
+                "usr/sbin",
+                "/sbin",
             ])
+            .args(["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"])
             .args(ECHO)
             .kill_on_drop(true);
         first_byte(command).await

@@ -33,20 +33,12 @@ impl Subject {
             .doing("cannot make a data directory")?;
         let data = dir.path().join("data");
         let log = std::fs::File::create(dir.path().join("server.log")).doing("cannot write a log")?;
-        let group = format!(
-            "atoll-bench-{}",
-            dir.path().file_name().unwrap_or_default().to_string_lossy()
-        );
-        let config = dir.path().join("config.toml");
-        std::fs::write(&config, format!("cgroup = {group:?}\n")).doing("cannot write a configuration")?;
         let mut process = Command::new(program)
             .arg("server")
             .args(["--listen", "127.0.0.1:0", "--data"])
             .arg(&data)
             .arg("--templates")
             .arg(templates)
-            .arg("--config")
-            .arg(&config)
             .args(arguments)
             .env("ATOLL_LOG", "warn")
             .env_remove("ATOLL_URL")

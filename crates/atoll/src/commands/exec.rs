@@ -34,9 +34,8 @@ pub(crate) async fn exec(global: &Global, output: Output, args: ExecArgs) -> Res
 
 /// With `--json`: the output is part of the answer, not our own.
 pub(crate) async fn captured(client: &Client, output: Output, sandbox: &str, body: Value) -> Result<u8> {
-    let answer = client
-        .post(&format!("/v1/sandboxes/{sandbox}/exec"), &body)
-        .await?;
+    let answer = client.post(&format!("/v1/sandboxes/{sandbox}/exec"), &body).await;
+    let answer = answer.map_err(Error::into_start_failure)?;
     output.json(&answer);
     Ok(exit_code(&answer))
 }

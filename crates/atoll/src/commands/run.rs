@@ -6,7 +6,7 @@ use super::{Connection, create_body, exec, exec_body, template, text};
 use crate::args::{Global, RunArgs, SpecArgs};
 use crate::attach::{self, Streams};
 use crate::client::Client;
-use crate::output::{Output, Result};
+use crate::output::{Error, Output, Result};
 
 pub(crate) async fn run(global: &Global, output: Output, args: RunArgs) -> Result<u8> {
     let connection = Connection::open(global).await?;
@@ -16,14 +16,37 @@ pub(crate) async fn run(global: &Global, output: Output, args: RunArgs) -> Resul
 }
 
 async fn in_fresh_sandbox(client: &Client, output: Output, args: &RunArgs) -> Result<u8> {
-    let sandbox = create(client, output, &args.spec).await?;
+    let mut spec = args.spec.clone();
+    let lease = spec.timeout.is_none();
+    if lease {
+        spec.timeout = Some(LEASE_MILLIS);
+    }
+    let sandbox = create(client, output, &spec).await?;
     let id = text(&sandbox, "id");
-    let outcome = attached(client, output, &id, args).await;
+    let outcome = tokio::select! {
+        outcome = attached(client, output, &id, args) => outcome,
+        never = renew(client, &id), if lease => match never {},
+    };
     let ended = client.delete(&format!("/v1/sandboxes/{id}")).await;
     match (outcome, ended) {
         // The sandbox may have been killed under the command: the reason says more than a broken stream.
         (Err(error), Ok(ended)) => Err(explain(error, &ended)),
         (outcome, _) => outcome,
+    }
+}
+
+/// Without a timeout of the user's choice the sandbox lives as long as we do: its lifetime is short and renewed, so that
+/// it does not outlast us when we are killed.
+const LEASE_MILLIS: u64 = 120_000;
+
+/// Never ends by itself.
+async fn renew(client: &Client, id: &str) -> std::convert::Infallible {
+    let path = format!("/v1/sandboxes/{id}/extend");
+    let body = serde_json::json!({ "timeout_ms": LEASE_MILLIS });
+    loop {
+        tokio::time::sleep(std::time::Duration::from_millis(LEASE_MILLIS / 4)).await;
+        // If it failed, three more tries remain; the sandbox's end is reported by the command's stream.
+        let _retried = client.post(&path, &body).await;
     }
 }
 
@@ -59,12 +82,12 @@ pub(crate) async fn create(client: &Client, output: Output, spec: &SpecArgs) -> 
     }
 }
 
-fn explain(error: crate::output::Error, ended: &Value) -> crate::output::Error {
+fn explain(error: Error, ended: &Value) -> Error {
     match ended["end"]["reason"].as_str() {
         None | Some("killed") => error,
         Some(reason) => {
             let message = text(&ended["end"], "message");
-            let mut explained = crate::output::Error::new(format!("the sandbox ended: {message}"));
+            let mut explained = Error::new(format!("the sandbox ended: {message}"));
             explained.code = Some(reason.to_owned());
             if reason == "out_of_memory" {
                 explained = explained.hint("give it more with --memory");

@@ -215,16 +215,7 @@ async fn build_dockerfile(
             .iter()
             .map(|(name, value)| ("arg".to_owned(), format!("{name}={value}"))),
     );
-    query.extend(
-        args.start
-            .iter()
-            .map(|line| ("start_cmd".to_owned(), line.clone())),
-    );
-    query.extend(
-        args.ready_port
-            .iter()
-            .map(|port| ("ready_port".to_owned(), port.to_string())),
-    );
+    query.extend(start_query(args));
     let request = client
         .request(Method::POST, "/v1/templates/build-context")
         .query(&query)

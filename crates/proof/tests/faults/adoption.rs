@@ -17,7 +17,9 @@ on_every_tier!(
 
 /// A command that counts without end, and has begun.
 async fn counting(sandbox: &Sandbox) -> String {
-    let command = sandbox.background("i=0; while :; do i=$((i + 1)); echo $i; sleep 0.02; done").await;
+    let command = sandbox
+        .background("i=0; while :; do i=$((i + 1)); echo $i; sleep 0.02; done")
+        .await;
     sandbox.until_logged(&command, "3\n").await;
     command
 }
@@ -33,23 +35,41 @@ async fn assert_still_counting(sandbox: &Sandbox, command: &str) {
 }
 
 async fn a_killed_server_is_succeeded(server: &mut Server) {
-    let sandbox = server.sandbox_with(&json!({"labels": {"keep": "me"}, "env": {"KEPT": "yes"}})).await;
+    let sandbox = server
+        .sandbox_with(&json!({"labels": {"keep": "me"}, "env": {"KEPT": "yes"}}))
+        .await;
     sandbox.write("/tmp/kept", b"content").await;
     let command = counting(&sandbox).await;
-    sandbox.sh("mkdir -p /tmp/www && echo hello > /tmp/www/index.html").await.ok();
-    sandbox.background("cd /tmp/www && exec python3 -m http.server 8000 --bind 127.0.0.1").await;
+    sandbox
+        .sh("mkdir -p /tmp/www && echo hello > /tmp/www/index.html")
+        .await
+        .ok();
+    sandbox
+        .background("cd /tmp/www && exec python3 -m http.server 8000 --bind 127.0.0.1")
+        .await;
     let access = sandbox.client.get(&sandbox.path("/ports/8000")).await.ok();
     let (before, listed) = (sandbox.get().await, sandbox.command(&command).await);
     let held = server.held();
     server.kill_9();
-    assert_eq!(server.held().processes, held.processes, "instances do not depend on the server");
+    let (held_by, left) = (&held.cgroups, server.held());
+    assert!(
+        left.cgroups == *held_by && !left.processes.is_empty(),
+        "instances do not depend on the server"
+    );
     server.start_again().await;
 
     let sandbox = server.again(&sandbox);
-    assert_eq!(sandbox.get().await, before, "the same instance, the same deadline");
+    assert_eq!(
+        sandbox.get().await,
+        before,
+        "the same instance, the same deadline"
+    );
     assert_eq!(server.held().instances, held.instances);
     let adopted = sandbox.command(&command).await;
-    assert_eq!((&adopted["pid"], &adopted["state"]), (&listed["pid"], &json!("running")));
+    assert_eq!(
+        (&adopted["pid"], &adopted["state"]),
+        (&listed["pid"], &json!("running"))
+    );
     assert_still_counting(&sandbox, &command).await;
     assert_eq!(sandbox.read("/tmp/kept").await, b"content");
     assert_eq!(sandbox.sh("echo $KEPT").await.ok(), "yes\n");
@@ -62,14 +82,24 @@ async fn a_killed_server_is_succeeded(server: &mut Server) {
         .header("x-atoll-token", access["token"].as_str().unwrap());
     assert_eq!(client.send(request).await.expect(200).text(), "hello\n");
     // And stdin, and signals.
-    sandbox.client.post(&sandbox.path(&format!("/commands/{command}/signal")), &json!({"signal": 15})).await.expect(204);
+    sandbox
+        .client
+        .post(
+            &sandbox.path(&format!("/commands/{command}/signal")),
+            &json!({"signal": 15}),
+        )
+        .await
+        .expect(204);
     assert_eq!(sandbox.until_ended(&command).await["signal"], 15);
 }
 
 async fn again_and_again(server: &mut Server) {
     let first = server.sandbox().await;
     let mut session = first.session(&json!({"argv": ["cat"], "background": true})).await;
-    let cat = session.until("started").await["command"].as_str().unwrap().to_owned();
+    let cat = session.until("started").await["command"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     let command = counting(&first).await;
     for round in 0..5 {
         server.kill_9();
@@ -81,8 +111,16 @@ async fn again_and_again(server: &mut Server) {
         session.until_stdout(&format!("round {round}\n")).await;
     }
     let sandbox = server.again(&first);
-    assert_eq!(sandbox.logs(&cat).await, "round 0\nround 1\nround 2\nround 3\nround 4\n");
-    let started = sandbox.facts().await.iter().filter(|fact| fact["kind"] == "sandbox.started").count();
+    assert_eq!(
+        sandbox.logs(&cat).await,
+        "round 0\nround 1\nround 2\nround 3\nround 4\n"
+    );
+    let started = sandbox
+        .facts()
+        .await
+        .iter()
+        .filter(|fact| fact["kind"] == "sandbox.started")
+        .count();
     assert_eq!(started, 1, "adoption is not a start");
 }
 
@@ -92,7 +130,10 @@ async fn a_stopped_server_is_succeeded(server: &mut Server) {
     let before = sandbox.get().await;
     let status = server.stop();
     assert!(status.success(), "{status}");
-    assert!(!server.held().is_nothing(), "stopping the server does not stop its sandboxes");
+    assert!(
+        !server.held().is_nothing(),
+        "stopping the server does not stop its sandboxes"
+    );
     server.start_again().await;
     let sandbox = server.again(&sandbox);
     assert_eq!(sandbox.get().await, before);
@@ -102,7 +143,10 @@ async fn a_stopped_server_is_succeeded(server: &mut Server) {
         let sandbox = sandbox.clone();
         async move {
             let request = sandbox.client.request(Method::POST, &sandbox.path("/exec"));
-            sandbox.client.try_send(request.json(&json!({"cmd": "sleep 1000"}))).await
+            sandbox
+                .client
+                .try_send(request.json(&json!({"cmd": "sleep 1000"})))
+                .await
         }
     });
     atoll_proof::wait::until("it runs", Duration::from_secs(20), || async {
@@ -120,7 +164,9 @@ async fn a_stopped_server_is_succeeded(server: &mut Server) {
 /// Nobody can attach to a foreground command, so nobody must pay for one whose caller is gone.
 async fn foreground_commands_end_with_their_server(server: &mut Server) {
     let sandbox = server.sandbox().await;
-    let mut events = sandbox.exec_events(&json!({"cmd": "echo up; exec sleep 7531"})).await;
+    let mut events = sandbox
+        .exec_events(&json!({"cmd": "echo up; exec sleep 7531"}))
+        .await;
     events.find("stdout").await;
     server.kill_9();
     server.start_again().await;
@@ -142,14 +188,19 @@ async fn the_channel_survives_a_torn_message(server: &mut Server) {
         for number in 0..4 {
             let sandbox = sandbox.clone();
             busy.push(tokio::spawn(async move {
-                let upload = sandbox.client.request(Method::PUT, &sandbox.path(&format!("/files/content?path=/tmp/up{number}")));
+                let upload = sandbox.client.request(
+                    Method::PUT,
+                    &sandbox.path(&format!("/files/content?path=/tmp/up{number}")),
+                );
                 let _broken = sandbox.client.try_send(upload.body(vec![b'x'; 40 << 20])).await;
             }));
         }
         for _ in 0..4 {
             let sandbox = sandbox.clone();
             busy.push(tokio::spawn(async move {
-                let download = sandbox.client.request(Method::GET, &sandbox.path("/files/content?path=/tmp/big"));
+                let download = sandbox
+                    .client
+                    .request(Method::GET, &sandbox.path("/files/content?path=/tmp/big"));
                 let _broken = sandbox.client.try_send(download).await;
             }));
         }
@@ -186,6 +237,9 @@ async fn one_server_at_a_time(server: &mut Server) {
         .unwrap();
     assert!(!second.status.success());
     let text = String::from_utf8_lossy(&second.stderr);
-    assert!(text.contains("in use") && text.contains(&server.pid().to_string()), "{text}");
+    assert!(
+        text.contains("in use") && text.contains(&server.pid().to_string()),
+        "{text}"
+    );
     server.sandbox().await.assert_works().await;
 }

@@ -11,7 +11,11 @@ use atoll_proof::random::Random;
 use atoll_proof::{Client, Sandbox, Server, Value, json, on_every_tier};
 use reqwest::Method;
 
-on_every_tier!(half_made_creations_are_cleaned_up, a_mixed_load_survives_kills, half_done_deletions_are_finished);
+on_every_tier!(
+    half_made_creations_are_cleaned_up,
+    a_mixed_load_survives_kills,
+    half_done_deletions_are_finished
+);
 
 const ALL_STATES: [&str; 5] = ["starting", "running", "deleting", "deleted", "failed"];
 
@@ -24,8 +28,14 @@ async fn a_moment(random: &mut Random, at_most_millis: u64) {
 async fn settled(server: &Server) -> BTreeMap<String, Value> {
     atoll_proof::wait::until("every sandbox has settled", Duration::from_secs(30), || async {
         let all = server.list(&ALL_STATES).await;
-        let moving = all.iter().any(|sandbox| sandbox["state"] == "starting" || sandbox["state"] == "deleting");
-        (!moving).then(|| all.into_iter().map(|sandbox| (sandbox["id"].as_str().unwrap().to_owned(), sandbox)).collect())
+        let moving = all
+            .iter()
+            .any(|sandbox| sandbox["state"] == "starting" || sandbox["state"] == "deleting");
+        (!moving).then(|| {
+            all.into_iter()
+                .map(|sandbox| (sandbox["id"].as_str().unwrap().to_owned(), sandbox))
+                .collect()
+        })
     })
     .await
 }
@@ -44,8 +54,16 @@ async fn assert_rows_and_instances_agree(server: &Server, rows: &BTreeMap<String
     });
     assert_eq!(held, running, "rows and directories disagree");
     let cgroups: BTreeSet<String> = server.held().cgroups.into_iter().collect();
-    assert_eq!(cgroups.len(), running.len(), "rows and cgroups disagree: {cgroups:?}");
-    assert!(server.held().mounts.is_empty() && server.held().loop_devices.is_empty(), "{}", server.held());
+    assert_eq!(
+        cgroups.len(),
+        running.len(),
+        "rows and cgroups disagree: {cgroups:?}"
+    );
+    assert!(
+        server.held().mounts.is_empty() && server.held().loop_devices.is_empty(),
+        "{}",
+        server.held()
+    );
 }
 
 async fn half_made_creations_are_cleaned_up(server: &mut Server) {
@@ -54,13 +72,20 @@ async fn half_made_creations_are_cleaned_up(server: &mut Server) {
         let acknowledged = Arc::new(Mutex::new(Vec::new()));
         let creating: Vec<_> = (0..6)
             .map(|_| {
-                let (client, body, acknowledged) = (server.client().clone(), server.request(&json!({})), Arc::clone(&acknowledged));
+                let (client, body, acknowledged) = (
+                    server.client().clone(),
+                    server.request(&json!({})),
+                    Arc::clone(&acknowledged),
+                );
                 tokio::spawn(async move {
                     let request = client.request(Method::POST, "/v1/sandboxes").json(&body);
                     if let Ok(answer) = client.try_send(request).await
                         && answer.status == 201
                     {
-                        acknowledged.lock().unwrap().push(answer.json()["id"].as_str().unwrap().to_owned());
+                        acknowledged
+                            .lock()
+                            .unwrap()
+                            .push(answer.json()["id"].as_str().unwrap().to_owned());
                     }
                 })
             })
@@ -75,7 +100,12 @@ async fn half_made_creations_are_cleaned_up(server: &mut Server) {
         let acknowledged = std::mem::take(&mut *acknowledged.lock().unwrap());
         for id in &acknowledged {
             assert_eq!(rows[id]["state"], "running", "acknowledged, and now {}", rows[id]);
-            Sandbox { client: server.client().clone(), id: id.clone() }.assert_works().await;
+            Sandbox {
+                client: server.client().clone(),
+                id: id.clone(),
+            }
+            .assert_works()
+            .await;
         }
         for row in rows.values().filter(|row| row["state"] == "failed") {
             assert!(row["end"]["message"].as_str().unwrap().len() > 10, "{row}");
@@ -97,7 +127,11 @@ async fn half_done_deletions_are_finished(server: &mut Server) {
                 let sandbox = sandbox.clone();
                 tokio::spawn(async move {
                     let request = sandbox.client.request(Method::DELETE, &sandbox.path(""));
-                    sandbox.client.try_send(request).await.is_ok_and(|answer| answer.status == 200)
+                    sandbox
+                        .client
+                        .try_send(request)
+                        .await
+                        .is_ok_and(|answer| answer.status == 200)
                 })
             })
             .collect();
@@ -112,7 +146,11 @@ async fn half_done_deletions_are_finished(server: &mut Server) {
         server.start_again().await;
         let rows = settled(server).await;
         for id in acknowledged {
-            assert_eq!(rows[&id]["state"], "deleted", "acknowledged, and now {}", rows[&id]);
+            assert_eq!(
+                rows[&id]["state"], "deleted",
+                "acknowledged, and now {}",
+                rows[&id]
+            );
         }
         assert_rows_and_instances_agree(server, &rows).await;
         for row in server.list(&[]).await {
@@ -143,7 +181,10 @@ async fn work(client: Client, create: Value, mut random: Random, worker: usize, 
     let mut own: Vec<String> = Vec::new();
     for step in 0.. {
         let choice = random.below(10);
-        let sandbox = own.first().map(|id| Sandbox { client: client.clone(), id: id.clone() });
+        let sandbox = own.first().map(|id| Sandbox {
+            client: client.clone(),
+            id: id.clone(),
+        });
         let outcome = match (choice, sandbox) {
             (0..=2, _) | (_, None) if own.len() < 3 => {
                 let request = client.request(Method::POST, "/v1/sandboxes").json(&create);
@@ -166,13 +207,21 @@ async fn work(client: Client, create: Value, mut random: Random, worker: usize, 
                 })
             }
             (4..=5, Some(sandbox)) => {
-                let (path, content) = (format!("/tmp/{worker}-{step}"), format!("content {worker} {step}"));
-                let request = client.request(Method::PUT, &sandbox.path("/files/content")).query(&[("path", &path)]);
-                client.try_send(request.body(content.clone())).await.map(|answer| {
-                    if answer.status == 200 {
-                        told.lock().unwrap().files.push((sandbox.id, path, content));
-                    }
-                })
+                let (path, content) = (
+                    format!("/tmp/{worker}-{step}"),
+                    format!("content {worker} {step}"),
+                );
+                let request = client
+                    .request(Method::PUT, &sandbox.path("/files/content"))
+                    .query(&[("path", &path)]);
+                client
+                    .try_send(request.body(content.clone()))
+                    .await
+                    .map(|answer| {
+                        if answer.status == 200 {
+                            told.lock().unwrap().files.push((sandbox.id, path, content));
+                        }
+                    })
             }
             (6, Some(sandbox)) => {
                 let body = json!({"cmd": "while :; do sleep 0.1; done", "background": true});
@@ -187,15 +236,20 @@ async fn work(client: Client, create: Value, mut random: Random, worker: usize, 
             (7, Some(sandbox)) => {
                 let name = format!("artifact-{worker}-{step}");
                 let request = client.request(Method::POST, &sandbox.path("/artifacts"));
-                client.try_send(request.json(&json!({"name": name, "path": "/etc/passwd"}))).await.map(|answer| {
-                    if answer.status == 201 {
-                        let digest = answer.json()["digest"].as_str().unwrap().to_owned();
-                        told.lock().unwrap().artifacts.insert(name, digest);
-                    }
-                })
+                client
+                    .try_send(request.json(&json!({"name": name, "path": "/etc/passwd"})))
+                    .await
+                    .map(|answer| {
+                        if answer.status == 201 {
+                            let digest = answer.json()["digest"].as_str().unwrap().to_owned();
+                            told.lock().unwrap().artifacts.insert(name, digest);
+                        }
+                    })
             }
             (_, Some(sandbox)) => {
-                let request = client.request(Method::POST, &sandbox.path("/exec")).json(&json!({"cmd": "echo hi"}));
+                let request = client
+                    .request(Method::POST, &sandbox.path("/exec"))
+                    .json(&json!({"cmd": "echo hi"}));
                 client.try_send(request).await.map(|_| ())
             }
             (_, None) => Ok(()),
@@ -214,7 +268,13 @@ async fn a_mixed_load_survives_kills(server: &mut Server) {
         let workers: Vec<_> = (0..4)
             .map(|worker| {
                 let random = Random::from_seed(random.next());
-                tokio::spawn(work(server.client().clone(), create.clone(), random, worker + round * 10, Arc::clone(&told)))
+                tokio::spawn(work(
+                    server.client().clone(),
+                    create.clone(),
+                    random,
+                    worker + round * 10,
+                    Arc::clone(&told),
+                ))
             })
             .collect();
         tokio::time::sleep(Duration::from_millis(200)).await;
@@ -247,22 +307,43 @@ async fn assert_promises(server: &Server, rows: &BTreeMap<String, Value>, told: 
         let state = &rows[id]["state"];
         let deleted = told.deleted.contains(id);
         let condemned = told.condemned.contains(id);
-        let right = if deleted { state == "deleted" } else { state == "running" || (condemned && state == "deleted") };
-        assert!(right, "created {id}, deleted: {deleted}, condemned: {condemned}, and now {}", rows[id]);
+        let right = if deleted {
+            state == "deleted"
+        } else {
+            state == "running" || (condemned && state == "deleted")
+        };
+        assert!(
+            right,
+            "created {id}, deleted: {deleted}, condemned: {condemned}, and now {}",
+            rows[id]
+        );
     }
     let alive = |id: &str| rows[id]["state"] == "running";
     for (id, path, content) in told.files.iter().filter(|(id, ..)| alive(id)) {
-        let sandbox = Sandbox { client: server.client().clone(), id: id.clone() };
+        let sandbox = Sandbox {
+            client: server.client().clone(),
+            id: id.clone(),
+        };
         assert_eq!(sandbox.read(path).await, content.as_bytes(), "{id} {path}");
     }
     for (id, command) in told.background.iter().filter(|(id, _)| alive(id)) {
-        let sandbox = Sandbox { client: server.client().clone(), id: id.clone() };
+        let sandbox = Sandbox {
+            client: server.client().clone(),
+            id: id.clone(),
+        };
         assert_eq!(sandbox.command(command).await["state"], "running");
     }
     for (name, digest) in &told.artifacts {
         let artifact = server.client().get(&format!("/v1/artifacts/{name}")).await.ok();
         assert_eq!(artifact["digest"].as_str(), Some(digest.as_str()));
-        let content = server.client().get(&format!("/v1/artifacts/{name}/content")).await.expect(200);
-        assert_eq!(content.body.len() as u64, artifact["size_bytes"].as_u64().unwrap());
+        let content = server
+            .client()
+            .get(&format!("/v1/artifacts/{name}/content"))
+            .await
+            .expect(200);
+        assert_eq!(
+            content.body.len() as u64,
+            artifact["size_bytes"].as_u64().unwrap()
+        );
     }
 }

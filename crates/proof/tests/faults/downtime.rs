@@ -13,7 +13,10 @@ on_every_tier!(
 
 /// Until this much time has passed since `began`: a deadline is about time, so time is the condition.
 async fn until_elapsed(began: Instant, limit: Duration) {
-    atoll_proof::wait::until_sync("time passes", limit * 2, || (began.elapsed() > limit).then_some(())).await;
+    atoll_proof::wait::until_sync("time passes", limit * 2, || {
+        (began.elapsed() > limit).then_some(())
+    })
+    .await;
 }
 
 async fn deadlines_that_passed_are_kept(server: &mut Server) {
@@ -32,10 +35,17 @@ async fn deadlines_that_passed_are_kept(server: &mut Server) {
     server.again(&long).assert_works().await;
     // And those that come later are kept by the new server.
     let sandbox = server.again(&long);
-    sandbox.client.post(&sandbox.path("/extend"), &json!({"timeout_ms": 1500})).await.ok();
+    sandbox
+        .client
+        .post(&sandbox.path("/extend"), &json!({"timeout_ms": 1500}))
+        .await
+        .ok();
     server.kill_9();
     server.start_again().await;
-    assert_eq!(server.again(&long).until_state("deleted").await["end"]["reason"], "timed_out");
+    assert_eq!(
+        server.again(&long).until_state("deleted").await["end"]["reason"],
+        "timed_out"
+    );
 }
 
 /// As after a reboot: the rows are there, the instances are not.
@@ -59,9 +69,16 @@ async fn what_died_meanwhile_is_lost(server: &mut Server) {
     server.kill_9();
     host::cgroup_kill(&format!("{}/{instance}", server.cgroup()));
     server.start_again().await;
-    assert_eq!(server.again(&dead).until_state("failed").await["end"]["reason"], "lost");
+    assert_eq!(
+        server.again(&dead).until_state("failed").await["end"]["reason"],
+        "lost"
+    );
     server.again(&alive).assert_works().await;
-    assert_eq!(server.again(&dead).kill().await["state"], "deleted", "a failed sandbox can be cleared away");
+    assert_eq!(
+        server.again(&dead).kill().await["state"],
+        "deleted",
+        "a failed sandbox can be cleared away"
+    );
     server.again(&sandboxes[0]).kill().await;
 }
 
@@ -75,7 +92,13 @@ async fn what_nobody_owns_is_destroyed(server: &mut Server) {
     let torn = instances.join("ins_bbbbbbbbbbbbbbbbbbbb");
     std::fs::create_dir(&torn).unwrap();
     std::fs::write(torn.join("instance.json"), "{\"id\": \"ins_").unwrap();
-    std::fs::create_dir(instances.join(".new-ins_cccccccccccccccccccc")).unwrap();
+    let unnamed = instances.join(".new-ins_cccccccccccccccccccc");
+    std::fs::create_dir(&unnamed).unwrap();
+    let long_ago = std::time::SystemTime::now() - Duration::from_secs(24 * 3600);
+    std::fs::File::open(&unnamed)
+        .unwrap()
+        .set_modified(long_ago)
+        .unwrap();
     for dir in host::cgroup_dirs(server.cgroup()) {
         std::fs::create_dir(dir.join("ins_dddddddddddddddddddd")).unwrap();
     }
@@ -83,10 +106,9 @@ async fn what_nobody_owns_is_destroyed(server: &mut Server) {
     server.again(&sandbox).assert_works().await;
     let instance = sandbox_instance(server, &sandbox.id).await;
     let only = std::collections::BTreeSet::from([instance]);
-    atoll_proof::wait::until_sync("leftovers are removed", Duration::from_secs(15), || {
-        (host::names_in(&instances) == only).then_some(())
-    })
-    .await;
+    let removed =
+        atoll_proof::wait::becomes_true(Duration::from_secs(15), || host::names_in(&instances) == only);
+    assert!(removed, "leftovers stay: {:?}", host::names_in(&instances));
     for dir in host::cgroup_dirs(server.cgroup()) {
         let _gone = std::fs::remove_dir(dir.join("ins_dddddddddddddddddddd"));
     }
@@ -115,8 +137,16 @@ async fn usage_survives(server: &mut Server) {
     })
     .await;
     let wall = usage["wall_ms"].as_u64().unwrap();
-    assert!((900..=lived + 1000).contains(&wall), "{usage} of about {lived} ms");
+    assert!(
+        (900..=lived + 1000).contains(&wall),
+        "{usage} of about {lived} ms"
+    );
     assert!(usage["cpu_micros"].as_u64().unwrap() > 20_000, "{usage}");
-    let ended: Vec<_> = sandbox.facts().await.into_iter().filter(|fact| fact["kind"] == "sandbox.ended").collect();
+    let ended: Vec<_> = sandbox
+        .facts()
+        .await
+        .into_iter()
+        .filter(|fact| fact["kind"] == "sandbox.ended")
+        .collect();
     assert_eq!(ended.len(), 1, "a sandbox ends once");
 }

@@ -39,17 +39,30 @@ impl<'a> Scene<'a> {
     /// With these fields of the attacker's create request.
     async fn with(server: &'a Server, request: &Value) -> Self {
         let neighbour = server.sandbox().await;
-        let ticking = neighbour.background("while :; do echo tick; sleep 0.2; done").await;
+        let ticking = neighbour
+            .background("while :; do echo tick; sleep 0.2; done")
+            .await;
         neighbour.until_logged(&ticking, "tick").await;
         let attacker = server.sandbox_with(request).await;
         attacker.assert_works().await;
-        Self { server, attacker, neighbour, memory: server.memory(), ticking }
+        Self {
+            server,
+            attacker,
+            neighbour,
+            memory: server.memory(),
+            ticking,
+        }
     }
 
     /// Asserts that the attack stayed where it was. The attacker may be dead; if so, its record says why.
     async fn assert_unharmed(&self) {
         self.server.assert_answers().await;
-        within("the neighbour works", Duration::from_secs(30), self.neighbour.assert_works()).await;
+        within(
+            "the neighbour works",
+            Duration::from_secs(30),
+            self.neighbour.assert_works(),
+        )
+        .await;
         assert_eq!(self.neighbour.command(&self.ticking).await["state"], "running");
         let grown = self.server.peak_memory().saturating_sub(self.memory);
         assert!(grown < ALLOWANCE, "the server grew by {} MiB", grown / MIB);
@@ -57,23 +70,41 @@ impl<'a> Scene<'a> {
         match record["state"].as_str() {
             Some("running") => {}
             Some("deleting" | "deleted" | "failed") => {
-                assert!(record["end"]["reason"].is_string(), "it ended without a reason: {record}");
+                assert!(
+                    record["end"]["reason"].is_string(),
+                    "it ended without a reason: {record}"
+                );
             }
             _ => panic!("in a state that should not last: {record}"),
         }
-        let ended = within("the attacker is killed", Duration::from_secs(30), self.attacker.kill()).await;
+        let ended = within(
+            "the attacker is killed",
+            Duration::from_secs(30),
+            self.attacker.kill(),
+        )
+        .await;
         assert_eq!(ended["state"], "deleted", "{ended}");
     }
 
     /// Asserts that the attacker's own sandbox still works, after an attack that should have come to nothing.
     async fn assert_attacker_works(&self) {
-        within("the attacker's sandbox works", Duration::from_secs(30), self.attacker.assert_works()).await;
+        within(
+            "the attacker's sandbox works",
+            Duration::from_secs(30),
+            self.attacker.assert_works(),
+        )
+        .await;
     }
 
     /// Something that may kill its own sandbox, or be refused; it must only come to an end. `None`: it ended with the
     /// sandbox, or could not be started.
     async fn attack(&self, body: &Value) -> Option<atoll_proof::Output> {
-        let answer = within("the attack comes to an end", Duration::from_secs(60), self.attacker.exec(body)).await;
+        let answer = within(
+            "the attack comes to an end",
+            Duration::from_secs(60),
+            self.attacker.exec(body),
+        )
+        .await;
         if answer.status == 200 {
             return Some(atoll_proof::Output::of(answer.json()));
         }

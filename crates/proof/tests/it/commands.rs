@@ -17,20 +17,33 @@ on_every_tier!(
 
 async fn a_background_command_is_listed_and_read(server: &Server) {
     let sandbox = server.sandbox().await;
-    let command = sandbox.background("echo begun; echo oops >&2; while [ ! -e /tmp/go ]; do sleep 0.01; done; exit 7").await;
+    let command = sandbox
+        .background("echo begun; echo oops >&2; while [ ! -e /tmp/go ]; do sleep 0.01; done; exit 7")
+        .await;
     let logs = sandbox.until_logged(&command, "oops").await;
     assert_eq!(logs, "begun\noops\n");
     let listed = sandbox.command(&command).await;
-    assert_eq!((&listed["state"], &listed["pty"]), (&json!("running"), &json!(false)));
+    assert_eq!(
+        (&listed["state"], &listed["pty"]),
+        (&json!("running"), &json!(false))
+    );
     assert_eq!(listed["argv"][0], "/bin/bash");
     assert_eq!(listed["output_bytes"], 11);
     assert!(listed["ended_at"].is_null() && listed["started_at"].is_string());
 
     sandbox.write("/tmp/go", b"").await;
     let ended = sandbox.until_ended(&command).await;
-    assert_eq!((&ended["state"], &ended["exit_code"]), (&json!("exited"), &json!(7)), "{ended}");
+    assert_eq!(
+        (&ended["state"], &ended["exit_code"]),
+        (&json!("exited"), &json!(7)),
+        "{ended}"
+    );
     assert!(ended["ended_at"].is_string());
-    assert_eq!(sandbox.logs(&command).await, "begun\noops\n", "what it wrote stays readable");
+    assert_eq!(
+        sandbox.logs(&command).await,
+        "begun\noops\n",
+        "what it wrote stays readable"
+    );
 }
 
 async fn output_is_replayed_from_any_offset(server: &Server) {
@@ -39,13 +52,20 @@ async fn output_is_replayed_from_any_offset(server: &Server) {
     sandbox.until_ended(&command).await;
     let path = sandbox.path(&format!("/commands/{command}/logs"));
     for (from, expected) in [(0, "0123456789abc"), (4, "456789abc"), (11, "bc"), (13, "")] {
-        let answer = sandbox.client.get(&format!("{path}?from={from}")).await.expect(200);
+        let answer = sandbox
+            .client
+            .get(&format!("{path}?from={from}"))
+            .await
+            .expect(200);
         assert_eq!(answer.text(), expected, "from {from}");
     }
     let mut session = Session::attach(&sandbox.client, &sandbox.id, &command, 8).await;
     assert_eq!(session.until("attached").await["command"], json!(command));
     assert_eq!(session.until("exited").await["exit_code"], 0);
-    assert_eq!((session.stdout.as_slice(), session.stderr.as_slice()), (&b"89"[..], &b"abc"[..]));
+    assert_eq!(
+        (session.stdout.as_slice(), session.stderr.as_slice()),
+        (&b"89"[..], &b"abc"[..])
+    );
 }
 
 async fn following_ends_with_the_command(server: &Server) {
@@ -53,7 +73,10 @@ async fn following_ends_with_the_command(server: &Server) {
     let line = "for i in 1 2 3; do echo line $i; while [ ! -e /tmp/go$i ]; do sleep 0.01; done; done";
     let command = sandbox.background(line).await;
     let path = sandbox.path(&format!("/commands/{command}/logs?follow=true"));
-    let request = sandbox.client.request(reqwest::Method::GET, &path).header("accept", "text/event-stream");
+    let request = sandbox
+        .client
+        .request(reqwest::Method::GET, &path)
+        .header("accept", "text/event-stream");
     let mut events = Events::of(sandbox.client.open(request).await);
     for number in 1..=3 {
         let event = events.find("stdout").await;
@@ -61,18 +84,30 @@ async fn following_ends_with_the_command(server: &Server) {
         sandbox.write(format!("/tmp/go{number}"), b"").await;
     }
     let exited = events.next().await.unwrap();
-    assert_eq!((exited.name.as_str(), &exited.data["exit_code"]), ("exited", &json!(0)));
+    assert_eq!(
+        (exited.name.as_str(), &exited.data["exit_code"]),
+        ("exited", &json!(0))
+    );
     assert_eq!(events.next().await, None, "after the exit nothing follows");
 }
 
 async fn attaching_reaches_stdin(server: &Server) {
     let sandbox = server.sandbox().await;
-    let mut first = sandbox.session(&json!({"argv": ["cat"], "background": true})).await;
-    let command = first.until("started").await["command"].as_str().unwrap().to_owned();
+    let mut first = sandbox
+        .session(&json!({"argv": ["cat"], "background": true}))
+        .await;
+    let command = first.until("started").await["command"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     first.stdin(b"one\n").await;
     first.until_stdout("one\n").await;
     drop(first);
-    assert_eq!(sandbox.command(&command).await["state"], "running", "hanging up leaves a background command alone");
+    assert_eq!(
+        sandbox.command(&command).await["state"],
+        "running",
+        "hanging up leaves a background command alone"
+    );
 
     let mut second = Session::attach(&sandbox.client, &sandbox.id, &command, 0).await;
     second.until_stdout("one\n").await;
@@ -88,22 +123,47 @@ async fn signals_reach_the_whole_group(server: &Server) {
     let command = sandbox.background("sleep 5432109 & echo up; wait").await;
     sandbox.until_logged(&command, "up").await;
     let path = sandbox.path(&format!("/commands/{command}/signal"));
-    sandbox.client.post(&path, &json!({"signal": "SIGTERM"})).await.expect(204);
+    sandbox
+        .client
+        .post(&path, &json!({"signal": "SIGTERM"}))
+        .await
+        .expect(204);
     let ended = sandbox.until_ended(&command).await;
-    assert_eq!((&ended["state"], &ended["signal"]), (&json!("signaled"), &json!(15)), "{ended}");
+    assert_eq!(
+        (&ended["state"], &ended["signal"]),
+        (&json!("signaled"), &json!(15)),
+        "{ended}"
+    );
     atoll_proof::wait::until("its children are gone", Duration::from_secs(20), || async {
-        (sandbox.sh("pgrep -f '^sleep 543210[9]' | wc -l").await.ok().trim() == "0").then_some(())
+        (sandbox
+            .sh("pgrep -f '^sleep 543210[9]' | wc -l")
+            .await
+            .ok()
+            .trim()
+            == "0")
+            .then_some(())
     })
     .await;
 
-    let trapping = sandbox.background("trap 'echo caught; exit 5' USR1; echo ready; while :; do sleep 0.01; done").await;
+    let trapping = sandbox
+        .background("trap 'echo caught; exit 5' USR1; echo ready; while :; do sleep 0.01; done")
+        .await;
     sandbox.until_logged(&trapping, "ready").await;
     let path = sandbox.path(&format!("/commands/{trapping}/signal"));
-    sandbox.client.post(&path, &json!({"signal": 10})).await.expect(204);
+    sandbox
+        .client
+        .post(&path, &json!({"signal": 10}))
+        .await
+        .expect(204);
     assert_eq!(sandbox.until_ended(&trapping).await["exit_code"], 5);
     assert!(sandbox.logs(&trapping).await.contains("caught"));
     for signal in [json!(0), json!(65), json!(-9), json!("SIGNOPE")] {
-        sandbox.client.post(&path, &json!({ "signal": signal })).await.expect(400).error();
+        sandbox
+            .client
+            .post(&path, &json!({ "signal": signal }))
+            .await
+            .expect(400)
+            .error();
     }
 }
 
@@ -115,24 +175,52 @@ async fn the_log_keeps_the_latest(server: &Server) {
     let written = ended["output_bytes"].as_u64().unwrap();
     assert_eq!(written, 6_888_896 + 8);
     let path = sandbox.path(&format!("/commands/{command}/logs"));
-    let request = sandbox.client.request(reqwest::Method::GET, &path).header("accept", "text/event-stream");
+    let request = sandbox
+        .client
+        .request(reqwest::Method::GET, &path)
+        .header("accept", "text/event-stream");
     let events = Events::of(sandbox.client.open(request).await).rest().await;
-    let dropped: u64 = events.iter().filter_map(|event| event.data["bytes"].as_u64()).sum();
+    let dropped: u64 = events
+        .iter()
+        .filter_map(|event| event.data["bytes"].as_u64())
+        .sum();
     let mut kept = Vec::new();
     for event in events.iter().filter(|event| event.name == "stdout") {
         kept.extend(chunk_bytes(&event.data));
     }
-    assert_eq!(dropped + kept.len() as u64, written, "what is not there is counted");
-    assert!(kept.len() >= 512 * 1024, "the log holds a fair amount: {}", kept.len());
+    assert_eq!(
+        dropped + kept.len() as u64,
+        written,
+        "what is not there is counted"
+    );
+    assert!(
+        kept.len() >= 512 * 1024,
+        "the log holds a fair amount: {}",
+        kept.len()
+    );
     assert!(kept.ends_with(b"1000000\nthe-end\n"));
 }
 
 async fn unknown_commands_are_refused(server: &Server) {
     let sandbox = server.sandbox().await;
     let unknown = "cmd_aaaaaaaaaaaaaaaaaaaa";
-    let logs = sandbox.client.get(&sandbox.path(&format!("/commands/{unknown}/logs"))).await;
+    let logs = sandbox
+        .client
+        .get(&sandbox.path(&format!("/commands/{unknown}/logs")))
+        .await;
     logs.refused(404, "command_not_found");
-    let signal = sandbox.client.post(&sandbox.path(&format!("/commands/{unknown}/signal")), &json!({"signal": 9})).await;
+    let signal = sandbox
+        .client
+        .post(
+            &sandbox.path(&format!("/commands/{unknown}/signal")),
+            &json!({"signal": 9}),
+        )
+        .await;
     assert_eq!(signal.status, 404, "{signal:?}");
-    sandbox.client.get(&sandbox.path("/commands/nonsense/logs")).await.expect(400).error();
+    sandbox
+        .client
+        .get(&sandbox.path("/commands/nonsense/logs"))
+        .await
+        .expect(400)
+        .error();
 }

@@ -2,11 +2,19 @@
 
 use atoll_proof::{Server, json, on_every_tier};
 
-on_every_tier!(a_revoked_key_opens_nothing, without_a_key_nothing_is_said, secrets_are_not_kept);
+on_every_tier!(
+    a_revoked_key_opens_nothing,
+    without_a_key_nothing_is_said,
+    secrets_are_not_kept
+);
 
 async fn a_revoked_key_opens_nothing(server: &mut Server) {
     let client = server.client();
-    let made = client.post("/v1/keys", &json!({"name": "second"})).await.expect(201).json();
+    let made = client
+        .post("/v1/keys", &json!({"name": "second"}))
+        .await
+        .expect(201)
+        .json();
     let secret = made["secret"].as_str().unwrap().to_owned();
     let other = client.with_key(Some(&secret));
     other.get("/v1/info").await.expect(200);
@@ -19,24 +27,47 @@ async fn a_revoked_key_opens_nothing(server: &mut Server) {
     assert!(revoked["revoked_at"].is_string(), "{revoked}");
     other.get("/v1/info").await.refused(401, "invalid_key");
     let sandbox = server.request(&json!({}));
-    other.post("/v1/sandboxes", &sandbox).await.refused(401, "invalid_key");
+    other
+        .post("/v1/sandboxes", &sandbox)
+        .await
+        .refused(401, "invalid_key");
     client.delete(&format!("/v1/keys/{id}")).await.expect(200);
-    client.delete("/v1/keys/key_aaaaaaaaaaaaaaaaaaaa").await.refused(404, "key_not_found");
+    client
+        .delete("/v1/keys/key_aaaaaaaaaaaaaaaaaaaa")
+        .await
+        .refused(404, "key_not_found");
     server.kill_9();
     server.start_again().await;
-    server.client().with_key(Some(&secret)).get("/v1/info").await.refused(401, "invalid_key");
+    server
+        .client()
+        .with_key(Some(&secret))
+        .get("/v1/info")
+        .await
+        .refused(401, "invalid_key");
 }
 
 async fn without_a_key_nothing_is_said(server: &Server) {
     let sandbox = server.sandbox().await;
     let stranger = server.client().with_key(None);
-    for path in ["/v1/info", "/v1/sandboxes", &sandbox.path(""), &sandbox.path("/files?path=/"), "/v1/keys", "/v1/facts"] {
+    for path in [
+        "/v1/info",
+        "/v1/sandboxes",
+        &sandbox.path(""),
+        &sandbox.path("/files?path=/"),
+        "/v1/keys",
+        "/v1/facts",
+    ] {
         let refused = stranger.get(path).await;
         let detail = refused.refused(401, "missing_key");
         assert!(detail["hint"].as_str().unwrap().contains("Bearer"), "{detail}");
         assert_eq!(refused.headers["www-authenticate"], "Bearer");
     }
-    for key in ["nonsense", "atl_", "atl_aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", &"x".repeat(5000)] {
+    for key in [
+        "nonsense",
+        "atl_",
+        "atl_aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+        &"x".repeat(5000),
+    ] {
         let forger = server.client().with_key(Some(key));
         forger.get(&sandbox.path("")).await.refused(401, "invalid_key");
     }
@@ -47,17 +78,29 @@ async fn without_a_key_nothing_is_said(server: &Server) {
 
 async fn secrets_are_not_kept(server: &Server) {
     let secret = server.client().key().unwrap();
-    let sandbox = server.sandbox_with(&json!({"env": {"TOKEN": "hidden-value-123"}})).await;
+    let sandbox = server
+        .sandbox_with(&json!({"env": {"TOKEN": "hidden-value-123"}}))
+        .await;
     assert_eq!(sandbox.sh("printf $TOKEN").await.ok(), "hidden-value-123");
     for name in ["atoll.db", "atoll.db-wal"] {
         let bytes = std::fs::read(server.data().join(name)).unwrap_or_default();
-        let found = bytes.windows(secret.len()).any(|window| window == secret.as_bytes());
+        let found = bytes
+            .windows(secret.len())
+            .any(|window| window == secret.as_bytes());
         assert!(!found, "{name} contains the key itself, not only its hash");
     }
     let mode = |name: &str| {
         use std::os::unix::fs::PermissionsExt as _;
-        std::fs::metadata(server.data().join(name)).unwrap().permissions().mode() & 0o777
+        std::fs::metadata(server.data().join(name))
+            .unwrap()
+            .permissions()
+            .mode()
+            & 0o777
     };
     assert_eq!(mode("admin.key"), 0o600);
-    assert_eq!(mode("atoll.db") & 0o077, 0, "nobody else on the machine reads the database");
+    assert_eq!(
+        mode("atoll.db") & 0o077,
+        0,
+        "nobody else on the machine reads the database"
+    );
 }

@@ -4,7 +4,12 @@ use std::time::Duration;
 
 use atoll_proof::{MIB, Sandbox, Server, Value, json, on_every_tier};
 
-on_every_tier!(metrics_tell_what_is_used_now, facts_tell_the_story, usage_is_summed, prometheus_counts);
+on_every_tier!(
+    metrics_tell_what_is_used_now,
+    facts_tell_the_story,
+    usage_is_summed,
+    prometheus_counts
+);
 
 async fn metrics_tell_what_is_used_now(server: &Server) {
     let sandbox = server.sandbox().await;
@@ -14,17 +19,28 @@ async fn metrics_tell_what_is_used_now(server: &Server) {
     assert!(before["pids"].as_u64().unwrap() >= 1);
     assert_eq!(before["oom_kills"], 0);
     if server.tier.is_tenant_boundary() {
-        assert!(before["guest"]["memory_total_bytes"].as_u64().unwrap() <= 520 * MIB, "{before}");
+        assert!(
+            before["guest"]["memory_total_bytes"].as_u64().unwrap() <= 520 * MIB,
+            "{before}"
+        );
     }
     assert!(before["guest"]["processes"].as_u64().unwrap() >= 1, "{before}");
     // Holds 100 MiB and has used CPU.
+    let hold =
+        "import time\nx = b'x' * (100 << 20)\nprint(sum(range(3000000)), flush=True)\ntime.sleep(1000)";
+    sandbox.write("/tmp/hold.py", hold.as_bytes()).await;
     let holder = sandbox
-        .background("exec python3 -c 'x = bytearray(b\"x\" * (100 << 20)); print(sum(range(3000000)), flush=True); input()' < /dev/zero")
+        .background("exec python3 -c \"$(cat /tmp/hold.py)\"")
         .await;
     sandbox.until_logged(&holder, "4499998500000").await;
     atoll_proof::wait::until("memory and CPU are seen", Duration::from_secs(20), || async {
         let after = metrics(sandbox.clone()).await;
-        let grown = |name: &str| after[name].as_u64().unwrap().saturating_sub(before[name].as_u64().unwrap());
+        let grown = |name: &str| {
+            after[name]
+                .as_u64()
+                .unwrap()
+                .saturating_sub(before[name].as_u64().unwrap())
+        };
         let seen = grown("memory_bytes") > 80 * MIB && grown("cpu_micros") > 10_000;
         (seen && after["memory_peak_bytes"].as_u64() >= after["memory_bytes"].as_u64()).then_some(())
     })
@@ -38,16 +54,25 @@ async fn metrics_tell_what_is_used_now(server: &Server) {
 async fn until_fact(sandbox: &Sandbox, kind: &str) -> Vec<Value> {
     atoll_proof::wait::until(&format!("a fact {kind}"), Duration::from_secs(20), || async {
         let facts = sandbox.facts().await;
-        facts.iter().any(|fact| fact["kind"] == json!(kind)).then_some(facts)
+        facts
+            .iter()
+            .any(|fact| fact["kind"] == json!(kind))
+            .then_some(facts)
     })
     .await
 }
 
 async fn facts_tell_the_story(server: &Server) {
     let sandbox = server.sandbox().await;
-    sandbox.run(&["sh", "-c", "echo secret-output; exit 3", "secret-argument"]).await;
+    sandbox
+        .run(&["sh", "-c", "echo secret-output; exit 3", "secret-argument"])
+        .await;
     until_fact(&sandbox, "command.exited").await;
-    sandbox.client.post(&sandbox.path("/extend"), &json!({"timeout_ms": 100_000})).await.ok();
+    sandbox
+        .client
+        .post(&sandbox.path("/extend"), &json!({"timeout_ms": 100_000}))
+        .await
+        .ok();
     sandbox.kill().await;
     let facts = until_fact(&sandbox, "usage").await;
     let kinds: Vec<&str> = facts.iter().map(|fact| fact["kind"].as_str().unwrap()).collect();
@@ -59,7 +84,11 @@ async fn facts_tell_the_story(server: &Server) {
         "sandbox.extended",
         "sandbox.ended",
     ] {
-        assert_eq!(kinds.iter().filter(|found| **found == kind).count(), 1, "{kind} in {kinds:?}");
+        assert_eq!(
+            kinds.iter().filter(|found| **found == kind).count(),
+            1,
+            "{kind} in {kinds:?}"
+        );
     }
     assert_eq!(kinds[0], "sandbox.created");
     let of = |kind: &str| &facts.iter().find(|fact| fact["kind"] == json!(kind)).unwrap()["data"];
@@ -68,13 +97,20 @@ async fn facts_tell_the_story(server: &Server) {
     assert_eq!(of("command.started")["program"], "sh");
     assert_eq!(of("sandbox.ended")["end"]["reason"], "killed");
     let text = serde_json::to_string(&facts).unwrap();
-    assert!(!text.contains("secret-"), "facts carry sizes and names, never contents: {text}");
+    assert!(
+        !text.contains("secret-"),
+        "facts carry sizes and names, never contents: {text}"
+    );
 
     // The whole project's ledger, a page at a time: the same facts, in order, none twice.
     let mut after = 0;
     let mut seen = Vec::new();
     loop {
-        let page = server.client().get(&format!("/v1/facts?after={after}&limit=3")).await.ok();
+        let page = server
+            .client()
+            .get(&format!("/v1/facts?after={after}&limit=3"))
+            .await
+            .ok();
         let items = page["items"].as_array().unwrap().clone();
         assert!(items.len() <= 3);
         seen.extend(items);
@@ -85,7 +121,12 @@ async fn facts_tell_the_story(server: &Server) {
     }
     let sequence: Vec<i64> = seen.iter().map(|fact| fact["seq"].as_i64().unwrap()).collect();
     assert!(sequence.is_sorted_by(|a, b| a < b), "{sequence:?}");
-    assert!(seen.iter().filter(|fact| fact["sandbox"] == json!(sandbox.id)).count() >= facts.len());
+    assert!(
+        seen.iter()
+            .filter(|fact| fact["sandbox"] == json!(sandbox.id))
+            .count()
+            >= facts.len()
+    );
 }
 
 async fn usage_is_summed(server: &Server) {
@@ -107,14 +148,25 @@ async fn prometheus_counts(server: &Server) {
     sandbox.assert_works().await;
     // Without a key: scrapers have none.
     let answer = server.client().with_key(None).get("/metrics").await.expect(200);
-    assert!(answer.headers["content-type"].to_str().unwrap().starts_with("text/plain"));
+    assert!(
+        answer.headers["content-type"]
+            .to_str()
+            .unwrap()
+            .starts_with("text/plain")
+    );
     let text = answer.text();
     assert!(text.contains("\natoll_sandboxes_running 1\n"), "{text}");
     let available = format!("atoll_tier_available{{isolation=\"{}\"}} 1", server.tier.name());
     assert!(text.contains(&available), "{text}");
-    for line in text.lines().filter(|line| !line.starts_with('#') && !line.is_empty()) {
+    for line in text
+        .lines()
+        .filter(|line| !line.starts_with('#') && !line.is_empty())
+    {
         let (_, value) = line.rsplit_once(' ').unwrap();
         assert!(value.parse::<f64>().is_ok(), "not a sample: {line}");
     }
-    assert!(!text.contains(&sandbox.id), "labels stay few: no sandbox is named");
+    assert!(
+        !text.contains(&sandbox.id),
+        "labels stay few: no sandbox is named"
+    );
 }

@@ -19,18 +19,31 @@ async fn until_full(server: &Server) -> Value {
 async fn a_pooled_instance_becomes_a_sandbox(server: &Server) {
     let pool = until_full(server).await;
     assert_eq!((&pool["template"], &pool["target"]), (&json!("base"), &json!(2)));
-    assert_eq!(server.list(&[]).await.len(), 0, "what waits in a pool is nobody's sandbox");
+    assert_eq!(
+        server.list(&[]).await.len(),
+        0,
+        "what waits in a pool is nobody's sandbox"
+    );
     let sandbox = server.sandbox_with(&json!({"env": {"MINE": "yes"}})).await;
     let facts = sandbox.facts().await;
-    let started = facts.iter().find(|fact| fact["kind"] == "sandbox.started").unwrap();
+    let started = facts
+        .iter()
+        .find(|fact| fact["kind"] == "sandbox.started")
+        .unwrap();
     assert_eq!(started["data"]["warm"], true, "{started}");
     assert_eq!(sandbox.sh("echo $MINE").await.ok(), "yes\n");
     // Another size is booted cold, at its own size.
-    let other = server.sandbox_with(&json!({"resources": {"memory_bytes": 200 * MIB}})).await;
+    let other = server
+        .sandbox_with(&json!({"resources": {"memory_bytes": 200 * MIB}}))
+        .await;
     let facts = other.facts().await;
-    let started = facts.iter().find(|fact| fact["kind"] == "sandbox.started").unwrap();
+    let started = facts
+        .iter()
+        .find(|fact| fact["kind"] == "sandbox.started")
+        .unwrap();
     assert_eq!(started["data"]["warm"], false, "{started}");
-    let names = futures_util::future::join(sandbox.sh("hostname; cat /etc/hostname"), other.sh("hostname")).await;
+    let names =
+        futures_util::future::join(sandbox.sh("hostname; cat /etc/hostname"), other.sh("hostname")).await;
     assert_ne!(names.0.ok().lines().next(), names.1.ok().lines().next());
 }
 

@@ -25,9 +25,18 @@ async fn unknown_fields_are_named(server: &Server) {
         let refused = client.post("/v1/sandboxes", &body).await;
         assert_eq!(refused.status, 400, "{body}: {refused:?}");
         let detail = refused.error();
-        assert!(detail["message"].as_str().unwrap().contains(field), "{detail} does not name `{field}`");
+        assert!(
+            detail["message"].as_str().unwrap().contains(field),
+            "{detail} does not name `{field}`"
+        );
     }
-    for path in ["/v1/sandboxes?page=2", "/v1/sandboxes?state=asleep", "/v1/sandboxes?limit=0", "/v1/facts?limit=5000", "/v1/artifacts?colour=red"] {
+    for path in [
+        "/v1/sandboxes?page=2",
+        "/v1/sandboxes?state=asleep",
+        "/v1/sandboxes?limit=0",
+        "/v1/facts?limit=5000",
+        "/v1/artifacts?colour=red",
+    ] {
         client.get(path).await.expect(400).error();
     }
     assert!(server.list(&[]).await.is_empty());
@@ -48,26 +57,60 @@ async fn values_out_of_range_are_named(server: &Server) {
         (json!({"labels": {"a": "x".repeat(5000)}}), "label"),
         (json!({"env": {"1A": "x"}}), "1A"),
         (json!({"env": {"A": "x\u{0}"}}), "NUL"),
-        (json!({"env": {"A": "x".repeat(usize::try_from(MIB / 4).unwrap())}}), "environment"),
+        (
+            json!({"env": {"A": "x".repeat(usize::try_from(MIB / 4).unwrap())}}),
+            "environment",
+        ),
     ] {
-        let refused = server.client().post("/v1/sandboxes", &server.request(&body)).await;
+        let refused = server
+            .client()
+            .post("/v1/sandboxes", &server.request(&body))
+            .await;
         assert_eq!(refused.status, 400, "{refused:?}");
         let detail = refused.error();
-        assert!(detail["message"].as_str().unwrap().contains(word), "{detail} does not say `{word}`");
+        assert!(
+            detail["message"].as_str().unwrap().contains(word),
+            "{detail} does not say `{word}`"
+        );
     }
-    assert!(server.list(&["starting", "running", "deleting", "deleted", "failed"]).await.is_empty());
+    assert!(
+        server
+            .list(&["starting", "running", "deleting", "deleted", "failed"])
+            .await
+            .is_empty()
+    );
 }
 
 async fn ids_and_routes_that_do_not_exist(server: &Server) {
     let client = server.client();
-    client.get("/v1/sandboxes/sbx_aaaaaaaaaaaaaaaaaaaa").await.refused(404, "sandbox_not_found");
-    client.delete("/v1/sandboxes/sbx_aaaaaaaaaaaaaaaaaaaa").await.refused(404, "sandbox_not_found");
-    for id in ["x", "sbx_", "SBX_aaaaaaaaaaaaaaaaaaaa", "ins_aaaaaaaaaaaaaaaaaaaa", "sbx_..%2F..%2Fetc%2Fpass", "%00", "sbx_aaaaaaaaaaaaaaaaaaa%ff"] {
+    client
+        .get("/v1/sandboxes/sbx_aaaaaaaaaaaaaaaaaaaa")
+        .await
+        .refused(404, "sandbox_not_found");
+    client
+        .delete("/v1/sandboxes/sbx_aaaaaaaaaaaaaaaaaaaa")
+        .await
+        .refused(404, "sandbox_not_found");
+    for id in [
+        "x",
+        "sbx_",
+        "SBX_aaaaaaaaaaaaaaaaaaaa",
+        "ins_aaaaaaaaaaaaaaaaaaaa",
+        "sbx_..%2F..%2Fetc%2Fpass",
+        "%00",
+        "sbx_aaaaaaaaaaaaaaaaaaa%ff",
+    ] {
         let refused = client.get(&format!("/v1/sandboxes/{id}")).await;
         assert_eq!(refused.status, 400, "{id}: {refused:?}");
         refused.error();
     }
-    for path in ["/v1/nothing", "/v2/sandboxes", "/", "/v1/sandboxes/sbx_aaaaaaaaaaaaaaaaaaaa/nothing", "/v1/sandboxes/"] {
+    for path in [
+        "/v1/nothing",
+        "/v2/sandboxes",
+        "/",
+        "/v1/sandboxes/sbx_aaaaaaaaaaaaaaaaaaaa/nothing",
+        "/v1/sandboxes/",
+    ] {
         client.get(path).await.refused(404, "no_such_route");
     }
     let wrong = client.send(client.request(Method::PATCH, "/v1/sandboxes")).await;
@@ -78,27 +121,53 @@ async fn ids_and_routes_that_do_not_exist(server: &Server) {
 async fn bodies_that_are_not_json(server: &Server) {
     let client = server.client();
     let post = |kind: &'static str, body: &'static str| {
-        let request = client.request(Method::POST, "/v1/sandboxes").header("content-type", kind).body(body);
+        let request = client
+            .request(Method::POST, "/v1/sandboxes")
+            .header("content-type", kind)
+            .body(body);
         client.send(request)
     };
-    post("text/plain", "{}").await.refused(415, "unsupported_media_type");
+    post("text/plain", "{}")
+        .await
+        .refused(415, "unsupported_media_type");
     for body in ["", "{", "[]", "null", "{\"template\":", "\u{feff}{}", "{} {}"] {
         let refused = post("application/json", body).await;
         assert_eq!(refused.status, 400, "{body:?}: {refused:?}");
         refused.error();
     }
     let deep = "[".repeat(100_000);
-    let request = client.request(Method::POST, "/v1/sandboxes").header("content-type", "application/json").body(deep);
+    let request = client
+        .request(Method::POST, "/v1/sandboxes")
+        .header("content-type", "application/json")
+        .body(deep);
     client.send(request).await.expect(400).error();
     server.assert_answers().await;
 }
 
 async fn request_ids_come_back(server: &Server) {
     let client = server.client();
-    let answer = client.send(client.request(Method::GET, "/v1/info").header("x-request-id", "mine-1")).await;
+    let answer = client
+        .send(
+            client
+                .request(Method::GET, "/v1/info")
+                .header("x-request-id", "mine-1"),
+        )
+        .await;
     assert_eq!(answer.headers["x-request-id"], "mine-1");
     let answer = client.get("/v1/nothing").await;
     assert!(answer.error()["request_id"].as_str().unwrap().starts_with("req_"));
-    let injected = client.send(client.request(Method::GET, "/v1/nothing").header("x-request-id", "<script>")).await;
-    assert!(injected.error()["request_id"].as_str().unwrap().starts_with("req_"), "only harmless ids are echoed");
+    let injected = client
+        .send(
+            client
+                .request(Method::GET, "/v1/nothing")
+                .header("x-request-id", "<script>"),
+        )
+        .await;
+    assert!(
+        injected.error()["request_id"]
+            .as_str()
+            .unwrap()
+            .starts_with("req_"),
+        "only harmless ids are echoed"
+    );
 }

@@ -16,7 +16,9 @@ on_every_tier!(
 
 async fn streams_flow_both_ways(server: &Server) {
     let sandbox = server.sandbox().await;
-    let mut session = sandbox.session(&json!({"cmd": "echo first; cat; echo last >&2; exit 4"})).await;
+    let mut session = sandbox
+        .session(&json!({"cmd": "echo first; cat; echo last >&2; exit 4"}))
+        .await;
     let started = session.until("started").await;
     assert!(started["command"].as_str().unwrap().starts_with("cmd_"));
     session.until_stdout("first\n").await;
@@ -24,8 +26,14 @@ async fn streams_flow_both_ways(server: &Server) {
     session.until_stdout("to you\n").await;
     session.close_stdin().await;
     let exited = session.until("exited").await;
-    assert_eq!(exited, json!({"exit_code": 4, "signal": null, "timed_out": false}));
-    assert_eq!((session.text().as_str(), session.stderr.as_slice()), ("first\nto you\n", &b"last\n"[..]));
+    assert_eq!(
+        exited,
+        json!({"exit_code": 4, "signal": null, "timed_out": false})
+    );
+    assert_eq!(
+        (session.text().as_str(), session.stderr.as_slice()),
+        ("first\nto you\n", &b"last\n"[..])
+    );
     assert_eq!(session.next().await, Received::Closed);
 }
 
@@ -37,7 +45,9 @@ async fn a_terminal_has_a_size_that_changes(server: &Server) {
     session.stdin(b"tty; stty size\n").await;
     session.until_stdout("30 100").await;
     assert!(session.text().contains("/dev/pts/"), "{}", session.text());
-    session.control(&json!({"resize": {"rows": 41, "cols": 132}})).await;
+    session
+        .control(&json!({"resize": {"rows": 41, "cols": 132}}))
+        .await;
     // The shell runs this after the size has changed, because both travel on one stream.
     session.stdin(b"stty size\n").await;
     session.until_stdout("41 132").await;
@@ -48,7 +58,8 @@ async fn a_terminal_has_a_size_that_changes(server: &Server) {
 
 async fn a_terminal_passes_on_keys(server: &Server) {
     let sandbox = server.sandbox().await;
-    let request = json!({"argv": ["bash", "--norc"], "pty": {"rows": 24, "cols": 80}, "env": {"PS1": "<prompt>"}});
+    let request =
+        json!({"argv": ["bash", "--norc"], "pty": {"rows": 24, "cols": 80}, "env": {"PS1": "<prompt>"}});
     let mut session = sandbox.session(&request).await;
     session.until("started").await;
     session.stdin(b"echo sleeping; sleep 4321098\n").await;
@@ -75,14 +86,22 @@ async fn leaving_a_terminal_hangs_up_on_the_shell(server: &Server) {
     session.until_stdout("here").await;
     drop(session);
     atoll_proof::wait::until("the shell is gone", Duration::from_secs(20), || async {
-        (sandbox.sh("pgrep -f '^sleep 654321[0]' | wc -l").await.ok().trim() == "0").then_some(())
+        (sandbox
+            .sh("pgrep -f '^sleep 654321[0]' | wc -l")
+            .await
+            .ok()
+            .trim()
+            == "0")
+            .then_some(())
     })
     .await;
 }
 
 async fn signals_can_be_sent_in_the_middle(server: &Server) {
     let sandbox = server.sandbox().await;
-    let mut session = sandbox.session(&json!({"cmd": "trap 'echo got; exit 9' INT; echo ready; while :; do sleep 0.01; done"})).await;
+    let mut session = sandbox
+        .session(&json!({"cmd": "trap 'echo got; exit 9' INT; echo ready; while :; do sleep 0.01; done"}))
+        .await;
     session.until_stdout("ready").await;
     session.control(&json!({"signal": "INT"})).await;
     assert_eq!(session.until("exited").await["exit_code"], 9);
@@ -91,7 +110,12 @@ async fn signals_can_be_sent_in_the_middle(server: &Server) {
 
 async fn nonsense_is_answered_and_closed(server: &Server) {
     let sandbox = server.sandbox().await;
-    for first in [json!({"colour": "red"}), json!({"cmd": "true", "argv": ["x"]}), json!([1]), json!("{")] {
+    for first in [
+        json!({"colour": "red"}),
+        json!({"cmd": "true", "argv": ["x"]}),
+        json!([1]),
+        json!("{"),
+    ] {
         let mut session = sandbox.session(&first).await;
         match session.next().await {
             Received::Control(value) => assert!(value["error"]["code"].is_string(), "{first}: {value}"),
@@ -103,7 +127,10 @@ async fn nonsense_is_answered_and_closed(server: &Server) {
     session.until("started").await;
     session.control(&json!({"dance": true})).await;
     match session.next().await {
-        Received::Control(value) => assert!(value["error"]["message"].as_str().unwrap().contains("dance"), "{value}"),
+        Received::Control(value) => assert!(
+            value["error"]["message"].as_str().unwrap().contains("dance"),
+            "{value}"
+        ),
         other => panic!("{other:?}"),
     }
     // Not a WebSocket at all.

@@ -19,7 +19,10 @@ async fn parts_of_a_file_are_read(server: &Server) {
         let sandbox = sandbox.clone();
         async move {
             let path = sandbox.path("/files/content?path=/tmp/digits");
-            let request = sandbox.client.request(reqwest::Method::GET, &path).header("range", value);
+            let request = sandbox
+                .client
+                .request(reqwest::Method::GET, &path)
+                .header("range", value);
             sandbox.client.send(request).await
         }
     };
@@ -36,10 +39,20 @@ async fn parts_of_a_file_are_read(server: &Server) {
     let beyond = range("bytes=10-").await;
     beyond.refused(416, "range_not_satisfiable");
     assert_eq!(beyond.headers["content-range"], "bytes */10");
-    assert_eq!(range("bytes=a-b").await.expect(200).text(), "0123456789", "nonsense means the whole file");
-    let answer = sandbox.files_get("/content", "/tmp/digits", &[("offset", "3"), ("length", "4")]).await.expect(200);
+    assert_eq!(
+        range("bytes=a-b").await.expect(200).text(),
+        "0123456789",
+        "nonsense means the whole file"
+    );
+    let answer = sandbox
+        .files_get("/content", "/tmp/digits", &[("offset", "3"), ("length", "4")])
+        .await
+        .expect(200);
     assert_eq!(answer.text(), "3456");
-    let answer = sandbox.files_get("/content", "/tmp/digits", &[("offset", "99")]).await.expect(200);
+    let answer = sandbox
+        .files_get("/content", "/tmp/digits", &[("offset", "99")])
+        .await
+        .expect(200);
     assert_eq!(answer.text(), "");
 }
 
@@ -50,7 +63,10 @@ async fn large_files_stream_both_ways(server: &Server) {
     let content: Vec<u8> = (0..size).map(|i| (i % 251) as u8).collect();
     sandbox.write("/tmp/large", b"warm").await;
     let before = server.memory();
-    let written = sandbox.files_put("/content", "/tmp/large", &[], content.clone()).await.ok();
+    let written = sandbox
+        .files_put("/content", "/tmp/large", &[], content.clone())
+        .await
+        .ok();
     assert_eq!(written["size_bytes"], size);
     assert_eq!(sandbox.stat("/tmp/large").await["size_bytes"], size);
     let back = sandbox.files_get("/content", "/tmp/large", &[]).await.expect(200);
@@ -91,7 +107,10 @@ async fn a_tree_goes_out_as_tar_and_comes_in_again(server: &Server) {
     assert_eq!(found["src/empty"].1, b"");
 
     // The host's tar is the judge of the format, and the sandbox's own of what is unpacked.
-    sandbox.files_put("/tar", "/tmp/copy", &[], archive.body).await.expect(204);
+    sandbox
+        .files_put("/tar", "/tmp/copy", &[], archive.body)
+        .await
+        .expect(204);
     let compare = "cd /tmp/copy/src && cat one sub/two sub/n*/deep && readlink sub/link && stat -c %a one && id -un && \
                    stat -c %U one";
     let seen = sandbox.sh(compare).await.ok();
@@ -107,9 +126,14 @@ async fn a_tree_goes_out_as_tar_and_comes_in_again(server: &Server) {
         let mut header = tar::Header::new_gnu();
         header.set_size(10);
         header.set_mode(0o644);
-        builder.append_data(&mut header, format!("many/{number}"), &b"0123456789"[..]).unwrap();
+        builder
+            .append_data(&mut header, format!("many/{number}"), &b"0123456789"[..])
+            .unwrap();
     }
-    sandbox.files_put("/tar", "/tmp/in", &[], builder.into_inner().unwrap()).await.expect(204);
+    sandbox
+        .files_put("/tar", "/tmp/in", &[], builder.into_inner().unwrap())
+        .await
+        .expect(204);
     assert_eq!(sandbox.sh("cat /tmp/in/many/* | wc -c").await.ok().trim(), "5000");
 }
 
@@ -124,7 +148,9 @@ async fn a_broken_upload_changes_nothing(server: &Server) {
     );
     {
         use tokio::io::AsyncWriteExt as _;
-        let mut tcp = tokio::net::TcpStream::connect(sandbox.client.authority()).await.unwrap();
+        let mut tcp = tokio::net::TcpStream::connect(sandbox.client.authority())
+            .await
+            .unwrap();
         tcp.write_all(head.as_bytes()).await.unwrap();
         tcp.write_all(&vec![b'x'; 200_000]).await.unwrap();
         tcp.flush().await.unwrap();
@@ -132,14 +158,26 @@ async fn a_broken_upload_changes_nothing(server: &Server) {
     // The next write goes through the same sandbox; when it is done, the broken one was seen.
     sandbox.write("/tmp/other", b"x").await;
     assert_eq!(sandbox.read("/tmp/kept").await, b"old");
-    atoll_proof::wait::until("its temporary file is removed", std::time::Duration::from_secs(20), || async {
-        let listed = sandbox.list("/tmp", 1).await;
-        let left = listed.iter().filter(|entry| entry["path"].as_str().unwrap().contains("kept")).count();
-        (left == 1).then_some(())
-    })
+    atoll_proof::wait::until(
+        "its temporary file is removed",
+        std::time::Duration::from_secs(20),
+        || async {
+            let listed = sandbox.list("/tmp", 1).await;
+            let left = listed
+                .iter()
+                .filter(|entry| entry["path"].as_str().unwrap().contains("kept"))
+                .count();
+            (left == 1).then_some(())
+        },
+    )
     .await;
-    let torn = sandbox.files_put("/tar", "/tmp/torn", &[], vec![b'z'; 1000]).await;
+    let torn = sandbox
+        .files_put("/tar", "/tmp/torn", &[], vec![b'z'; 1000])
+        .await;
     assert_eq!(torn.status, 400, "not an archive: {torn:?}");
-    sandbox.files_post("/remove", &json!({"path": "/tmp/kept"})).await.expect(204);
+    sandbox
+        .files_post("/remove", &json!({"path": "/tmp/kept"}))
+        .await
+        .expect(204);
     sandbox.assert_works().await;
 }

@@ -9,7 +9,10 @@ on_every_tier!(changes_arrive, below_too_if_asked, watching_nothing_is_refused);
 async fn expect(events: &mut Events, kind: &str, name: &str) -> serde_json::Value {
     let mut seen = Vec::new();
     loop {
-        let event = events.next().await.unwrap_or_else(|| panic!("the watch ended before {kind} {name}; seen: {seen:?}"));
+        let event = events
+            .next()
+            .await
+            .unwrap_or_else(|| panic!("the watch ended before {kind} {name}; seen: {seen:?}"));
         assert_eq!(event.name, "changed", "{event:?}");
         if event.data["kind"] == json!(kind) && event.data["name"] == json!(name) {
             return event.data;

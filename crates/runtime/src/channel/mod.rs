@@ -35,7 +35,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use atoll_guest_protocol::{
-    Decoder, FILLER_LEN, Failure, Frame, FrameKind, GENERATION, HEADER_LEN, Hello, MAX_PAYLOAD, Message,
+    Decoder, FILLER_LEN, Failure, Frame, FrameKind, GENERATION, HEADER_LEN, Hello, MAX_PAYLOAD, MAX_REQUEST, Message,
     Request, Welcome, decode, encode,
 };
 use bytes::Bytes;
@@ -62,7 +62,7 @@ pub enum ChannelError {
     Closed,
     #[error("{MAX_STREAMS} operations are in progress in this instance already; wait for one to end")]
     Busy,
-    #[error("the request is {length} bytes long; the most that fits is {MAX_PAYLOAD}")]
+    #[error("the request is {length} bytes long; the most that fits is {MAX_REQUEST}")]
     TooLarge { length: usize },
     /// The guest broke the protocol; its stream was closed.
     #[error("protocol violation: {0}")]
@@ -197,11 +197,23 @@ impl Guest {
     /// Opens a stream. Waits while the guest does not read; cancel-safe.
     pub async fn open(&self, request: &Request) -> Result<Stream, ChannelError> {
         let payload = encode(request);
-        if payload.len() > MAX_PAYLOAD {
-            return Err(ChannelError::TooLarge {
-                length: payload.len(),
-            });
+        if payload.len() <= MAX_PAYLOAD {
+            return self.open_encoded(payload).await;
         }
+        let length = match u32::try_from(payload.len()) {
+            Ok(length) if payload.len() <= MAX_REQUEST => length,
+            _ => {
+                return Err(ChannelError::TooLarge {
+                    length: payload.len(),
+                });
+            }
+        };
+        let mut stream = self.open_encoded(encode(&Request::Long { length })).await?;
+        stream.send_data(payload.into()).await?;
+        Ok(stream)
+    }
+
+    async fn open_encoded(&self, payload: Vec<u8>) -> Result<Stream, ChannelError> {
         let room = self.room(payload.len()).await?;
         let state = State::new();
         let id = self.inner.shared.register(&state)?;

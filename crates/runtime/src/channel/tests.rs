@@ -557,7 +557,7 @@ async fn streams_are_limited_and_come_back() {
     streams.pop();
     guest.open(&Request::ListPorts).await.unwrap();
     let large = Request::Stat {
-        path: vec![b'x'; MAX_PAYLOAD],
+        path: vec![b'x'; MAX_REQUEST],
         user: None,
     };
     assert!(matches!(

@@ -37,7 +37,7 @@ impl Bench {
             .or_else(|| in_path("runsc"))
             .ok_or("no runsc; set ATOLL_TEST_RUNSC")?;
         let built = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("../../target/x86_64-unknown-linux-musl/guest/atoll-guest");
+            .join("../../target/guest/x86_64-unknown-linux-musl/guest/atoll-guest");
         let agent = std::env::var_os("ATOLL_TEST_GUEST").map_or(built, PathBuf::from);
         if !agent.exists() {
             return Err(format!("no agent at {}; set ATOLL_TEST_GUEST", agent.display()));
