@@ -21,7 +21,12 @@ impl Long {
         if length > MAX_REQUEST {
             return Err(invalid(format!("a request of {length} bytes is too long")));
         }
-        Ok(Box::new(Self { stream, length, gathered: Vec::new(), served_by: None }))
+        Ok(Box::new(Self {
+            stream,
+            length,
+            gathered: Vec::new(),
+            served_by: None,
+        }))
     }
 }
 

@@ -159,6 +159,17 @@ impl Server {
         }
     }
 
+    /// Asserts that there is something to make sandboxes from, so that its absence is said once and plainly.
+    pub(crate) async fn assert_has_base(&self) {
+        let found = self.client().get("/v1/templates/base").await.status;
+        assert_eq!(
+            found,
+            200,
+            "there is no template `base` in {}; `atoll template build base` makes it, ATOLL_TEMPLATES names another place",
+            templates().display()
+        );
+    }
+
     fn running(&self) -> &Running {
         self.running.as_ref().expect("the server runs")
     }

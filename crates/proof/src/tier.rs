@@ -31,6 +31,7 @@ pub async fn on(tier: Tier, options: Options, test: impl AsyncFnOnce(&mut Server
         eprintln!("SKIPPED: this machine does not offer {}: {why}", tier.name());
         return;
     }
+    server.assert_has_base().await;
     test(&mut server).await;
     server.finish().await;
 }

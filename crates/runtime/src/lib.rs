@@ -93,7 +93,10 @@ pub enum Error {
 
 impl Error {
     pub(crate) fn io(what: impl Into<String>, source: std::io::Error) -> Self {
-        Self::Io { what: what.into(), source }
+        Self::Io {
+            what: what.into(),
+            source,
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::io::AsyncWriteExt as _;
 
 use crate::faults::from_store;
-use crate::{Artifact, ByteStream, Caller, Page, SaveArtifact, Sandboxes, entropy};
+use crate::{Artifact, ByteStream, Caller, Page, Sandboxes, SaveArtifact, entropy};
 
 impl Sandboxes {
     /// Keeps a file, or a directory as a tar stream, under a name. An older artifact of that name stays, by its id.
@@ -25,13 +25,24 @@ impl Sandboxes {
         request: SaveArtifact,
     ) -> Result<Artifact, Fault> {
         check_name(&request.name)?;
-        let retention = request.retention_millis.or(self.settings().artifact_retention_millis);
+        let retention = request
+            .retention_millis
+            .or(self.settings().artifact_retention_millis);
         let stat = self.stat(caller, id, request.at.clone()).await?;
         let (kind, body) = match stat.kind {
-            EntryKind::Directory => (ArtifactKind::Directory, self.tar_out(caller, id, request.at).await?),
-            EntryKind::File => (ArtifactKind::File, self.read_file(caller, id, request.at, 0, None).await?.body),
+            EntryKind::Directory => (
+                ArtifactKind::Directory,
+                self.tar_out(caller, id, request.at).await?,
+            ),
+            EntryKind::File => (
+                ArtifactKind::File,
+                self.read_file(caller, id, request.at, 0, None).await?.body,
+            ),
             EntryKind::Symlink | EntryKind::Other => {
-                return Err(Fault::invalid("not_a_file", "only files and directories can be saved as artifacts"));
+                return Err(Fault::invalid(
+                    "not_a_file",
+                    "only files and directories can be saved as artifacts",
+                ));
             }
         };
         let (temporary, digest, size) = self.receive(body).await?;
@@ -49,15 +60,25 @@ impl Sandboxes {
         };
         let _lock = self.artifact_lock().await;
         let kept = self.content_path(&digest);
-        tokio::fs::rename(&temporary, &kept).await.map_err(|e| disk("keeping the artifact", &e))?;
+        tokio::fs::rename(&temporary, &kept)
+            .await
+            .map_err(|e| disk("keeping the artifact", &e))?;
         sync_directory(self.artifact_dir()).await?;
         let fact = NewFact {
             at: now,
             project: caller.project.clone(),
             sandbox: Some(id.clone()),
-            fact: Fact::ArtifactSaved { artifact: row.id.clone(), name: row.name.clone(), digest, size },
+            fact: Fact::ArtifactSaved {
+                artifact: row.id.clone(),
+                name: row.name.clone(),
+                digest,
+                size,
+            },
         };
-        self.store().insert_artifact(row.clone(), vec![fact]).await.map_err(|e| from_store(&e))?;
+        self.store()
+            .insert_artifact(row.clone(), vec![fact])
+            .await
+            .map_err(|e| from_store(&e))?;
         Ok(view(row))
     }
 
@@ -74,7 +95,10 @@ impl Sandboxes {
             .artifacts(&caller.project, name, cursor, limit)
             .await
             .map_err(|e| from_store(&e))?;
-        Ok(Page { items: page.items.into_iter().map(view).collect(), next: page.next.map(|c| c.to_string()) })
+        Ok(Page {
+            items: page.items.into_iter().map(view).collect(),
+            next: page.next.map(|c| c.to_string()),
+        })
     }
 
     /// By id (`art_…`) or by name (the newest of that name).
@@ -85,7 +109,9 @@ impl Sandboxes {
     pub async fn read_artifact(&self, caller: &Caller, which: &str) -> Result<(Artifact, ByteStream), Fault> {
         let row = self.find_artifact(caller, which).await?;
         let path = self.content_path(&row.digest);
-        let file = tokio::fs::File::open(&path).await.map_err(|e| disk("opening the artifact", &e))?;
+        let file = tokio::fs::File::open(&path)
+            .await
+            .map_err(|e| disk("opening the artifact", &e))?;
         let body = tokio_util::io::ReaderStream::with_capacity(file, 256 * 1024)
             .map(|read| read.map_err(|e| disk("reading the artifact", &e)));
         Ok((view(row), Box::pin(body)))
@@ -98,7 +124,11 @@ impl Sandboxes {
 
     /// Removes what has outlived its retention. Called by the housekeeping loop.
     pub(crate) async fn expire_artifacts(&self) -> Result<usize, Fault> {
-        let expired = self.store().expired_artifacts(self.now(), 100).await.map_err(|e| from_store(&e))?;
+        let expired = self
+            .store()
+            .expired_artifacts(self.now(), 100)
+            .await
+            .map_err(|e| from_store(&e))?;
         let count = expired.len();
         for row in expired {
             self.drop_artifact(row, true).await?;
@@ -112,13 +142,22 @@ impl Sandboxes {
             at: self.now(),
             project: row.project.clone(),
             sandbox: row.sandbox.clone(),
-            fact: Fact::ArtifactDeleted { artifact: row.id.clone(), name: row.name.clone(), expired },
+            fact: Fact::ArtifactDeleted {
+                artifact: row.id.clone(),
+                name: row.name.clone(),
+                expired,
+            },
         };
         self.store()
             .delete_artifact(&row.project, &row.id, vec![fact])
             .await
             .map_err(|e| from_store(&e))?;
-        if !self.store().digest_in_use(&row.digest).await.map_err(|e| from_store(&e))? {
+        if !self
+            .store()
+            .digest_in_use(&row.digest)
+            .await
+            .map_err(|e| from_store(&e))?
+        {
             remove_if_there(self.content_path(&row.digest)).await?;
         }
         Ok(())
@@ -130,17 +169,23 @@ impl Sandboxes {
             Err(_) => self.store().artifact_by_name(&caller.project, which).await,
         };
         found.map_err(|e| from_store(&e))?.ok_or_else(|| {
-            Fault::not_found("artifact_not_found", format!("there is no artifact `{}`", which.escape_default()))
-                .hint("`atoll artifact list` shows those that exist")
+            Fault::not_found(
+                "artifact_not_found",
+                format!("there is no artifact `{}`", which.escape_default()),
+            )
+            .hint("`atoll artifact list` shows those that exist")
         })
     }
 
     /// Writes a stream to a temporary file, synced; returns its path, digest and size.
     async fn receive(&self, mut body: ByteStream) -> Result<(Temporary, String, u64), Fault> {
-        let path = self.artifact_dir().join(format!("tmp-{}", entropy::id::<ArtifactId>().bare()));
+        let path = self
+            .artifact_dir()
+            .join(format!("tmp-{}", entropy::id::<ArtifactId>().bare()));
         let temporary = Temporary(path);
-        let mut file =
-            tokio::fs::File::create(&temporary.0).await.map_err(|e| disk("writing the artifact", &e))?;
+        let mut file = tokio::fs::File::create(&temporary.0)
+            .await
+            .map_err(|e| disk("writing the artifact", &e))?;
         let mut hasher = Sha256::new();
         let mut size = 0_u64;
         while let Some(bytes) = body.next().await {
@@ -150,13 +195,20 @@ impl Sandboxes {
                 return Err(Fault::new(
                     FaultKind::TooLarge,
                     "artifact_too_large",
-                    format!("artifacts may have at most {}", atoll_types::format_bytes(self.settings().max_artifact_bytes)),
+                    format!(
+                        "artifacts may have at most {}",
+                        atoll_types::format_bytes(self.settings().max_artifact_bytes)
+                    ),
                 ));
             }
             hasher.update(&bytes);
-            file.write_all(&bytes).await.map_err(|e| disk("writing the artifact", &e))?;
+            file.write_all(&bytes)
+                .await
+                .map_err(|e| disk("writing the artifact", &e))?;
         }
-        file.sync_all().await.map_err(|e| disk("writing the artifact", &e))?;
+        file.sync_all()
+            .await
+            .map_err(|e| disk("writing the artifact", &e))?;
         Ok((temporary, hex::encode(hasher.finalize()), size))
     }
 
@@ -183,7 +235,9 @@ impl Drop for Temporary {
 
 async fn remove_if_there(path: PathBuf) -> Result<(), Fault> {
     match tokio::fs::remove_file(&path).await {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(disk("removing the artifact", &error)),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(disk("removing the artifact", &error))
+        }
         _ => Ok(()),
     }
 }
@@ -195,7 +249,11 @@ async fn sync_directory(path: PathBuf) -> Result<(), Fault> {
 
 fn disk(what: &str, error: &std::io::Error) -> Fault {
     if error.kind() == std::io::ErrorKind::StorageFull {
-        return Fault::new(FaultKind::Unavailable, "server_disk_full", format!("{what}: the server's disk is full"));
+        return Fault::new(
+            FaultKind::Unavailable,
+            "server_disk_full",
+            format!("{what}: the server's disk is full"),
+        );
     }
     Fault::internal(format!("{what}: {error}"))
 }
@@ -203,7 +261,9 @@ fn disk(what: &str, error: &std::io::Error) -> Fault {
 fn check_name(name: &str) -> Result<(), Fault> {
     let fine = !name.is_empty()
         && name.len() <= 200
-        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
         && !name.starts_with("art_")
         && name != "."
         && name != "..";

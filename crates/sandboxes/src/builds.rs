@@ -31,20 +31,31 @@ pub struct BuildTemplate {
 #[derive(Debug, Clone)]
 pub enum BuildFrom {
     /// Empty packages: those of `base`.
-    Debian { suite: Option<String>, packages: Vec<String> },
+    Debian {
+        suite: Option<String>,
+        packages: Vec<String>,
+    },
     /// An image in a registry.
     Image { reference: String },
     /// An image in a tar archive (docker-save or OCI layout) that the front end has received into a file of its own.
     /// Never a path that a caller named: callers have no business with the server's files.
     Archive { file: PathBuf },
     /// The build context, a directory that the front end has unpacked an upload into, and the Dockerfile's text.
-    Dockerfile { context: PathBuf, dockerfile: String, args: Vec<(String, String)> },
+    Dockerfile {
+        context: PathBuf,
+        dockerfile: String,
+        args: Vec<(String, String)>,
+    },
 }
 
 #[derive(Debug, Clone)]
 pub enum BuildEvent {
     /// A stage began or advanced; `done` and `total` are bytes or steps, `total` is 0 when unknown.
-    Progress { stage: String, done: u64, total: u64 },
+    Progress {
+        stage: String,
+        done: u64,
+        total: u64,
+    },
     Log(String),
     Done(Box<Template>),
 }
@@ -64,20 +75,32 @@ impl Sandboxes {
     pub(crate) fn resolve_template(&self, which: &str) -> Result<Resolved, Fault> {
         let found = self.inner.templates.find(which).map_err(|e| from_image(&e))?;
         let manifest = found.ok_or_else(|| no_template(which))?;
-        Ok(Resolved { image: self.inner.templates.image_path(&manifest), manifest })
+        Ok(Resolved {
+            image: self.inner.templates.image_path(&manifest),
+            manifest,
+        })
     }
 
     pub async fn templates(&self) -> Result<Vec<Template>, Fault> {
         let templates = self.inner.templates.clone();
         let listed = blocking(move || templates.list()).await?;
-        Ok(listed.into_iter().map(|listed| Template { names: listed.names, manifest: listed.manifest }).collect())
+        Ok(listed
+            .into_iter()
+            .map(|listed| Template {
+                names: listed.names,
+                manifest: listed.manifest,
+            })
+            .collect())
     }
 
     pub async fn template(&self, which: &str) -> Result<Template, Fault> {
         let manifest = self.resolve_template(which)?.manifest;
         let templates = self.inner.templates.clone();
         let listed = blocking(move || templates.inspect(manifest.id.as_str())).await?;
-        Ok(Template { names: listed.names, manifest: listed.manifest })
+        Ok(Template {
+            names: listed.names,
+            manifest: listed.manifest,
+        })
     }
 
     pub async fn delete_template(&self, which: &str) -> Result<(), Fault> {
@@ -88,9 +111,14 @@ impl Sandboxes {
             at: self.now(),
             project: self.default_project().clone(),
             sandbox: None,
-            fact: Fact::TemplateDeleted { template: manifest.id },
+            fact: Fact::TemplateDeleted {
+                template: manifest.id,
+            },
         };
-        self.store().append_facts(vec![fact]).await.map_err(|e| crate::faults::from_store(&e))
+        self.store()
+            .append_facts(vec![fact])
+            .await
+            .map_err(|e| crate::faults::from_store(&e))
     }
 
     /// Removes what no name and no sandbox uses; returns the bytes freed.
@@ -101,7 +129,9 @@ impl Sandboxes {
     }
 
     fn template_in_use(&self, manifest: &TemplateManifest) -> bool {
-        self.live().values().any(|cell| cell.seen.borrow().template == manifest.id)
+        self.live()
+            .values()
+            .any(|cell| cell.seen.borrow().template == manifest.id)
     }
 
     /// Builds a template in the background.
@@ -132,7 +162,9 @@ impl Sandboxes {
                     Err(Fault::new(FaultKind::Unavailable, "server_stopping", "the server is stopping"))
                 }
             };
-            let _ = events.send(outcome.map(|template| BuildEvent::Done(Box::new(template)))).await;
+            let _ = events
+                .send(outcome.map(|template| BuildEvent::Done(Box::new(template))))
+                .await;
         });
         Ok(Box::pin(ReceiverStream::new(stream)))
     }
@@ -153,13 +185,24 @@ impl Sandboxes {
                 templates.build_debian(options, progress).await
             }
             BuildFrom::Image { reference } => {
-                let source = ImageSource::Registry { reference, login: None };
-                templates.build_oci(self.oci(request.name, source), progress).await
+                let source = ImageSource::Registry {
+                    reference,
+                    login: None,
+                };
+                templates
+                    .build_oci(self.oci(request.name, source), progress)
+                    .await
             }
             BuildFrom::Archive { file } => {
-                templates.build_oci(self.oci(request.name, ImageSource::Archive(file)), progress).await
+                templates
+                    .build_oci(self.oci(request.name, ImageSource::Archive(file)), progress)
+                    .await
             }
-            BuildFrom::Dockerfile { context, dockerfile, args } => {
+            BuildFrom::Dockerfile {
+                context,
+                dockerfile,
+                args,
+            } => {
                 let options = DockerfileOptions {
                     name: request.name,
                     context,
@@ -171,7 +214,9 @@ impl Sandboxes {
                     login: None,
                     now: self.now(),
                 };
-                templates.build_dockerfile(options, &Steps::new(self), progress).await
+                templates
+                    .build_dockerfile(options, &Steps::new(self), progress)
+                    .await
             }
         }
         .map_err(|e| from_image(&e))?;
@@ -192,14 +237,23 @@ impl Sandboxes {
                 size: manifest.size_bytes,
             },
         };
-        self.store().append_facts(vec![fact]).await.map_err(|e| crate::faults::from_store(&e))?;
+        self.store()
+            .append_facts(vec![fact])
+            .await
+            .map_err(|e| crate::faults::from_store(&e))?;
         self.template(manifest.id.as_str()).await
     }
 }
 
 impl Sandboxes {
     fn oci(&self, name: String, source: ImageSource) -> OciOptions {
-        OciOptions { name, source, start: false, limits: Limits::default(), now: self.now() }
+        OciOptions {
+            name,
+            source,
+            start: false,
+            limits: Limits::default(),
+            now: self.now(),
+        }
     }
 }
 
@@ -213,6 +267,9 @@ async fn blocking<T: Send + 'static>(
 }
 
 fn no_template(which: &str) -> Fault {
-    Fault::not_found("template_not_found", format!("there is no template `{}`", which.escape_default()))
-        .hint("`atoll template list` shows those that exist; `atoll template build base` makes the default one")
+    Fault::not_found(
+        "template_not_found",
+        format!("there is no template `{}`", which.escape_default()),
+    )
+    .hint("`atoll template list` shows those that exist; `atoll template build base` makes the default one")
 }

@@ -82,7 +82,11 @@ impl Cell {
             Some((_, why)) => ("sandbox_ended", why),
             None => ("sandbox_ended", "its instance is gone".into()),
         };
-        Fault::new(FaultKind::Gone, code, format!("sandbox {} ended during this operation: {why}", self.id))
+        Fault::new(
+            FaultKind::Gone,
+            code,
+            format!("sandbox {} ended during this operation: {why}", self.id),
+        )
     }
 }
 

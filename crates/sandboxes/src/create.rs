@@ -33,17 +33,31 @@ impl Sandboxes {
     pub async fn create(&self, caller: &Caller, request: CreateSandbox) -> Result<Sandbox, Fault> {
         let service = self.clone();
         let caller = caller.clone();
-        let task = self.inner.tasks.spawn(async move { service.create_here(&caller, request).await });
-        task.await.map_err(|_| Fault::internal("the creation was interrupted"))?
+        let task = self
+            .inner
+            .tasks
+            .spawn(async move { service.create_here(&caller, request).await });
+        task.await
+            .map_err(|_| Fault::internal("the creation was interrupted"))?
     }
 
     async fn create_here(&self, caller: &Caller, request: CreateSandbox) -> Result<Sandbox, Fault> {
         if self.inner.stop.is_cancelled() {
-            return Err(Fault::new(FaultKind::Unavailable, "server_stopping", "the server is stopping"));
+            return Err(Fault::new(
+                FaultKind::Unavailable,
+                "server_stopping",
+                "the server is stopping",
+            ));
         }
-        let idempotency = request.idempotency_key.map(|key| idempotency(key, &request.spec)).transpose()?;
+        let idempotency = request
+            .idempotency_key
+            .map(|key| idempotency(key, &request.spec))
+            .transpose()?;
         if let Some(idempotency) = &idempotency {
-            let existing = self.store().sandbox_by_idempotency(&caller.project, idempotency.clone()).await;
+            let existing = self
+                .store()
+                .sandbox_by_idempotency(&caller.project, idempotency.clone())
+                .await;
             if let Some(row) = existing.map_err(|e| insert_fault(&e))? {
                 return self.settled(caller, &row.id).await;
             }
@@ -55,14 +69,24 @@ impl Sandboxes {
         // A start command that is to see this sandbox's environment cannot have been started ahead.
         let poolable = template.manifest.start.is_none() || admitted.spec.env.is_empty();
         let claimed = poolable
-            .then(|| self.claim(&template.manifest.id, admitted.isolation, &admitted.spec.resources))
+            .then(|| {
+                self.claim(
+                    &template.manifest.id,
+                    admitted.isolation,
+                    &admitted.spec.resources,
+                )
+            })
             .flatten();
         let boot = match &claimed {
             Some((instance, _)) => Boot::Warm(instance.id.clone()),
             None => Boot::Cold(entropy::id()),
         };
         let transition = atoll_lifecycle::create(
-            NewRecord { boot, timeout_millis: admitted.spec.timeout_millis, idle: admitted.spec.idle },
+            NewRecord {
+                boot,
+                timeout_millis: admitted.spec.timeout_millis,
+                idle: admitted.spec.idle,
+            },
             self.now(),
         );
         let row = SandboxRow {
@@ -77,7 +101,8 @@ impl Sandboxes {
         };
         match claimed {
             Some((instance, _held)) => {
-                self.create_warm(row, &transition, idempotency, instance, &template.manifest).await
+                self.create_warm(row, &transition, idempotency, instance, &template.manifest)
+                    .await
             }
             None => self.create_cold(row, &transition, idempotency, &template).await,
         }
@@ -100,7 +125,14 @@ impl Sandboxes {
             Ok(Ok(cell)) => cell,
             Ok(Err(existing)) => {
                 self.discard(instance.isolation, instance.id);
-                return self.settled(&Caller { project: existing.project }, &existing.id).await;
+                return self
+                    .settled(
+                        &Caller {
+                            project: existing.project,
+                        },
+                        &existing.id,
+                    )
+                    .await;
             }
             Err(fault) => {
                 self.discard(instance.isolation, instance.id);
@@ -110,7 +142,13 @@ impl Sandboxes {
         self.give_instance(&cell, instance);
         if let Err(error) = configured {
             let fault = from_channel(&cell, error).await;
-            self.apply(&cell, Input::Ended { fate: atoll_lifecycle::InstanceFate::Died(fault.message.clone()) }).await?;
+            self.apply(
+                &cell,
+                Input::Ended {
+                    fate: atoll_lifecycle::InstanceFate::Died(fault.message.clone()),
+                },
+            )
+            .await?;
             return Err(fault);
         }
         Ok(views::sandbox(cell.last_seen()))
@@ -123,7 +161,11 @@ impl Sandboxes {
         idempotency: Option<Idempotency>,
         template: &crate::builds::Resolved,
     ) -> Result<Sandbox, Fault> {
-        let id = row.record.instance.clone().ok_or_else(|| Fault::internal("a new sandbox names no instance"))?;
+        let id = row
+            .record
+            .instance
+            .clone()
+            .ok_or_else(|| Fault::internal("a new sandbox names no instance"))?;
         let isolation = row.isolation;
         let spec = InstanceSpec {
             id: id.clone(),
@@ -132,14 +174,28 @@ impl Sandboxes {
             hostname: row.id.bare().to_owned(),
         };
         let _held = self.hold(id.clone());
-        let configure = configure(&row.id, &row.spec, &template.manifest, template.manifest.start.as_ref());
-        let (inserted, started) =
-            tokio::join!(self.insert(row, transition, idempotency), self.runtime(isolation)?.start(spec));
+        let configure = configure(
+            &row.id,
+            &row.spec,
+            &template.manifest,
+            template.manifest.start.as_ref(),
+        );
+        let (inserted, started) = tokio::join!(
+            self.insert(row, transition, idempotency),
+            self.runtime(isolation)?.start(spec)
+        );
         let cell = match inserted {
             Ok(Ok(cell)) => cell,
             Ok(Err(existing)) => {
                 self.discard(isolation, id);
-                return self.settled(&Caller { project: existing.project }, &existing.id).await;
+                return self
+                    .settled(
+                        &Caller {
+                            project: existing.project,
+                        },
+                        &existing.id,
+                    )
+                    .await;
             }
             Err(fault) => {
                 self.discard(isolation, id);
@@ -150,7 +206,13 @@ impl Sandboxes {
             Ok(instance) => instance,
             Err(error) => {
                 let fault = from_runtime(&error);
-                self.apply(&cell, Input::StartFailed { why: fault.message.clone() }).await?;
+                self.apply(
+                    &cell,
+                    Input::StartFailed {
+                        why: fault.message.clone(),
+                    },
+                )
+                .await?;
                 return Err(fault);
             }
         };
@@ -166,7 +228,13 @@ impl Sandboxes {
             }
         };
         if let Err(fault) = prepared.await {
-            self.apply(&cell, Input::StartFailed { why: fault.message.clone() }).await?;
+            self.apply(
+                &cell,
+                Input::StartFailed {
+                    why: fault.message.clone(),
+                },
+            )
+            .await?;
             return Err(fault);
         }
         let row = self.apply(&cell, Input::Started { instance: id }).await?;
@@ -185,8 +253,18 @@ impl Sandboxes {
         idempotency: Option<Idempotency>,
     ) -> Result<Result<Arc<Cell>, SandboxRow>, Fault> {
         let facts = row.facts(&transition.facts, self.now());
-        let new = NewSandbox { row, idempotency, max_live: Some(self.settings().max_live_per_project), facts };
-        match self.store().insert_sandbox(new).await.map_err(|e| insert_fault(&e))? {
+        let new = NewSandbox {
+            row,
+            idempotency,
+            max_live: Some(self.settings().max_live_per_project),
+            facts,
+        };
+        match self
+            .store()
+            .insert_sandbox(new)
+            .await
+            .map_err(|e| insert_fault(&e))?
+        {
             Inserted::New(row) => {
                 let cell = self.look_after(row);
                 self.inner.deadlines.notify_one();
@@ -243,16 +321,25 @@ impl Sandboxes {
     /// Destroys an instance that nobody got to see.
     pub(crate) fn discard(&self, isolation: atoll_types::Isolation, id: InstanceId) {
         let service = self.clone();
-        self.inner.tasks.spawn(async move { service.destroy_surely(isolation, &id).await });
+        self.inner
+            .tasks
+            .spawn(async move { service.destroy_surely(isolation, &id).await });
     }
 }
 
 /// Waits until the template's start command is ready to serve. The inner result says that it never was.
-pub(crate) async fn await_ready(guest: &Guest, template: &TemplateManifest) -> Result<Result<(), Fault>, ChannelError> {
-    let Some(ready) = template.start.as_ref().and_then(|start| start.ready.as_ref()) else { return Ok(Ok(())) };
+pub(crate) async fn await_ready(
+    guest: &Guest,
+    template: &TemplateManifest,
+) -> Result<Result<(), Fault>, ChannelError> {
+    let Some(ready) = template.start.as_ref().and_then(|start| start.ready.as_ref()) else {
+        return Ok(Ok(()));
+    };
     let (limit, what) = match ready {
         ReadyCheck::Port { port, timeout_millis } => (*timeout_millis, format!("port {port} to be served")),
-        ReadyCheck::Command { argv, timeout_millis } => (*timeout_millis, format!("`{}` to succeed", argv.join(" "))),
+        ReadyCheck::Command { argv, timeout_millis } => {
+            (*timeout_millis, format!("`{}` to succeed", argv.join(" ")))
+        }
     };
     let wait = async {
         while !is_ready(guest, ready).await? {
@@ -310,7 +397,12 @@ pub(crate) fn configure(
     template: &TemplateManifest,
     start: Option<&atoll_types::StartCommand>,
 ) -> Request {
-    let env = template.env.iter().chain(&spec.env).map(|(name, value)| (name.clone(), value.clone())).collect();
+    let env = template
+        .env
+        .iter()
+        .chain(&spec.env)
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect();
     Request::Configure(Configure {
         hostname: sandbox.bare().to_owned(),
         env,
@@ -318,7 +410,9 @@ pub(crate) fn configure(
         workdir: template.workdir.clone(),
         now_millis: u64::try_from(crate::wall_clock().0).unwrap_or(0),
         seed: entropy::bytes(),
-        start: start.map(|start| Start { argv: start.argv.clone() }),
+        start: start.map(|start| Start {
+            argv: start.argv.clone(),
+        }),
     })
 }
 
@@ -332,7 +426,10 @@ pub(crate) struct Held {
 impl Held {
     /// For an id that is in the set already.
     pub(crate) fn new(service: &Sandboxes, id: InstanceId) -> Self {
-        Self { service: service.clone(), id }
+        Self {
+            service: service.clone(),
+            id,
+        }
     }
 }
 
@@ -344,10 +441,17 @@ impl Drop for Held {
 
 fn idempotency(key: String, spec: &SandboxSpec) -> Result<Idempotency, Fault> {
     if key.is_empty() || key.len() > 256 || key.chars().any(char::is_control) {
-        return Err(Fault::invalid("idempotency_key_invalid", "an idempotency key has 1 to 256 printable characters"));
+        return Err(Fault::invalid(
+            "idempotency_key_invalid",
+            "an idempotency key has 1 to 256 printable characters",
+        ));
     }
-    let request = serde_json::to_vec(spec).map_err(|e| Fault::internal(format!("a spec has no JSON form: {e}")))?;
-    Ok(Idempotency { key, request: Sha256::digest(request).into() })
+    let request =
+        serde_json::to_vec(spec).map_err(|e| Fault::internal(format!("a spec has no JSON form: {e}")))?;
+    Ok(Idempotency {
+        key,
+        request: Sha256::digest(request).into(),
+    })
 }
 
 fn insert_fault(error: &atoll_store::Error) -> Fault {

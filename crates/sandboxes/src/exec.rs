@@ -23,7 +23,10 @@ impl Sandboxes {
     /// Starts a command and attaches to it.
     pub async fn exec(&self, caller: &Caller, id: &SandboxId, spec: ExecSpec) -> Result<Execution, Fault> {
         if spec.argv.is_empty() || spec.argv[0].is_empty() {
-            return Err(Fault::invalid("argv_empty", "a command needs at least the name of a program"));
+            return Err(Fault::invalid(
+                "argv_empty",
+                "a command needs at least the name of a program",
+            ));
         }
         let (cell, guest, in_use) = self.enter(caller, id).await?;
         let command = crate::entropy::id::<CommandId>();
@@ -43,7 +46,11 @@ impl Sandboxes {
             pty: spec.pty,
             stdin: spec.stdin,
             timeout_millis: spec.timeout_millis,
-            log_bytes: if spec.background { LOG_BYTES } else { FOREGROUND_LOG_BYTES },
+            log_bytes: if spec.background {
+                LOG_BYTES
+            } else {
+                FOREGROUND_LOG_BYTES
+            },
             wait_for_reader: !spec.background,
             kill_on_close: !spec.background,
         });
@@ -73,7 +80,14 @@ impl Sandboxes {
             Some(Err(fault)) => return Err(fault),
         }
         self.append(&events.cell, started);
-        Ok(Execution { command, input: ExecInput { cell: Arc::clone(&events.cell), sender }, events })
+        Ok(Execution {
+            command,
+            input: ExecInput {
+                cell: Arc::clone(&events.cell),
+                sender,
+            },
+            events,
+        })
     }
 
     /// Attaches to a command that runs or ran; output follows from the offset `from` of its log.
@@ -85,19 +99,44 @@ impl Sandboxes {
         from: u64,
     ) -> Result<Execution, Fault> {
         let (cell, guest, in_use) = self.enter(caller, id).await?;
-        let request = Request::Attach { command: command.to_string(), from };
+        let request = Request::Attach {
+            command: command.to_string(),
+            from,
+        };
         let (sender, receiver) = match guest.open(&request).await {
             Ok(stream) => stream.split(),
             Err(error) => return Err(from_channel(&cell, error).await),
         };
-        let events = ExecEvents { ledger: None, forget: None, cell, receiver, first: None, over: false, _in_use: in_use };
+        let events = ExecEvents {
+            ledger: None,
+            forget: None,
+            cell,
+            receiver,
+            first: None,
+            over: false,
+            _in_use: in_use,
+        };
         // A command that is unknown fails at once; anything else waits until there is something to say. Ask the list
         // rather than wait, so that attaching to a silent command answers immediately.
-        if !list(&events.cell, &guest).await?.iter().any(|info| info.command == command.as_str()) {
-            return Err(Fault::not_found("command_not_found", format!("there is no command {command} in {id}"))
-                .hint("`atoll ps` lists the commands of a sandbox; the oldest ended ones are forgotten"));
+        if !list(&events.cell, &guest)
+            .await?
+            .iter()
+            .any(|info| info.command == command.as_str())
+        {
+            return Err(Fault::not_found(
+                "command_not_found",
+                format!("there is no command {command} in {id}"),
+            )
+            .hint("`atoll ps` lists the commands of a sandbox; the oldest ended ones are forgotten"));
         }
-        Ok(Execution { command: command.clone(), input: ExecInput { cell: Arc::clone(&events.cell), sender }, events })
+        Ok(Execution {
+            command: command.clone(),
+            input: ExecInput {
+                cell: Arc::clone(&events.cell),
+                sender,
+            },
+            events,
+        })
     }
 
     pub async fn commands(&self, caller: &Caller, id: &SandboxId) -> Result<Vec<Command>, Fault> {
@@ -130,7 +169,13 @@ impl Sandboxes {
     ) -> Result<(), Fault> {
         check_signal(signal)?;
         let (cell, guest, _in_use) = self.enter(caller, id).await?;
-        match guest.call(&Request::Signal { command: command.to_string(), signal }).await {
+        match guest
+            .call(&Request::Signal {
+                command: command.to_string(),
+                signal,
+            })
+            .await
+        {
             Ok(_) => Ok(()),
             Err(error) => Err(from_channel(&cell, error).await),
         }
@@ -158,7 +203,10 @@ fn check_signal(signal: i32) -> Result<(), Fault> {
     if (1..=64).contains(&signal) {
         Ok(())
     } else {
-        Err(Fault::invalid("signal_invalid", format!("{signal} is not a signal; use a number from 1 to 64")))
+        Err(Fault::invalid(
+            "signal_invalid",
+            format!("{signal} is not a signal; use a number from 1 to 64"),
+        ))
     }
 }
 
@@ -205,7 +253,11 @@ impl ExecEvents {
                 if let Some(ledger) = &mut self.ledger {
                     ledger.bytes_out += bytes.len() as u64;
                 }
-                let stream = if sub == SUB_STDERR { OutputStream::Stderr } else { OutputStream::Stdout };
+                let stream = if sub == SUB_STDERR {
+                    OutputStream::Stderr
+                } else {
+                    OutputStream::Stdout
+                };
                 Ok(ExecEvent::Output { stream, bytes })
             }
             Some(Ok(Incoming::Message(Message::Started { pid }))) => Ok(ExecEvent::Started { pid }),
@@ -230,7 +282,11 @@ impl ExecEvents {
     fn record_exit(&mut self, state: CommandState) {
         if let Some((guest, command)) = self.forget.take() {
             tokio::spawn(async move {
-                let _ = guest.call(&Request::Forget { command: command.to_string() }).await;
+                let _ = guest
+                    .call(&Request::Forget {
+                        command: command.to_string(),
+                    })
+                    .await;
             });
         }
         if let Some(ledger) = self.ledger.take() {

@@ -24,7 +24,12 @@ pub(crate) fn from_failure(failure: &Failure) -> Fault {
         FailureKind::Io => (FaultKind::GuestFailed, "io_error_in_sandbox"),
     };
     // The message was written by the guest: keep it short and printable.
-    let message: String = failure.message.chars().filter(|c| !c.is_control()).take(500).collect();
+    let message: String = failure
+        .message
+        .chars()
+        .filter(|c| !c.is_control())
+        .take(500)
+        .collect();
     let fault = Fault::new(kind, code, message);
     match failure.kind {
         FailureKind::NoSpace => fault.hint("remove files, or create the sandbox with a larger disk"),
@@ -38,13 +43,22 @@ pub(crate) async fn from_channel(cell: &Cell, error: ChannelError) -> Fault {
         ChannelError::Failed(failure) => from_failure(&failure),
         ChannelError::Closed => cell.explain_end().await,
         ChannelError::Busy => Fault::new(FaultKind::LimitExceeded, "sandbox_busy", error.to_string()),
-        ChannelError::TooLarge { .. } => Fault::new(FaultKind::TooLarge, "request_too_large", error.to_string()),
+        ChannelError::TooLarge { .. } => {
+            Fault::new(FaultKind::TooLarge, "request_too_large", error.to_string())
+        }
         ChannelError::Protocol(_) => {
             tracing::warn!(sandbox = %cell.id, %error, "the guest broke the protocol");
-            Fault::new(FaultKind::GuestFailed, "guest_protocol_violation", error.to_string())
-                .hint("something in the sandbox has taken over its agent; kill the sandbox")
+            Fault::new(
+                FaultKind::GuestFailed,
+                "guest_protocol_violation",
+                error.to_string(),
+            )
+            .hint("something in the sandbox has taken over its agent; kill the sandbox")
         }
-        ChannelError::TimedOut(_) | ChannelError::Ended | ChannelError::Generation { .. } | ChannelError::Io { .. } => {
+        ChannelError::TimedOut(_)
+        | ChannelError::Ended
+        | ChannelError::Generation { .. }
+        | ChannelError::Io { .. } => {
             Fault::new(FaultKind::GuestFailed, "guest_unreachable", error.to_string())
         }
     }
@@ -52,8 +66,12 @@ pub(crate) async fn from_channel(cell: &Cell, error: ChannelError) -> Fault {
 
 /// An answer that the protocol does not allow here.
 pub(crate) fn unexpected() -> Fault {
-    Fault::new(FaultKind::GuestFailed, "guest_protocol_violation", "the guest agent gave an answer that makes no sense")
-        .hint("something in the sandbox has taken over its agent; kill the sandbox")
+    Fault::new(
+        FaultKind::GuestFailed,
+        "guest_protocol_violation",
+        "the guest agent gave an answer that makes no sense",
+    )
+    .hint("something in the sandbox has taken over its agent; kill the sandbox")
 }
 
 pub(crate) fn from_store(error: &atoll_store::Error) -> Fault {

@@ -25,10 +25,22 @@ impl Sandboxes {
         length: Option<u64>,
     ) -> Result<FileContent, Fault> {
         let mut open = self
-            .open(caller, id, &Request::ReadFile { path: at.path, user: at.user, offset, length })
+            .open(
+                caller,
+                id,
+                &Request::ReadFile {
+                    path: at.path,
+                    user: at.user,
+                    offset,
+                    length,
+                },
+            )
             .await?;
         match open.message().await? {
-            Some(Message::Stat(stat)) => Ok(FileContent { stat, body: open.into_bytes() }),
+            Some(Message::Stat(stat)) => Ok(FileContent {
+                stat,
+                body: open.into_bytes(),
+            }),
             _ => Err(unexpected()),
         }
     }
@@ -58,7 +70,16 @@ impl Sandboxes {
 
     /// Does not follow a final symlink.
     pub async fn stat(&self, caller: &Caller, id: &SandboxId, at: FilePath) -> Result<FileStat, Fault> {
-        let mut open = self.open(caller, id, &Request::Stat { path: at.path, user: at.user }).await?;
+        let mut open = self
+            .open(
+                caller,
+                id,
+                &Request::Stat {
+                    path: at.path,
+                    user: at.user,
+                },
+            )
+            .await?;
         match open.message().await? {
             Some(Message::Stat(stat)) => Ok(stat),
             _ => Err(unexpected()),
@@ -76,10 +97,22 @@ impl Sandboxes {
         if depth == 0 {
             return Err(Fault::invalid("depth_invalid", "depth must be at least 1"));
         }
-        let mut open = self.open(caller, id, &Request::List { path: at.path, user: at.user, depth }).await?;
+        let mut open = self
+            .open(
+                caller,
+                id,
+                &Request::List {
+                    path: at.path,
+                    user: at.user,
+                    depth,
+                },
+            )
+            .await?;
         let mut entries = Vec::new();
         while let Some(message) = open.message().await? {
-            let Message::Entries(batch) = message else { return Err(unexpected()) };
+            let Message::Entries(batch) = message else {
+                return Err(unexpected());
+            };
             entries.extend(batch);
             if entries.len() > MAX_ENTRIES {
                 return Err(Fault::new(
@@ -106,7 +139,11 @@ impl Sandboxes {
         let request = match change {
             FileChange::MakeDir { mode } => Request::MakeDir { path, user, mode },
             FileChange::RenameTo { to } => Request::Rename { from: path, to, user },
-            FileChange::Remove { recursive } => Request::Remove { path, user, recursive },
+            FileChange::Remove { recursive } => Request::Remove {
+                path,
+                user,
+                recursive,
+            },
             FileChange::SetMode { mode } => Request::SetMode { path, user, mode },
             FileChange::SetOwner { owner } => Request::SetOwner { path, user, owner },
             FileChange::Symlink { target } => Request::Symlink { path, target, user },
@@ -127,8 +164,17 @@ impl Sandboxes {
         at: FilePath,
         recursive: bool,
     ) -> Result<Watch, Fault> {
-        let mut open =
-            self.open(caller, id, &Request::Watch { path: at.path, user: at.user, recursive }).await?;
+        let mut open = self
+            .open(
+                caller,
+                id,
+                &Request::Watch {
+                    path: at.path,
+                    user: at.user,
+                    recursive,
+                },
+            )
+            .await?;
         match open.message().await? {
             Some(Message::Watching) => Ok(Watch { open }),
             _ => Err(unexpected()),
@@ -139,7 +185,17 @@ impl Sandboxes {
     pub async fn tar_out(&self, caller: &Caller, id: &SandboxId, at: FilePath) -> Result<ByteStream, Fault> {
         // A missing path must be an error of this call, not of a body that is half sent.
         self.stat(caller, id, at.clone()).await?;
-        let open = self.open(caller, id, &Request::TarOut { path: at.path, user: at.user, one_file_system: false }).await?;
+        let open = self
+            .open(
+                caller,
+                id,
+                &Request::TarOut {
+                    path: at.path,
+                    user: at.user,
+                    one_file_system: false,
+                },
+            )
+            .await?;
         Ok(open.into_bytes())
     }
 
@@ -151,7 +207,16 @@ impl Sandboxes {
         at: FilePath,
         body: ByteStream,
     ) -> Result<(), Fault> {
-        let mut open = self.open(caller, id, &Request::TarIn { path: at.path, user: at.user }).await?;
+        let mut open = self
+            .open(
+                caller,
+                id,
+                &Request::TarIn {
+                    path: at.path,
+                    user: at.user,
+                },
+            )
+            .await?;
         open.send_all(body).await?;
         match open.message().await? {
             None => Ok(()),
@@ -162,7 +227,11 @@ impl Sandboxes {
     async fn open(&self, caller: &Caller, id: &SandboxId, request: &Request) -> Result<Open, Fault> {
         let (cell, guest, in_use) = self.enter(caller, id).await?;
         match guest.open(request).await {
-            Ok(stream) => Ok(Open { cell, stream, _in_use: in_use }),
+            Ok(stream) => Ok(Open {
+                cell,
+                stream,
+                _in_use: in_use,
+            }),
             Err(error) => Err(from_channel(&cell, error).await),
         }
     }

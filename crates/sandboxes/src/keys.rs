@@ -21,7 +21,11 @@ impl Sandboxes {
         if !secret.starts_with(KEY_PREFIX) || secret.len() > 100 {
             return Ok(None);
         }
-        let found = self.store().find_active_key(hash(secret)).await.map_err(|e| from_store(&e))?;
+        let found = self
+            .store()
+            .find_active_key(hash(secret))
+            .await
+            .map_err(|e| from_store(&e))?;
         Ok(found.map(|key| {
             self.store().note_key_used(&key.id, self.now());
             Caller { project: key.project }
@@ -31,7 +35,10 @@ impl Sandboxes {
     /// Makes a key and returns its secret, which cannot be shown again.
     pub async fn create_key(&self, project: &ProjectId, name: &str) -> Result<(Key, String), Fault> {
         if name.is_empty() || name.len() > 100 || name.chars().any(char::is_control) {
-            return Err(Fault::invalid("key_name_invalid", "a key's name has 1 to 100 printable characters"));
+            return Err(Fault::invalid(
+                "key_name_invalid",
+                "a key's name has 1 to 100 printable characters",
+            ));
         }
         let first = entropy::id::<KeyId>();
         let second = entropy::id::<KeyId>();
@@ -46,8 +53,19 @@ impl Sandboxes {
             prefix: secret[..KEY_PREFIX.len() + 4].to_owned(),
             created_at: now,
         };
-        let fact = of_project(now, project, Fact::KeyCreated { key: id, name: name.to_owned() });
-        let row = self.store().insert_key(key, vec![fact]).await.map_err(|e| from_store(&e))?;
+        let fact = of_project(
+            now,
+            project,
+            Fact::KeyCreated {
+                key: id,
+                name: name.to_owned(),
+            },
+        );
+        let row = self
+            .store()
+            .insert_key(key, vec![fact])
+            .await
+            .map_err(|e| from_store(&e))?;
         Ok((view(row), secret))
     }
 
@@ -82,7 +100,9 @@ impl Sandboxes {
         if !right {
             return Ok(None);
         }
-        Ok(self.live_cell(id).map(|cell| Caller { project: cell.project.clone() }))
+        Ok(self.live_cell(id).map(|cell| Caller {
+            project: cell.project.clone(),
+        }))
     }
 
     fn derive_token(&self, id: &SandboxId) -> String {
@@ -97,7 +117,12 @@ impl Sandboxes {
 }
 
 fn of_project(at: Timestamp, project: &ProjectId, fact: Fact) -> NewFact {
-    NewFact { at, project: project.clone(), sandbox: None, fact }
+    NewFact {
+        at,
+        project: project.clone(),
+        sandbox: None,
+        fact,
+    }
 }
 
 fn hash(secret: &str) -> [u8; 32] {

@@ -177,7 +177,9 @@ impl Sandboxes {
                     Verdict::Works { .. } => None,
                     Verdict::Unavailable { reason, remedy } => Some(Missing {
                         why: reason.clone(),
-                        remedy: remedy.clone().unwrap_or_else(|| "use a machine that offers it".into()),
+                        remedy: remedy
+                            .clone()
+                            .unwrap_or_else(|| "use a machine that offers it".into()),
                     }),
                 },
             })
@@ -201,13 +203,18 @@ impl Sandboxes {
         let cell = self.live_cell(id).filter(|cell| cell.project == caller.project);
         let Some(cell) = cell else {
             let row = self.row(caller, id).await?;
-            return Err(match atoll_lifecycle::step(&row.record, atoll_lifecycle::Input::Touched, self.now()) {
-                Err(refused) => refused.into(),
-                Ok(_) => Fault::internal("a running sandbox is not looked after"),
-            });
+            return Err(
+                match atoll_lifecycle::step(&row.record, atoll_lifecycle::Input::Touched, self.now()) {
+                    Err(refused) => refused.into(),
+                    Ok(_) => Fault::internal("a running sandbox is not looked after"),
+                },
+            );
         };
-        let touched =
-            atoll_lifecycle::step(&cell.seen.borrow().record, atoll_lifecycle::Input::Touched, self.now());
+        let touched = atoll_lifecycle::step(
+            &cell.seen.borrow().record,
+            atoll_lifecycle::Input::Touched,
+            self.now(),
+        );
         touched.map_err(Fault::from)?;
         let Some(instance) = cell.instance.get() else {
             return Err(Fault::internal("a running sandbox has no instance"));
@@ -260,23 +267,34 @@ fn prepare_data_dir(settings: &Settings) -> Result<[u8; 32], Fault> {
         .mode(0o700)
         .create(&artifacts)
         .map_err(|e| failed("making the data directory", &e))?;
-    for entry in std::fs::read_dir(&artifacts).map_err(|e| failed("reading the artifacts", &e))?.flatten() {
+    for entry in std::fs::read_dir(&artifacts)
+        .map_err(|e| failed("reading the artifacts", &e))?
+        .flatten()
+    {
         if entry.file_name().as_encoded_bytes().starts_with(b"tmp-") {
             let _ = std::fs::remove_file(entry.path());
         }
     }
     let path = settings.data_dir.join("port-token.secret");
     match std::fs::read(&path) {
-        Ok(bytes) => bytes
-            .try_into()
-            .map_err(|_| Fault::internal(format!("{} is damaged; remove it to make a new one", path.display()))),
+        Ok(bytes) => bytes.try_into().map_err(|_| {
+            Fault::internal(format!(
+                "{} is damaged; remove it to make a new one",
+                path.display()
+            ))
+        }),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             let secret: [u8; 32] = entropy::bytes();
             let temporary = path.with_extension("tmp");
             let write = || -> std::io::Result<()> {
                 use std::io::Write as _;
                 let mut options = std::fs::OpenOptions::new();
-                let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+                let mut file = options
+                    .write(true)
+                    .create(true)
+                    .truncate(true)
+                    .mode(0o600)
+                    .open(&temporary)?;
                 file.write_all(&secret)?;
                 file.sync_all()?;
                 std::fs::rename(&temporary, &path)
@@ -290,6 +308,9 @@ fn prepare_data_dir(settings: &Settings) -> Result<[u8; 32], Fault> {
 
 fn parse_cursor(cursor: Option<String>) -> Result<Option<Cursor>, Fault> {
     cursor
-        .map(|text| text.parse().map_err(|why: String| Fault::invalid("cursor_invalid", why)))
+        .map(|text| {
+            text.parse()
+                .map_err(|why: String| Fault::invalid("cursor_invalid", why))
+        })
         .transpose()
 }

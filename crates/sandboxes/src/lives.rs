@@ -22,7 +22,10 @@ impl Sandboxes {
 
     pub async fn list(&self, caller: &Caller, request: ListSandboxes) -> Result<Page<Sandbox>, Fault> {
         let states = if request.states.is_empty() {
-            SandboxState::ALL.into_iter().filter(|state| state.is_live()).collect()
+            SandboxState::ALL
+                .into_iter()
+                .filter(|state| state.is_live())
+                .collect()
         } else {
             request.states
         };
@@ -43,7 +46,13 @@ impl Sandboxes {
     /// Ends it; returns when nothing of it is left. Killing what is already gone succeeds.
     pub async fn kill(&self, caller: &Caller, id: &SandboxId) -> Result<Sandbox, Fault> {
         let cell = self.cell(caller, id).await?;
-        self.apply(&cell, Input::Kill { reason: EndReason::Killed }).await?;
+        self.apply(
+            &cell,
+            Input::Kill {
+                reason: EndReason::Killed,
+            },
+        )
+        .await?;
         let mut seen = cell.seen.subscribe();
         let over = tokio::time::timeout(KILL_WITHIN, seen.wait_for(|row| !row.record.state.is_live())).await;
         match over {
@@ -58,10 +67,17 @@ impl Sandboxes {
     }
 
     /// Sets the deadline to `timeout_millis` from now.
-    pub async fn extend(&self, caller: &Caller, id: &SandboxId, timeout_millis: u64) -> Result<Sandbox, Fault> {
+    pub async fn extend(
+        &self,
+        caller: &Caller,
+        id: &SandboxId,
+        timeout_millis: u64,
+    ) -> Result<Sandbox, Fault> {
         atoll_lifecycle::admit_timeout(Some(timeout_millis), &self.settings().limits)?;
         let cell = self.cell(caller, id).await?;
-        let row = self.apply(&cell, Input::Extend(Extension::For { timeout_millis })).await?;
+        let row = self
+            .apply(&cell, Input::Extend(Extension::For { timeout_millis }))
+            .await?;
         self.inner.deadlines.notify_one();
         Ok(views::sandbox(row))
     }
@@ -73,7 +89,11 @@ impl Sandboxes {
         {
             return Ok(cell.last_seen());
         }
-        let row = self.store().sandbox(&caller.project, id).await.map_err(|e| from_store(&e))?;
+        let row = self
+            .store()
+            .sandbox(&caller.project, id)
+            .await
+            .map_err(|e| from_store(&e))?;
         row.ok_or_else(|| {
             Fault::not_found("sandbox_not_found", format!("there is no sandbox {id}"))
                 .hint("`atoll ls --all` shows those that exist or existed lately")
@@ -95,25 +115,40 @@ impl Sandboxes {
             }
             tokio::task::yield_now().await;
         }
-        Err(Fault::new(FaultKind::Unavailable, "sandbox_starting", format!("{id} is just being created"))
-            .hint("try again in a moment"))
+        Err(Fault::new(
+            FaultKind::Unavailable,
+            "sandbox_starting",
+            format!("{id} is just being created"),
+        )
+        .hint("try again in a moment"))
     }
 
     /// Decides, commits, and has the effects performed by a task of the server's own.
     pub(crate) async fn apply(&self, cell: &Arc<Cell>, input: Input) -> Result<SandboxRow, Fault> {
         let service = self.clone();
         let cell = Arc::clone(cell);
-        let task = self.inner.tasks.spawn(async move { service.apply_here(&cell, input).await });
-        task.await.map_err(|_| Fault::internal("a transition was interrupted"))?
+        let task = self
+            .inner
+            .tasks
+            .spawn(async move { service.apply_here(&cell, input).await });
+        task.await
+            .map_err(|_| Fault::internal("a transition was interrupted"))?
     }
 
     async fn apply_here(&self, cell: &Arc<Cell>, input: Input) -> Result<SandboxRow, Fault> {
         let mut row = cell.row.lock().await;
         let transition = step(&row.record, input, self.now()).map_err(Fault::from)?;
         if transition.changes(&row.record) {
-            let next = SandboxRow { record: transition.next.clone(), ..row.clone() };
+            let next = SandboxRow {
+                record: transition.next.clone(),
+                ..row.clone()
+            };
             let facts = next.facts(&transition.facts, self.now());
-            let saved = self.store().update_sandbox(next, facts).await.map_err(|e| from_store(&e))?;
+            let saved = self
+                .store()
+                .update_sandbox(next, facts)
+                .await
+                .map_err(|e| from_store(&e))?;
             if saved.record.state != row.record.state {
                 tracing::info!(sandbox = %cell.id, from = %row.record.state, to = %saved.record.state, end = ?saved.record.end, "state changed");
             }
@@ -174,7 +209,9 @@ impl Sandboxes {
 
     /// Notices the end of a sandbox's instance.
     pub(crate) fn watch_end(&self, cell: &Arc<Cell>) {
-        let Some(instance) = cell.instance.get() else { return };
+        let Some(instance) = cell.instance.get() else {
+            return;
+        };
         let mut end = instance.end.clone();
         let service = self.clone();
         let cell = Arc::clone(cell);

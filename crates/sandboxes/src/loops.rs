@@ -59,7 +59,9 @@ impl Sandboxes {
             }
         }
         for row in self.store().due_sandboxes(self.now(), 256).await? {
-            let Some(cell) = self.live_cell(&row.id) else { continue };
+            let Some(cell) = self.live_cell(&row.id) else {
+                continue;
+            };
             // The store knows of uses that the row in memory does not.
             {
                 let mut held = cell.row.lock().await;
@@ -71,7 +73,9 @@ impl Sandboxes {
             }
         }
         let next = self.store().next_due().await?;
-        Ok(next.map_or(LOOK_AGAIN, |at| Duration::from_millis(at.millis_since(self.now()).max(1)).min(LOOK_AGAIN)))
+        Ok(next.map_or(LOOK_AGAIN, |at| {
+            Duration::from_millis(at.millis_since(self.now()).max(1)).min(LOOK_AGAIN)
+        }))
     }
 
     async fn keep_metering(&self) {
@@ -93,9 +97,15 @@ impl Sandboxes {
     /// Writes down what a sandbox has consumed since the last time, as the host counts it.
     pub(crate) async fn meter(&self, cell: &Cell) {
         let row = cell.last_seen();
-        let (Some(instance), Some(started_at)) = (cell.instance.get(), row.record.started_at) else { return };
-        let Ok(runtime) = self.runtime(row.isolation) else { return };
-        let Ok(usage) = runtime.usage(&instance.id).await else { return };
+        let (Some(instance), Some(started_at)) = (cell.instance.get(), row.record.started_at) else {
+            return;
+        };
+        let Ok(runtime) = self.runtime(row.isolation) else {
+            return;
+        };
+        let Ok(usage) = runtime.usage(&instance.id).await else {
+            return;
+        };
         let before = cell.metered();
         let wall_total = self.now().millis_since(started_at);
         let wall_millis = wall_total.saturating_sub(before.wall_millis);
@@ -106,7 +116,11 @@ impl Sandboxes {
         let fact = Fact::Usage {
             wall_millis,
             cpu_micros: usage.cpu_micros.saturating_sub(before.cpu_micros),
-            memory_byte_seconds: byte_seconds(if before.memory_bytes == 0 { usage.memory_bytes } else { memory }),
+            memory_byte_seconds: byte_seconds(if before.memory_bytes == 0 {
+                usage.memory_bytes
+            } else {
+                memory
+            }),
             disk_byte_seconds: byte_seconds(usage.disk_bytes.unwrap_or(0)),
         };
         cell.set_metered(Metered {
@@ -154,9 +168,10 @@ impl Sandboxes {
             if let Err(fault) = self.expire_artifacts().await {
                 tracing::warn!(%fault, "expired artifacts could not be removed");
             }
-            let old = atoll_types::Timestamp(
-                self.now().0.saturating_sub(i64::try_from(self.settings().ended_retention_millis).unwrap_or(i64::MAX)),
-            );
+            let old =
+                atoll_types::Timestamp(self.now().0.saturating_sub(
+                    i64::try_from(self.settings().ended_retention_millis).unwrap_or(i64::MAX),
+                ));
             if let Err(error) = self.store().forget_sandboxes(old, 1000).await {
                 tracing::warn!(%error, "ended sandboxes could not be forgotten");
             }
@@ -167,10 +182,15 @@ impl Sandboxes {
     /// Destroys instances that belong to nobody. There should never be one; if there is, it must not live on.
     pub(crate) async fn destroy_orphans(&self) {
         for runtime in &self.inner.runtimes {
-            let Ok(ids) = runtime.discover().await else { continue };
+            let Ok(ids) = runtime.discover().await else {
+                continue;
+            };
             for id in ids {
                 let owned = self.is_held(&id)
-                    || self.live().values().any(|cell| cell.seen.borrow().record.instance.as_ref() == Some(&id));
+                    || self
+                        .live()
+                        .values()
+                        .any(|cell| cell.seen.borrow().record.instance.as_ref() == Some(&id));
                 if !owned {
                     tracing::warn!(instance = %id, "destroying an instance that belongs to nobody");
                     self.destroy_surely(runtime.isolation(), &id).await;

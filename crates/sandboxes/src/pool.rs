@@ -47,27 +47,29 @@ impl Pools {
     pub(crate) fn new(settings: &[PoolSetting]) -> Self {
         let pools = settings
             .iter()
-            .map(|setting| Pool { setting: setting.clone(), state: Mutex::default(), wake: Notify::new() })
+            .map(|setting| Pool {
+                setting: setting.clone(),
+                state: Mutex::default(),
+                wake: Notify::new(),
+            })
             .collect();
         Self { pools }
     }
 
     /// Takes a ready instance of exactly this kind, if there is one.
-    fn claim(
-        &self,
-        template: &TemplateId,
-        isolation: Isolation,
-        resources: &Resources,
-    ) -> Option<Instance> {
-        self.pools.iter().filter(|pool| pool.setting.resources == *resources).find_map(|pool| {
-            let mut state = pool.state();
-            if state.template.as_ref() != Some(&(template.clone(), isolation)) {
-                return None;
-            }
-            let claimed = std::iter::from_fn(|| state.ready.pop_front()).find(is_alive);
-            pool.wake.notify_one();
-            claimed
-        })
+    fn claim(&self, template: &TemplateId, isolation: Isolation, resources: &Resources) -> Option<Instance> {
+        self.pools
+            .iter()
+            .filter(|pool| pool.setting.resources == *resources)
+            .find_map(|pool| {
+                let mut state = pool.state();
+                if state.template.as_ref() != Some(&(template.clone(), isolation)) {
+                    return None;
+                }
+                let claimed = std::iter::from_fn(|| state.ready.pop_front()).find(is_alive);
+                pool.wake.notify_one();
+                claimed
+            })
     }
 
     pub(crate) fn views(&self) -> Vec<PoolView> {
@@ -88,7 +90,13 @@ impl Pools {
     fn ready_ids(&self) -> Vec<InstanceId> {
         self.pools
             .iter()
-            .flat_map(|pool| pool.state().ready.iter().map(|instance| instance.id.clone()).collect::<Vec<_>>())
+            .flat_map(|pool| {
+                pool.state()
+                    .ready
+                    .iter()
+                    .map(|instance| instance.id.clone())
+                    .collect::<Vec<_>>()
+            })
             .collect()
     }
 
@@ -127,7 +135,9 @@ impl Sandboxes {
     pub(crate) fn start_pools(&self) {
         for index in 0..self.inner.pools.pools.len() {
             let service = self.clone();
-            self.inner.tasks.spawn(async move { service.keep_full(index).await });
+            self.inner
+                .tasks
+                .spawn(async move { service.keep_full(index).await });
         }
     }
 
@@ -145,7 +155,8 @@ impl Sandboxes {
                 state.ready = alive;
                 let missing = pool.setting.size.saturating_sub(state.ready.len());
                 drop(state);
-                dead.into_iter().for_each(|instance| self.discard(instance.isolation, instance.id));
+                dead.into_iter()
+                    .for_each(|instance| self.discard(instance.isolation, instance.id));
                 missing
             };
             let wait = if missing == 0 {
@@ -209,11 +220,22 @@ impl Sandboxes {
         if template.manifest.start.is_some() {
             // The servers of a pooled instance run before anybody claims it.
             let nobody: SandboxId = entropy::id();
-            let request = create::configure(&nobody, &admitted.spec, &template.manifest, template.manifest.start.as_ref());
+            let request = create::configure(
+                &nobody,
+                &admitted.spec,
+                &template.manifest,
+                template.manifest.start.as_ref(),
+            );
             let prepared = async {
-                instance.guest.call(&request).await.map_err(|error| error.to_string())?;
+                instance
+                    .guest
+                    .call(&request)
+                    .await
+                    .map_err(|error| error.to_string())?;
                 let ready = create::await_ready(&instance.guest, &template.manifest).await;
-                ready.map_err(|error| error.to_string())?.map_err(|fault| fault.to_string())
+                ready
+                    .map_err(|error| error.to_string())?
+                    .map_err(|fault| fault.to_string())
             };
             if let Err(why) = prepared.await {
                 self.discard(admitted.isolation, id);
@@ -231,7 +253,9 @@ impl Sandboxes {
             state.ready.push_back(instance);
             stale
         };
-        stale.into_iter().for_each(|instance| self.discard(instance.isolation, instance.id));
+        stale
+            .into_iter()
+            .for_each(|instance| self.discard(instance.isolation, instance.id));
         Ok(())
     }
 

@@ -34,7 +34,11 @@ impl Sandboxes {
         };
         match receiver.next().await {
             Some(Ok(Incoming::Message(Message::Connected))) => Ok(PortStream {
-                reader: PortReader { cell: Arc::clone(&cell), receiver, _in_use: in_use },
+                reader: PortReader {
+                    cell: Arc::clone(&cell),
+                    receiver,
+                    _in_use: in_use,
+                },
                 writer: PortWriter { cell, sender },
             }),
             Some(Err(error)) => Err(from_channel(&cell, error).await),

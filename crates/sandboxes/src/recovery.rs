@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use atoll_lifecycle::{Input, Liveness};
 use atoll_runtime::Runtime;
-use atoll_store::{Scope, SandboxRow};
+use atoll_store::{SandboxRow, Scope};
 use atoll_types::{Fault, InstanceId, SandboxState, Timestamp};
 use futures_util::StreamExt as _;
 
@@ -33,7 +33,9 @@ impl Sandboxes {
             pairs.push((row, runtime));
         }
         let orphans = found.len();
-        let recoveries = pairs.into_iter().map(|(row, runtime)| self.recover_one(row, runtime));
+        let recoveries = pairs
+            .into_iter()
+            .map(|(row, runtime)| self.recover_one(row, runtime));
         let failures: Vec<Fault> = futures_util::stream::iter(recoveries)
             .buffer_unordered(AT_ONCE)
             .filter_map(|outcome| async { outcome.err() })
@@ -64,7 +66,11 @@ impl Sandboxes {
             },
             _ => None,
         };
-        let liveness = if adopted.is_some() { Liveness::Alive } else { Liveness::Gone };
+        let liveness = if adopted.is_some() {
+            Liveness::Alive
+        } else {
+            Liveness::Gone
+        };
         let metered = self.metered_so_far(&row).await?;
         let cell = self.look_after(row);
         if let Some(instance) = adopted {
@@ -82,6 +88,10 @@ impl Sandboxes {
             .usage_total(scope, Timestamp(0), Timestamp(i64::MAX))
             .await
             .map_err(|e| from_store(&e))?;
-        Ok(Metered { wall_millis: total.wall_millis, cpu_micros: total.cpu_micros, memory_bytes: 0 })
+        Ok(Metered {
+            wall_millis: total.wall_millis,
+            cpu_micros: total.cpu_micros,
+            memory_bytes: 0,
+        })
     }
 }

@@ -93,10 +93,17 @@ pub enum OutputStream {
 /// What happens to a command, in order. After `Exited` nothing follows.
 #[derive(Debug, Clone)]
 pub enum ExecEvent {
-    Started { pid: u32 },
-    Output { stream: OutputStream, bytes: Bytes },
+    Started {
+        pid: u32,
+    },
+    Output {
+        stream: OutputStream,
+        bytes: Bytes,
+    },
     /// The log no longer reached back to the offset asked for.
-    Dropped { bytes: u64 },
+    Dropped {
+        bytes: u64,
+    },
     Exited(CommandState),
 }
 
@@ -147,7 +154,9 @@ pub struct FileContent {
 
 impl std::fmt::Debug for FileContent {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("FileContent").field("stat", &self.stat).finish_non_exhaustive()
+        f.debug_struct("FileContent")
+            .field("stat", &self.stat)
+            .finish_non_exhaustive()
     }
 }
 

@@ -26,7 +26,9 @@ pub(crate) struct Steps {
 
 impl Steps {
     pub(crate) fn new(service: &Sandboxes) -> Self {
-        Self { service: service.clone() }
+        Self {
+            service: service.clone(),
+        }
     }
 }
 
@@ -43,11 +45,13 @@ impl StepRunner for Steps {
             labels: Default::default(),
             isolation_floor: None,
         };
-        let admitted =
-            atoll_lifecycle::admit(spec, &service.settings().limits, &service.tiers()).map_err(|fault| fault.to_string())?;
+        let admitted = atoll_lifecycle::admit(spec, &service.settings().limits, &service.tiers())
+            .map_err(|fault| fault.to_string())?;
         let id: InstanceId = entropy::id();
         let held = service.hold(id.clone());
-        let runtime = service.runtime(admitted.isolation).map_err(|fault| fault.to_string())?;
+        let runtime = service
+            .runtime(admitted.isolation)
+            .map_err(|fault| fault.to_string())?;
         let started = runtime.start(InstanceSpec {
             id,
             image: image.to_owned(),
@@ -55,7 +59,11 @@ impl StepRunner for Steps {
             hostname: "build".into(),
         });
         let instance = started.await.map_err(|error| error.to_string())?;
-        let step = Step { service: service.clone(), isolation: admitted.isolation, instance: Some((instance, held)) };
+        let step = Step {
+            service: service.clone(),
+            isolation: admitted.isolation,
+            instance: Some((instance, held)),
+        };
         let configure = Request::Configure(Configure {
             hostname: "build".into(),
             user: "root".into(),
@@ -64,7 +72,11 @@ impl StepRunner for Steps {
             seed: entropy::bytes(),
             ..Configure::default()
         });
-        step.instance()?.guest.call(&configure).await.map_err(|error| error.to_string())?;
+        step.instance()?
+            .guest
+            .call(&configure)
+            .await
+            .map_err(|error| error.to_string())?;
         Ok(Box::new(step))
     }
 }
@@ -77,7 +89,10 @@ struct Step {
 
 impl Step {
     fn instance(&self) -> Result<&Instance, String> {
-        self.instance.as_ref().map(|(instance, _)| instance).ok_or_else(|| "the build sandbox is gone".into())
+        self.instance
+            .as_ref()
+            .map(|(instance, _)| instance)
+            .ok_or_else(|| "the build sandbox is gone".into())
     }
 }
 
@@ -97,12 +112,19 @@ impl BuildSandbox for Step {
             wait_for_reader: true,
             kill_on_close: true,
         });
-        let mut stream = self.instance()?.guest.open(&request).await.map_err(|error| error.to_string())?;
+        let mut stream = self
+            .instance()?
+            .guest
+            .open(&request)
+            .await
+            .map_err(|error| error.to_string())?;
         while let Some(incoming) = stream.next().await {
             match incoming.map_err(|error| error.to_string())? {
                 Incoming::Data { bytes, .. } => output(&bytes),
                 Incoming::Message(Message::Exited(CommandState::Exited { code })) => return Ok(code),
-                Incoming::Message(Message::Exited(CommandState::Signaled { signal })) => return Ok(128 + signal),
+                Incoming::Message(Message::Exited(CommandState::Signaled { signal })) => {
+                    return Ok(128 + signal);
+                }
                 Incoming::Message(Message::Exited(CommandState::TimedOut)) => {
                     return Err("the step took longer than two hours and was stopped".into());
                 }
@@ -113,8 +135,17 @@ impl BuildSandbox for Step {
     }
 
     async fn export(&mut self, archive: &Path) -> Result<Exported, String> {
-        let request = Request::TarOut { path: b"/".to_vec(), user: None, one_file_system: true };
-        let mut stream = self.instance()?.guest.open(&request).await.map_err(|error| error.to_string())?;
+        let request = Request::TarOut {
+            path: b"/".to_vec(),
+            user: None,
+            one_file_system: true,
+        };
+        let mut stream = self
+            .instance()?
+            .guest
+            .open(&request)
+            .await
+            .map_err(|error| error.to_string())?;
         let failed = |error: std::io::Error| format!("writing the step's filesystem: {error}");
         let mut file = tokio::fs::File::create_new(archive).await.map_err(failed)?;
         while let Some(incoming) = stream.next().await {

@@ -1,7 +1,7 @@
 //! What callers see of rows, facts and the server.
 
 use atoll_runtime::probe::Verdict;
-use atoll_store::{FactQuery, Scope, SandboxRow};
+use atoll_store::{FactQuery, SandboxRow, Scope};
 use atoll_types::{Fault, Isolation, SandboxId, Timestamp};
 
 use crate::faults::{from_channel, from_runtime, from_store, unexpected};
@@ -49,8 +49,15 @@ impl Sandboxes {
     pub async fn metrics(&self, caller: &Caller, id: &SandboxId) -> Result<Metrics, Fault> {
         let (cell, guest, _in_use) = self.enter(caller, id).await?;
         let isolation = cell.seen.borrow().isolation;
-        let instance = cell.instance.get().ok_or_else(|| Fault::internal("a running sandbox has no instance"))?;
-        let usage = self.runtime(isolation)?.usage(&instance.id).await.map_err(|e| from_runtime(&e))?;
+        let instance = cell
+            .instance
+            .get()
+            .ok_or_else(|| Fault::internal("a running sandbox has no instance"))?;
+        let usage = self
+            .runtime(isolation)?
+            .usage(&instance.id)
+            .await
+            .map_err(|e| from_runtime(&e))?;
         let asked = guest.call(&atoll_guest_protocol::Request::Usage);
         let guest = match tokio::time::timeout(std::time::Duration::from_secs(2), asked).await {
             Ok(Ok(Some(atoll_guest_protocol::Message::Usage(guest)))) => Some(guest),
@@ -58,7 +65,11 @@ impl Sandboxes {
             Ok(Err(error)) => return Err(from_channel(&cell, error).await),
             Err(_) => None,
         };
-        Ok(Metrics { usage, guest, at: self.now() })
+        Ok(Metrics {
+            usage,
+            guest,
+            at: self.now(),
+        })
     }
 
     /// Facts after `after_seq`, oldest first.
@@ -91,7 +102,11 @@ impl Sandboxes {
     }
 
     /// All that was metered, for the project or one sandbox of it.
-    pub async fn usage_total(&self, caller: &Caller, sandbox: Option<&SandboxId>) -> Result<UsageTotal, Fault> {
+    pub async fn usage_total(
+        &self,
+        caller: &Caller,
+        sandbox: Option<&SandboxId>,
+    ) -> Result<UsageTotal, Fault> {
         let scope = match sandbox {
             Some(id) => Scope::Sandbox(caller.project.clone(), id.clone()),
             None => Scope::Project(caller.project.clone()),
@@ -115,7 +130,12 @@ impl Sandboxes {
                         Verdict::Works { detail } => (detail.clone(), None),
                         Verdict::Unavailable { reason, remedy } => (reason.clone(), remedy.clone()),
                     };
-                    TierView { isolation: probe.isolation, available: probe.works(), detail, fix }
+                    TierView {
+                        isolation: probe.isolation,
+                        available: probe.works(),
+                        detail,
+                        fix,
+                    }
                 })
                 .collect(),
             running: self.live().len(),

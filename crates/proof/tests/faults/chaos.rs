@@ -68,6 +68,7 @@ async fn assert_rows_and_instances_agree(server: &Server, rows: &BTreeMap<String
 
 async fn half_made_creations_are_cleaned_up(server: &mut Server) {
     let mut random = Random::seeded();
+    let mut total = 0;
     for _ in 0..6 {
         let acknowledged = Arc::new(Mutex::new(Vec::new()));
         let creating: Vec<_> = (0..6)
@@ -98,6 +99,7 @@ async fn half_made_creations_are_cleaned_up(server: &mut Server) {
         server.start_again().await;
         let rows = settled(server).await;
         let acknowledged = std::mem::take(&mut *acknowledged.lock().unwrap());
+        total += rows.len();
         for id in &acknowledged {
             assert_eq!(rows[id]["state"], "running", "acknowledged, and now {}", rows[id]);
             Sandbox {
@@ -115,6 +117,10 @@ async fn half_made_creations_are_cleaned_up(server: &mut Server) {
             Sandbox::of(server.client(), row).kill().await;
         }
     }
+    assert!(
+        total > 0,
+        "the server was always killed before it had begun anything"
+    );
 }
 
 async fn half_done_deletions_are_finished(server: &mut Server) {
@@ -263,6 +269,7 @@ async fn work(client: Client, create: Value, mut random: Random, worker: usize, 
 async fn a_mixed_load_survives_kills(server: &mut Server) {
     let mut random = Random::seeded();
     let told = Arc::new(Mutex::new(Told::default()));
+    let mut created = 0;
     for round in 0..5 {
         let create = server.request(&json!({"labels": {"round": round.to_string()}}));
         let workers: Vec<_> = (0..4)
@@ -296,10 +303,15 @@ async fn a_mixed_load_survives_kills(server: &mut Server) {
             seen.artifacts.len()
         );
         assert_promises(server, &rows, &seen).await;
+        created += seen.created.len();
         for row in server.list(&[]).await {
             Sandbox::of(server.client(), &row).kill().await;
         }
     }
+    assert!(
+        created > 0,
+        "the server was always killed before it had acknowledged anything"
+    );
 }
 
 async fn assert_promises(server: &Server, rows: &BTreeMap<String, Value>, told: &Told) {

@@ -35,8 +35,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use atoll_guest_protocol::{
-    Decoder, FILLER_LEN, Failure, Frame, FrameKind, GENERATION, HEADER_LEN, Hello, MAX_PAYLOAD, MAX_REQUEST, Message,
-    Request, Welcome, decode, encode,
+    Decoder, FILLER_LEN, Failure, Frame, FrameKind, GENERATION, HEADER_LEN, Hello, MAX_PAYLOAD, MAX_REQUEST,
+    Message, Request, Welcome, decode, encode,
 };
 use bytes::Bytes;
 use tokio::io::Interest;
