@@ -17,6 +17,7 @@ pub(crate) fn apply(configure: Configure, shared: &mut Shared) -> Outcome {
     }
     if !configure.hostname.is_empty() {
         let _ = rustix::system::sethostname(configure.hostname.as_bytes());
+        let _ = name_in_hosts(&configure.hostname);
     }
     set_clock(configure.now_millis);
     let _ = std::fs::write("/dev/urandom", configure.seed);
@@ -43,6 +44,36 @@ pub(crate) fn apply(configure: Configure, shared: &mut Shared) -> Outcome {
     };
     shared.commands.start(exec, &shared.config, &shared.poller)?;
     Ok(())
+}
+
+/// sudo and many servers look their own host name up.
+fn name_in_hosts(hostname: &str) -> std::io::Result<()> {
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::fs::OpenOptionsExt as _;
+    const PATH: &str = "/etc/hosts";
+    const LONGEST: u64 = 64 * 1024;
+    let flags = (rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK)
+        .bits()
+        .cast_signed();
+    let mut file = std::fs::OpenOptions::new()
+        .read(true)
+        .append(true)
+        .custom_flags(flags)
+        .open(PATH)?;
+    if !file.metadata()?.is_file() {
+        return Ok(());
+    }
+    let mut text = String::new();
+    (&mut file).take(LONGEST).read_to_string(&mut text)?;
+    if text.split_whitespace().any(|word| word == hostname) {
+        return Ok(());
+    }
+    let line_end = if text.is_empty() || text.ends_with('\n') {
+        ""
+    } else {
+        "\n"
+    };
+    file.write_all(format!("{line_end}127.0.0.1 {hostname}\n").as_bytes())
 }
 
 /// Only when it is clearly wrong, as after a restore: setting it back and forth by the channel's delay helps nobody.

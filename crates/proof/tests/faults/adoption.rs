@@ -47,6 +47,8 @@ async fn a_killed_server_is_succeeded(server: &mut Server) {
     sandbox
         .background("cd /tmp/www && exec python3 -m http.server 8000 --bind 127.0.0.1")
         .await;
+    let listening = "until curl -so /dev/null http://127.0.0.1:8000/; do sleep 0.05; done";
+    sandbox.sh(listening).await.ok();
     let access = sandbox.client.get(&sandbox.path("/ports/8000")).await.ok();
     let (before, listed) = (sandbox.get().await, sandbox.command(&command).await);
     let held = server.held();

@@ -138,6 +138,8 @@ fn spawn(
             "--ignore-cgroups",
             "--host-uds=none",
             "--net-raw=false",
+            // sudo; what it gives is power over the sentry only.
+            "--allow-suid",
         ]);
     if !runsc.with_file_name("gvisor-bin").exists() {
         // Built with `go build`, all in one file. (A release directory has its parts beside it.)
