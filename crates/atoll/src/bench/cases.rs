@@ -135,7 +135,7 @@ impl Case {
 
     /// The rows when nothing could be measured.
     pub(crate) fn failed(self, why: &str) -> Vec<Row> {
-        let row = |name: &&str| Row::failed(name, "", Bar::AtMost(0.0), why);
+        let row = |name: &&str| Row::failed(name, why);
         self.rows().iter().map(row).collect()
     }
 }

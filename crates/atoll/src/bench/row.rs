@@ -121,8 +121,10 @@ impl Row {
     }
 
     /// For what could not be measured at all.
-    pub(crate) fn failed(name: &str, unit: &str, bar: Bar, why: impl Into<String>) -> Self {
-        Self::single(name, unit, None, bar).note(why)
+    pub(crate) fn failed(name: &str, why: impl Into<String>) -> Self {
+        let mut row = Self::single(name, "", None, Bar::AtMost(0.0));
+        row.bar = "not measured".into();
+        row.note(why)
     }
 
     /// For the table: name, ours, peer, ratio, bar, verdict.
