@@ -134,9 +134,9 @@ impl Decoder {
 
     /// Where to read the next bytes into; report how many with [`Decoder::filled`].
     ///
-    /// Grows towards twice the longest frame while bytes keep coming, so that an idle instance costs 8 KiB.
+    /// Grows towards four times the longest frame while bytes keep coming, so that an idle instance costs 8 KiB.
     pub fn space(&mut self) -> &mut [u8] {
-        const FULL: usize = 2 * (MAX_PAYLOAD + HEADER_LEN);
+        const FULL: usize = 4 * (MAX_PAYLOAD + HEADER_LEN);
         if self.start == self.end {
             self.start = 0;
             self.end = 0;

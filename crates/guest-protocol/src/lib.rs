@@ -39,7 +39,7 @@ pub use message::{
 pub const GENERATION: u32 = 1;
 
 /// How much a stream's sender may send before the first `Credit` arrives, in each direction.
-pub const INITIAL_CREDIT: u32 = 256 * 1024;
+pub const INITIAL_CREDIT: u32 = 512 * 1024;
 
 /// The longest encoded [`Request`]; one that does not fit into a frame is sent as [`Request::Long`]. Linux takes argument
 /// lists of at most 2 MiB.

@@ -177,8 +177,22 @@ fn choose_tier(
             None => why.push(format!("{tier}: this server does not offer it")),
         }
     }
-    if floor > Isolation::Jail && works(Isolation::Jail) {
-        remedies.push("or accept a wall that is not a tenant boundary by asking for the floor `jail`".into());
+    // The best of what is left, for those who can do with less.
+    match Isolation::ALL
+        .into_iter()
+        .rev()
+        .find(|tier| *tier < floor && works(*tier))
+    {
+        Some(Isolation::Jail) => {
+            remedies
+                .push("or accept a wall that is not a tenant boundary by asking for the floor `jail`".into());
+        }
+        Some(weaker) => {
+            remedies.push(format!(
+                "or ask for the floor `{weaker}`, the strongest that works here"
+            ));
+        }
+        None => {}
     }
     if remedies.is_empty() {
         remedies.push("run `atoll doctor` on the server".into());

@@ -90,6 +90,7 @@ impl Sandboxes {
         limit: usize,
     ) -> Result<Page<Artifact>, Fault> {
         let cursor = crate::parse_cursor(cursor)?;
+        self.expire_artifacts().await?;
         let page = self
             .store()
             .artifacts(&caller.project, name, cursor, limit)
@@ -168,13 +169,16 @@ impl Sandboxes {
             Ok(id) => self.store().artifact(&caller.project, &id).await,
             Err(_) => self.store().artifact_by_name(&caller.project, which).await,
         };
-        found.map_err(|e| from_store(&e))?.ok_or_else(|| {
-            Fault::not_found(
-                "artifact_not_found",
-                format!("there is no artifact `{}`", which.escape_default()),
-            )
-            .hint("`atoll artifact list` shows those that exist")
-        })
+        let found = found.map_err(|e| from_store(&e))?;
+        found
+            .filter(|row| row.expires_at.is_none_or(|at| at > self.now()))
+            .ok_or_else(|| {
+                Fault::not_found(
+                    "artifact_not_found",
+                    format!("there is no artifact `{}`", which.escape_default()),
+                )
+                .hint("`atoll artifact list` shows those that exist")
+            })
     }
 
     /// Writes a stream to a temporary file, synced; returns its path, digest and size.

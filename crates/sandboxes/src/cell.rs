@@ -3,10 +3,11 @@
 //! What must hold: whoever changes the row holds its lock from the decision until the commit, so decisions on one
 //! sandbox happen one after the other; `seen` shows what was committed last and never waits.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use atoll_lifecycle::Record;
 use atoll_runtime::Instance;
 use atoll_store::SandboxRow;
 use atoll_types::{Fault, FaultKind, ProjectId, SandboxId, Timestamp};
@@ -29,6 +30,8 @@ pub(crate) struct Cell {
     pub(crate) metered: Mutex<Metered>,
     /// Operations under way. A sandbox that is in use is not idle, however long the operation takes.
     active: AtomicUsize,
+    /// When it was last used, as far as this server knows; the row learns of it later.
+    last_used: AtomicI64,
 }
 
 /// How much of its life was accounted for.
@@ -50,11 +53,29 @@ impl Cell {
             instance: OnceLock::new(),
             metered: Mutex::default(),
             active: AtomicUsize::new(0),
+            last_used: AtomicI64::new(i64::MIN),
         })
     }
 
     pub(crate) fn last_seen(&self) -> SandboxRow {
         self.seen.borrow().clone()
+    }
+
+    /// The record as it stands now, with the uses that are not written yet.
+    pub(crate) fn record(&self) -> Record {
+        let mut record = self.seen.borrow().record.clone();
+        record.last_used_at = record
+            .last_used_at
+            .max(Timestamp(self.last_used.load(Ordering::Relaxed)));
+        record
+    }
+
+    /// Notes a use, if anybody cares.
+    pub(crate) fn touch(&self, store: &atoll_store::Store, now: Timestamp) {
+        if self.seen.borrow().record.idle.is_some() {
+            self.last_used.fetch_max(now.0, Ordering::Relaxed);
+            store.note_sandbox_used(&self.id, now);
+        }
     }
 
     pub(crate) fn is_in_use(&self) -> bool {
@@ -106,9 +127,7 @@ impl InUse {
     }
 
     fn note(&self) {
-        if self.cell.seen.borrow().record.idle.is_some() {
-            self.store.note_sandbox_used(&self.cell.id, (self.now)());
-        }
+        self.cell.touch(&self.store, (self.now)());
     }
 }
 

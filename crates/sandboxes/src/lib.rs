@@ -140,7 +140,6 @@ impl Sandboxes {
     /// Stops accepting work, destroys pooled instances, flushes. Running sandboxes go on without the server.
     pub async fn shutdown(&self) {
         self.inner.stop.cancel();
-        self.drain_pools().await;
         self.inner.tasks.close();
         self.inner.tasks.wait().await;
         self.inner.store.close().await;
@@ -210,11 +209,11 @@ impl Sandboxes {
                 },
             );
         };
-        let touched = atoll_lifecycle::step(
-            &cell.seen.borrow().record,
-            atoll_lifecycle::Input::Touched,
-            self.now(),
-        );
+        // A sandbox that is in use is not idle, however long that takes.
+        if cell.is_in_use() {
+            cell.touch(self.store(), self.now());
+        }
+        let touched = atoll_lifecycle::step(&cell.record(), atoll_lifecycle::Input::Touched, self.now());
         touched.map_err(Fault::from)?;
         let Some(instance) = cell.instance.get() else {
             return Err(Fault::internal("a running sandbox has no instance"));

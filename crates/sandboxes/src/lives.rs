@@ -137,6 +137,7 @@ impl Sandboxes {
 
     async fn apply_here(&self, cell: &Arc<Cell>, input: Input) -> Result<SandboxRow, Fault> {
         let mut row = cell.row.lock().await;
+        row.record.last_used_at = row.record.last_used_at.max(cell.record().last_used_at);
         let transition = step(&row.record, input, self.now()).map_err(Fault::from)?;
         if transition.changes(&row.record) {
             let next = SandboxRow {

@@ -54,19 +54,12 @@ impl Sandboxes {
     async fn reap_due(&self) -> Result<Duration, atoll_store::Error> {
         let cells: Vec<Arc<Cell>> = self.live().values().cloned().collect();
         for cell in cells.iter().filter(|cell| cell.is_in_use()) {
-            if cell.seen.borrow().record.idle.is_some() {
-                self.store().note_sandbox_used(&cell.id, self.now());
-            }
+            cell.touch(self.store(), self.now());
         }
         for row in self.store().due_sandboxes(self.now(), 256).await? {
             let Some(cell) = self.live_cell(&row.id) else {
                 continue;
             };
-            // The store knows of uses that the row in memory does not.
-            {
-                let mut held = cell.row.lock().await;
-                held.record.last_used_at = held.record.last_used_at.max(row.record.last_used_at);
-            }
             if let Err(fault) = self.apply(&cell, Input::DeadlineReached).await {
                 tracing::error!(sandbox = %cell.id, %fault, "a deadline could not be kept; trying again");
                 return Ok(Duration::from_secs(1));

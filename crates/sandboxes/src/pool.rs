@@ -258,14 +258,4 @@ impl Sandboxes {
             .for_each(|instance| self.discard(instance.isolation, instance.id));
         Ok(())
     }
-
-    /// Destroys every pooled instance, when the server stops.
-    pub(crate) async fn drain_pools(&self) {
-        for pool in &self.inner.pools.pools {
-            let ready = std::mem::take(&mut pool.state().ready);
-            for instance in ready {
-                self.discard(instance.isolation, instance.id);
-            }
-        }
-    }
 }

@@ -15,12 +15,23 @@ const APPLICATION_ID: i64 = 0x4154_4f4c;
 
 const STEPS: &[&str] = &[include_str!("schema/0001-core.sql")];
 
+/// Whoever else is on the machine has no business with it. SQLite gives the files beside it the same mode. A file that
+/// cannot be made here cannot be opened either, and opening says why.
+fn make_private(path: &Path) {
+    use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+    let mut options = std::fs::OpenOptions::new();
+    if let Ok(file) = options.append(true).create(true).mode(0o600).open(path) {
+        let _ = file.set_permissions(std::fs::Permissions::from_mode(0o600));
+    }
+}
+
 /// Opens the only connection that writes, and brings the file up to date.
 pub(crate) fn open_writer(path: &Path) -> Result<Connection, Error> {
     let failed = |source| Error::Open {
         path: path.to_owned(),
         source,
     };
+    make_private(path);
     let mut connection = Connection::open(path).map_err(failed)?;
     connection.busy_timeout(Duration::from_secs(5)).map_err(failed)?;
     // Looked at before anything is written.

@@ -48,7 +48,7 @@ use outbox::Outbox;
 use stream::{Accepted, State};
 
 /// Streams that may be open to one guest at a time.
-pub const MAX_STREAMS: usize = 512;
+pub const MAX_STREAMS: usize = 256;
 /// Bytes that may wait to be written to one guest.
 const OUT_LIMIT: usize = 512 * 1024;
 /// How much is read before other tasks get a turn; also what a pipe holds, so the most that a dead guest leaves.
