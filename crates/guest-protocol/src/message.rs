@@ -156,7 +156,8 @@ pub struct Exec {
     pub log_bytes: u32,
     /// Whether output waits for the attached reader (foreground) or overwrites the oldest when the log is full.
     pub wait_for_reader: bool,
-    /// Whether closing the stream (or the host's death) also kills the command.
+    /// Whether the command belongs to this stream: closing it (or the host's death) kills the command, and when its end
+    /// has been delivered it is forgotten.
     pub kill_on_close: bool,
 }
 

@@ -169,5 +169,8 @@ impl Job for Attach {
             let _ = command.signal(libc::SIGKILL);
         }
         shared.commands.detach(self.command, stream);
+        if why == Gone::Finished && self.kill_on_close {
+            shared.commands.forget_unless_read(self.command);
+        }
     }
 }

@@ -207,6 +207,17 @@ impl Commands {
         Ok(())
     }
 
+    /// Forgets a command whose only reader has heard all of it.
+    pub(crate) fn forget_unless_read(&mut self, number: u32) {
+        if self
+            .all
+            .get(&number)
+            .is_some_and(|command| command.is_over() && command.readers.is_empty())
+        {
+            self.remove(number);
+        }
+    }
+
     fn remove(&mut self, number: u32) {
         if let Some(command) = self.all.remove(&number) {
             self.by_name.remove(command.name());

@@ -13,7 +13,7 @@ use crate::client::Client;
 use crate::wait::within;
 
 /// Nothing that a test waits for on a stream takes longer.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 // ---- server-sent events
 
@@ -204,27 +204,31 @@ impl Session {
     }
 
     pub async fn next(&mut self) -> Received {
-        within("the next message of the session", PATIENCE, async {
-            loop {
-                match self.socket.next().await {
-                    Some(Ok(Message::Binary(bytes))) => {
-                        match bytes.split_first() {
-                            Some((1, bytes)) => self.stdout.extend_from_slice(bytes),
-                            Some((2, bytes)) => self.stderr.extend_from_slice(bytes),
-                            other => panic!("an unknown channel: {other:?}"),
-                        }
-                        return Received::Output;
+        match tokio::time::timeout(PATIENCE, self.receive()).await {
+            Ok(received) => received,
+            Err(_) => panic!("nothing came for {PATIENCE:?}; stdout so far: {:?}", self.text()),
+        }
+    }
+
+    async fn receive(&mut self) -> Received {
+        loop {
+            match self.socket.next().await {
+                Some(Ok(Message::Binary(bytes))) => {
+                    match bytes.split_first() {
+                        Some((1, bytes)) => self.stdout.extend_from_slice(bytes),
+                        Some((2, bytes)) => self.stderr.extend_from_slice(bytes),
+                        other => panic!("an unknown channel: {other:?}"),
                     }
-                    Some(Ok(Message::Text(text))) => {
-                        let value = serde_json::from_str(text.as_str()).expect("control messages are JSON");
-                        return Received::Control(value);
-                    }
-                    Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => {}
-                    Some(Ok(Message::Close(_)) | Err(_)) | None => return Received::Closed,
+                    return Received::Output;
                 }
+                Some(Ok(Message::Text(text))) => {
+                    let value = serde_json::from_str(text.as_str()).expect("control messages are JSON");
+                    return Received::Control(value);
+                }
+                Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => {}
+                Some(Ok(Message::Close(_)) | Err(_)) | None => return Received::Closed,
             }
-        })
-        .await
+        }
     }
 
     /// Reads on until a control message of this name came; returns what it says.

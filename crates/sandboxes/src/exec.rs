@@ -66,7 +66,6 @@ impl Sandboxes {
                 started_at: self.now(),
                 bytes_out: 0,
             }),
-            forget: (!spec.background).then(|| (guest.clone(), command.clone())),
             cell,
             receiver,
             first: None,
@@ -109,7 +108,6 @@ impl Sandboxes {
         };
         let events = ExecEvents {
             ledger: None,
-            forget: None,
             cell,
             receiver,
             first: None,
@@ -230,8 +228,6 @@ pub struct ExecEvents {
     first: Option<ExecEvent>,
     over: bool,
     ledger: Option<Ledger>,
-    /// A foreground command is forgotten once its exit was delivered: nobody can attach to it by then.
-    forget: Option<(Guest, CommandId)>,
     _in_use: InUse,
 }
 
@@ -280,15 +276,6 @@ impl ExecEvents {
     }
 
     fn record_exit(&mut self, state: CommandState) {
-        if let Some((guest, command)) = self.forget.take() {
-            tokio::spawn(async move {
-                let _ = guest
-                    .call(&Request::Forget {
-                        command: command.to_string(),
-                    })
-                    .await;
-            });
-        }
         if let Some(ledger) = self.ledger.take() {
             let (exit_code, signal) = match state {
                 CommandState::Running => (None, None),

@@ -17,7 +17,7 @@ pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_atoll-guest");
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(90);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Event {

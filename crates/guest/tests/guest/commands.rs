@@ -1,8 +1,8 @@
 use std::time::{Duration, Instant};
 
 use atoll_guest_protocol::{
-    CommandState, Configure, Exec, FailureKind, FrameKind, Message, PtySize, Request, SUB_STDERR, SUB_STDOUT,
-    Start,
+    CommandState, Configure, Exec, FailureKind, FrameKind, INITIAL_CREDIT, Message, PtySize, Request,
+    SUB_STDERR, SUB_STDOUT, Start,
 };
 
 use crate::client::{Event, Guest, PROGRAM, exec, shell};
@@ -283,8 +283,12 @@ fn a_slow_reader_holds_only_its_own_command() {
     }));
     guest.idle(Duration::from_millis(300));
     // No credit was returned, so both stopped at their window.
-    assert!(guest.unread(slow) <= 256 * 1024, "{}", guest.unread(slow));
-    assert!(guest.unread(flood) <= 256 * 1024);
+    assert!(
+        guest.unread(slow) <= INITIAL_CREDIT as usize,
+        "{}",
+        guest.unread(slow)
+    );
+    assert!(guest.unread(flood) <= INITIAL_CREDIT as usize);
     for _ in 0..10 {
         assert_eq!(guest.run("echo quick").stdout, b"quick\n");
     }

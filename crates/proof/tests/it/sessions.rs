@@ -62,7 +62,10 @@ async fn a_terminal_passes_on_keys(server: &Server) {
         json!({"argv": ["bash", "--norc"], "pty": {"rows": 24, "cols": 80}, "env": {"PS1": "<prompt>"}});
     let mut session = sandbox.session(&request).await;
     session.until("started").await;
-    session.stdin(b"echo sleeping; sleep 4321098\n").await;
+    // What announces itself is in the foreground by then; the quotes keep the echo of the line from saying the same.
+    session
+        .stdin(b"sh -c 'echo sleep\"\"ing; exec sleep 4321098'\n")
+        .await;
     session.until_stdout("sleeping\r\n").await;
     // A terminal forgets what was typed when it is interrupted, so the next line waits for the next prompt.
     session.stdin(b"\x03").await;
@@ -70,7 +73,9 @@ async fn a_terminal_passes_on_keys(server: &Server) {
     session.stdin(b"echo code $?\n").await;
     session.until_stdout("code 130").await;
     session.until_stdout_times("<prompt>", 3).await;
-    session.stdin(b"echo reading; cat; echo after\n").await;
+    session
+        .stdin(b"sh -c 'echo read\"\"ing; exec cat'; echo after\n")
+        .await;
     session.until_stdout("reading\r\n").await;
     session.stdin(b"\x04").await;
     session.until_stdout("after\r\n").await;
