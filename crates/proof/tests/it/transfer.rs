@@ -10,6 +10,7 @@ on_every_tier!(
     large_files_stream_both_ways,
     a_tree_goes_out_as_tar_and_comes_in_again,
     a_broken_upload_changes_nothing,
+    a_refusal_reaches_who_still_sends,
 );
 
 async fn parts_of_a_file_are_read(server: &Server) {
@@ -180,4 +181,23 @@ async fn a_broken_upload_changes_nothing(server: &Server) {
         .await
         .expect(204);
     sandbox.assert_works().await;
+}
+
+/// An upload that is refused at its beginning: the client is still sending, and hears why all the same.
+async fn a_refusal_reaches_who_still_sends(server: &Server) {
+    let sandbox = server.sandbox().await;
+    for round in 0..20 {
+        let body = vec![b'x'; 1 << 20];
+        let request = sandbox.client.request(
+            reqwest::Method::PUT,
+            &sandbox.path("/files/content?path=/etc/passwd/x"),
+        );
+        match sandbox.client.try_send(request.body(body)).await {
+            Ok(answer) => drop(answer.expect(400).error()),
+            Err(error) => panic!(
+                "round {round}: the refusal was lost: {}",
+                atoll_proof::client::causes(&error)
+            ),
+        }
+    }
 }
