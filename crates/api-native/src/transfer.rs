@@ -1,16 +1,19 @@
 //! File content and archives on their way in and out of a sandbox: streams, handed on chunk by chunk.
 
 use std::collections::VecDeque;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
 
 use atoll_guest_protocol::{EntryKind, FileStat, WriteMode};
 use atoll_sandboxes::{ByteStream, FileContent, WriteSpec};
 use atoll_types::{Fault, SandboxId};
-use axum::body::Body;
+use axum::body::{Body, BodyDataStream};
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use futures_util::{StreamExt as _, stream};
+use futures_util::{Stream, StreamExt as _, stream};
 use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
@@ -287,10 +290,52 @@ pub(crate) async fn write_tar(
 
 /// A request's body as the application takes it.
 pub(crate) fn incoming(body: Body) -> ByteStream {
-    let chunks = body.into_data_stream().map(|chunk| {
-        chunk.map_err(|error| Fault::invalid("incomplete_body", format!("the body broke off: {error}")))
-    });
-    Box::pin(chunks)
+    Box::pin(Incoming {
+        body: Some(body.into_data_stream()),
+    })
+}
+
+/// How much of a refused upload is read and thrown away, so that the client is still there to hear why.
+const DISCARD: usize = 256 << 20;
+const DISCARD_WITHIN: Duration = Duration::from_secs(10);
+
+struct Incoming {
+    body: Option<BodyDataStream>,
+}
+
+impl Stream for Incoming {
+    type Item = Result<Bytes, Fault>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let Some(body) = &mut self.body else {
+            return Poll::Ready(None);
+        };
+        let next = std::task::ready!(body.poll_next_unpin(context));
+        if !matches!(next, Some(Ok(_))) {
+            self.body = None;
+        }
+        Poll::Ready(next.map(|chunk| {
+            chunk.map_err(|error| Fault::invalid("incomplete_body", format!("the body broke off: {error}")))
+        }))
+    }
+}
+
+impl Drop for Incoming {
+    /// A connection that is closed with unread bytes is reset, and takes an answer on its way with it.
+    fn drop(&mut self) {
+        let (Some(mut body), Ok(runtime)) = (self.body.take(), tokio::runtime::Handle::try_current()) else {
+            return;
+        };
+        runtime.spawn(tokio::time::timeout(DISCARD_WITHIN, async move {
+            let mut discarded = 0;
+            while let Some(Ok(chunk)) = body.next().await {
+                discarded += chunk.len();
+                if discarded > DISCARD {
+                    break;
+                }
+            }
+        }));
+    }
 }
 
 #[cfg(test)]

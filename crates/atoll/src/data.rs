@@ -88,7 +88,7 @@ impl DataDir {
             .mode(0o600)
             .open(path.join("lock"))
             .map_err(|e| failed("cannot open the lock in", e))?;
-        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if !lock_soon(&lock) {
             let mut pid = String::new();
             let _unreadable = lock.read_to_string(&mut pid);
             return Err(Taken::By {
@@ -129,6 +129,22 @@ impl DataDir {
             0o600,
         )
     }
+}
+
+/// Takes the lock, waiting a moment for a server that was just killed: a child of it that was between fork and exec may
+/// hold the lock a little longer than it did.
+fn lock_soon(lock: &File) -> bool {
+    const TRIES: u32 = 40;
+    const PAUSE: std::time::Duration = std::time::Duration::from_millis(50);
+    for attempt in 0..TRIES {
+        if attempt > 0 {
+            std::thread::sleep(PAUSE);
+        }
+        if flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            return true;
+        }
+    }
+    false
 }
 
 impl Taken {

@@ -9,7 +9,7 @@ use atoll_types::{CommandId, Fault, SandboxId, Timestamp};
 use bytes::Bytes;
 
 use crate::cell::{Cell, InUse};
-use crate::faults::{from_channel, unexpected};
+use crate::faults::{ANSWER_WITHIN, from_channel, unexpected, unreachable_guest};
 use crate::{Caller, Command, ExecEvent, ExecSpec, OutputStream, Sandboxes};
 
 /// What a command's log keeps for those who attach later.
@@ -60,8 +60,8 @@ impl Sandboxes {
             Err(error) => return Err(from_channel(&cell, error).await),
         };
         let mut events = ExecEvents {
+            service: self.clone(),
             ledger: Some(Ledger {
-                service: self.clone(),
                 command: command.clone(),
                 started_at: self.now(),
                 bytes_out: 0,
@@ -73,10 +73,11 @@ impl Sandboxes {
             _in_use: in_use,
         };
         // Whether it could be started is the answer to this call, not an event.
-        match events.advance().await {
-            Some(Ok(started @ ExecEvent::Started { .. })) => events.first = Some(started),
-            Some(Ok(_)) | None => return Err(unexpected()),
-            Some(Err(fault)) => return Err(fault),
+        match tokio::time::timeout(ANSWER_WITHIN, events.advance()).await {
+            Ok(Some(Ok(started @ ExecEvent::Started { .. }))) => events.first = Some(started),
+            Ok(Some(Ok(_)) | None) => return Err(unexpected()),
+            Ok(Some(Err(fault))) => return Err(fault),
+            Err(_) => return Err(unreachable_guest()),
         }
         self.append(&events.cell, started);
         Ok(Execution {
@@ -107,6 +108,7 @@ impl Sandboxes {
             Err(error) => return Err(from_channel(&cell, error).await),
         };
         let events = ExecEvents {
+            service: self.clone(),
             ledger: None,
             cell,
             receiver,
@@ -187,7 +189,10 @@ async fn list(cell: &Cell, guest: &Guest) -> Result<Vec<CommandInfo>, Fault> {
         Err(error) => return Err(from_channel(cell, error).await),
     };
     let mut all = Vec::new();
-    while let Some(incoming) = stream.next().await {
+    while let Some(incoming) = tokio::time::timeout(ANSWER_WITHIN, stream.next())
+        .await
+        .map_err(|_| unreachable_guest())?
+    {
         match incoming {
             Ok(Incoming::Message(Message::Commands(batch))) if all.len() < MAX_COMMANDS => all.extend(batch),
             Ok(_) => return Err(unexpected()),
@@ -223,6 +228,7 @@ pub struct Execution {
 /// What the command says.
 #[derive(Debug)]
 pub struct ExecEvents {
+    service: Sandboxes,
     cell: Arc<Cell>,
     receiver: StreamReceiver,
     first: Option<ExecEvent>,
@@ -261,7 +267,14 @@ impl ExecEvents {
             Some(Ok(Incoming::Message(Message::Exited(state)))) => {
                 self.over = true;
                 self.record_exit(state);
-                Ok(ExecEvent::Exited(state))
+                // A kill for memory takes the whole sandbox; its first victim may be heard of before that is noticed.
+                if state == (CommandState::Signaled { signal: 9 })
+                    && self.service.ran_out_of_memory(&self.cell).await
+                {
+                    Err(self.cell.explain_end().await)
+                } else {
+                    Ok(ExecEvent::Exited(state))
+                }
             }
             Some(Ok(Incoming::Message(_))) | None => {
                 self.over = true;
@@ -284,13 +297,13 @@ impl ExecEvents {
                 // What its timeout sends.
                 CommandState::TimedOut => (None, Some(9)),
             };
-            ledger.service.append(
+            self.service.append(
                 &self.cell,
                 Fact::CommandExited {
                     command: ledger.command,
                     exit_code,
                     signal,
-                    duration_millis: ledger.service.now().millis_since(ledger.started_at),
+                    duration_millis: self.service.now().millis_since(ledger.started_at),
                     bytes_in: 0,
                     bytes_out: ledger.bytes_out,
                 },
@@ -302,7 +315,6 @@ impl ExecEvents {
 /// What the ledger will say of the command.
 #[derive(Debug)]
 struct Ledger {
-    service: Sandboxes,
     command: CommandId,
     started_at: Timestamp,
     bytes_out: u64,

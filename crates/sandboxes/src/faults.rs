@@ -1,10 +1,15 @@
 //! How failures below become faults that callers understand.
 
+use std::time::Duration;
+
 use atoll_guest_protocol::{Failure, FailureKind};
 use atoll_runtime::channel::ChannelError;
 use atoll_types::{Fault, FaultKind};
 
 use crate::cell::Cell;
+
+/// A guest that works answers within milliseconds; one whose agent was stopped by its own root never does.
+pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
 /// A failure that the guest reported for one operation.
 pub(crate) fn from_failure(failure: &Failure) -> Fault {
@@ -62,6 +67,16 @@ pub(crate) async fn from_channel(cell: &Cell, error: ChannelError) -> Fault {
             Fault::new(FaultKind::GuestFailed, "guest_unreachable", error.to_string())
         }
     }
+}
+
+/// The agent does not answer although its instance runs.
+pub(crate) fn unreachable_guest() -> Fault {
+    Fault::new(
+        FaultKind::GuestFailed,
+        "guest_unreachable",
+        "the sandbox's agent does not answer",
+    )
+    .hint("something in the sandbox has stopped its agent; kill the sandbox")
 }
 
 /// An answer that the protocol does not allow here.

@@ -8,7 +8,7 @@ use atoll_types::{Fault, FaultKind, SandboxId};
 use futures_util::StreamExt as _;
 
 use crate::cell::{Cell, InUse};
-use crate::faults::{from_channel, unexpected};
+use crate::faults::{ANSWER_WITHIN, from_channel, unexpected, unreachable_guest};
 use crate::{ByteStream, Caller, FileChange, FileContent, FilePath, Sandboxes, WriteSpec};
 
 /// The most entries that one listing returns; more is a reason to list less deeply.
@@ -36,7 +36,7 @@ impl Sandboxes {
                 },
             )
             .await?;
-        match open.message().await? {
+        match open.message_soon().await? {
             Some(Message::Stat(stat)) => Ok(FileContent {
                 stat,
                 body: open.into_bytes(),
@@ -80,7 +80,7 @@ impl Sandboxes {
                 },
             )
             .await?;
-        match open.message().await? {
+        match open.message_soon().await? {
             Some(Message::Stat(stat)) => Ok(stat),
             _ => Err(unexpected()),
         }
@@ -175,7 +175,7 @@ impl Sandboxes {
                 },
             )
             .await?;
-        match open.message().await? {
+        match open.message_soon().await? {
             Some(Message::Watching) => Ok(Watch { open }),
             _ => Err(unexpected()),
         }
@@ -246,6 +246,13 @@ struct Open {
 }
 
 impl Open {
+    /// As `message`, for what a working agent answers at once.
+    async fn message_soon(&mut self) -> Result<Option<Message>, Fault> {
+        tokio::time::timeout(ANSWER_WITHIN, self.message())
+            .await
+            .map_err(|_| unreachable_guest())?
+    }
+
     /// The next message; `None` when the operation ended well.
     async fn message(&mut self) -> Result<Option<Message>, Fault> {
         match self.stream.next().await {

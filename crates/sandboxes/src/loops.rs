@@ -124,6 +124,19 @@ impl Sandboxes {
         self.append(cell, fact);
     }
 
+    /// Whether the host's kernel has killed something in this sandbox for its memory.
+    pub(crate) async fn ran_out_of_memory(&self, cell: &Cell) -> bool {
+        let isolation = cell.seen.borrow().isolation;
+        let (Some(instance), Ok(runtime)) = (cell.instance.get(), self.runtime(isolation)) else {
+            return false;
+        };
+        // One that is gone already was killed as a whole; its end says why.
+        runtime
+            .usage(&instance.id)
+            .await
+            .is_ok_and(|usage| usage.oom_kills > 0)
+    }
+
     /// Writes queued facts in groups.
     async fn write_facts(&self, mut queue: mpsc::Receiver<NewFact>) {
         let mut batch = Vec::new();

@@ -135,9 +135,14 @@ impl Sandboxes {
     pub(crate) fn start_pools(&self) {
         for index in 0..self.inner.pools.pools.len() {
             let service = self.clone();
-            self.inner
-                .tasks
-                .spawn(async move { service.keep_full(index).await });
+            self.inner.tasks.spawn(async move {
+                service.keep_full(index).await;
+                // The server stops: what is pooled belongs to nobody.
+                let ready = std::mem::take(&mut service.inner.pools.pools[index].state().ready);
+                ready
+                    .into_iter()
+                    .for_each(|instance| service.discard(instance.isolation, instance.id));
+            });
         }
     }
 

@@ -9,13 +9,14 @@ use atoll_types::{Fault, SandboxId};
 use bytes::Bytes;
 
 use crate::cell::{Cell, InUse};
-use crate::faults::{from_channel, unexpected};
+use crate::faults::{ANSWER_WITHIN, from_channel, unexpected, unreachable_guest};
 use crate::{Caller, Sandboxes};
 
 impl Sandboxes {
     pub async fn ports(&self, caller: &Caller, id: &SandboxId) -> Result<Vec<ListeningPort>, Fault> {
         let (cell, guest, _in_use) = self.enter(caller, id).await?;
-        match guest.call(&Request::ListPorts).await {
+        let asked = tokio::time::timeout(ANSWER_WITHIN, guest.call(&Request::ListPorts));
+        match asked.await.map_err(|_| unreachable_guest())? {
             Ok(Some(Message::Ports(ports))) => Ok(ports),
             Ok(_) => Err(unexpected()),
             Err(error) => Err(from_channel(&cell, error).await),
@@ -32,7 +33,8 @@ impl Sandboxes {
             Ok(stream) => stream.split(),
             Err(error) => return Err(from_channel(&cell, error).await),
         };
-        match receiver.next().await {
+        let answer = tokio::time::timeout(ANSWER_WITHIN, receiver.next());
+        match answer.await.map_err(|_| unreachable_guest())? {
             Some(Ok(Incoming::Message(Message::Connected))) => Ok(PortStream {
                 reader: PortReader {
                     cell: Arc::clone(&cell),

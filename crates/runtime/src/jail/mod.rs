@@ -279,6 +279,17 @@ impl Jail {
     }
 }
 
+impl Jail {
+    /// A range of user ids of its own, where this user has any to give.
+    fn take_ids(&self, record: &mut Record) -> std::io::Result<()> {
+        if self.privilege == Privilege::Root {
+            record.id_base = Some(uids::take(&self.config.state_dir, &record.id)?);
+            self.dirs.update(record)?;
+        }
+        Ok(())
+    }
+}
+
 #[async_trait]
 impl Runtime for Jail {
     fn isolation(&self) -> Isolation {
@@ -290,20 +301,13 @@ impl Runtime for Jail {
             isolation: Isolation::Jail,
             reason,
         };
-        let id_base = match self.privilege {
-            Privilege::Root => {
-                let base = uids::take(&self.config.state_dir, &spec.id);
-                Some(base.map_err(|error| fail(error.to_string()))?)
-            }
-            Privilege::Ordinary => None,
-        };
-        let record = Record {
+        let mut record = Record {
             id: spec.id.clone(),
             isolation: Isolation::Jail,
             image: spec.image,
             hostname: spec.hostname,
             resources: spec.resources,
-            id_base,
+            id_base: None,
             process: None,
         };
         let dir = self
@@ -312,11 +316,13 @@ impl Runtime for Jail {
                 Fifos::create(dir)?;
                 std::fs::create_dir(dir.join("root"))
             })
-            .map_err(|error| {
-                let _ = uids::release(&self.config.state_dir, &spec.id);
-                fail(format!("its directory could not be made: {error}"))
-            })?;
-        match self.boot(record, &dir).await {
+            .map_err(|error| fail(format!("its directory could not be made: {error}")))?;
+        // After the directory, so that whatever a crash leaves is found by it.
+        let booted = match self.take_ids(&mut record) {
+            Ok(()) => self.boot(record, &dir).await,
+            Err(error) => Err(format!("its user ids: {error}")),
+        };
+        match booted {
             Ok(instance) => Ok(instance),
             Err(reason) => {
                 let log = last_words(&dir.join("agent.log"));
