@@ -21,7 +21,7 @@ use atoll_types::{Fault, FaultKind, InstanceId, ReadyCheck, SandboxId, SandboxSp
 use sha2::{Digest as _, Sha256};
 
 use crate::cell::Cell;
-use crate::faults::{from_channel, from_runtime, from_store};
+use crate::faults::{from_channel, from_store};
 use crate::{Caller, CreateSandbox, Sandbox, Sandboxes, entropy, views};
 
 /// How often a ready check looks.
@@ -182,7 +182,7 @@ impl Sandboxes {
         );
         let (inserted, started) = tokio::join!(
             self.insert(row, transition, idempotency),
-            self.runtime(isolation)?.start(spec)
+            self.boot(isolation, spec)
         );
         let cell = match inserted {
             Ok(Ok(cell)) => cell,
@@ -204,8 +204,7 @@ impl Sandboxes {
         };
         let instance = match started {
             Ok(instance) => instance,
-            Err(error) => {
-                let fault = from_runtime(&error);
+            Err(fault) => {
                 self.apply(
                     &cell,
                     Input::StartFailed {
@@ -364,30 +363,35 @@ async fn is_ready(guest: &Guest, ready: &ReadyCheck) -> Result<bool, ChannelErro
             Some(Message::Ports(ports)) => Ok(ports.iter().any(|listening| listening.port == *port)),
             _ => Ok(false),
         },
-        ReadyCheck::Command { argv, .. } => {
-            let mut stream = guest
-                .open(&Request::Exec(Exec {
-                    command: entropy::id::<atoll_types::CommandId>().to_string(),
-                    argv: argv.iter().map(|word| word.clone().into_bytes()).collect(),
-                    env: Vec::new(),
-                    cwd: None,
-                    user: None,
-                    pty: None,
-                    stdin: false,
-                    timeout_millis: None,
-                    log_bytes: 4096,
-                    wait_for_reader: false,
-                    kill_on_close: true,
-                }))
-                .await?;
-            while let Some(incoming) = stream.next().await {
-                if let Incoming::Message(Message::Exited(state)) = incoming? {
-                    return Ok(state == CommandState::Exited { code: 0 });
-                }
-            }
-            Ok(false)
+        ReadyCheck::Command { argv, .. } => succeeds(guest, argv).await,
+    }
+}
+
+/// Runs a command of the server's own to its end and says whether it exited with 0.
+pub(crate) async fn succeeds(guest: &Guest, argv: &[impl AsRef<str>]) -> Result<bool, ChannelError> {
+    let request = Request::Exec(Exec {
+        command: entropy::id::<atoll_types::CommandId>().to_string(),
+        argv: argv
+            .iter()
+            .map(|word| word.as_ref().as_bytes().to_vec())
+            .collect(),
+        env: Vec::new(),
+        cwd: None,
+        user: None,
+        pty: None,
+        stdin: false,
+        timeout_millis: None,
+        log_bytes: 4096,
+        wait_for_reader: false,
+        kill_on_close: true,
+    });
+    let mut stream = guest.open(&request).await?;
+    while let Some(incoming) = stream.next().await {
+        if let Incoming::Message(Message::Exited(state)) = incoming? {
+            return Ok(state == CommandState::Exited { code: 0 });
         }
     }
+    Ok(false)
 }
 
 /// What gives an instance its identity.

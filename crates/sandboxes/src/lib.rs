@@ -43,10 +43,10 @@ use atoll_image::Templates;
 use atoll_lifecycle::{Missing, Tier};
 use atoll_runtime::channel::Guest;
 use atoll_runtime::probe::{Probe, Verdict};
-use atoll_runtime::{Runtime, Runtimes};
+use atoll_runtime::{Instance, InstanceSpec, Runtime, Runtimes};
 use atoll_store::{Cursor, Fact, NewFact, Store};
 use atoll_types::{Fault, InstanceId, Isolation, ProjectId, SandboxId, Timestamp};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -59,7 +59,7 @@ pub use settings::{PoolSetting, Settings, wall_clock};
 pub use views::{FactView, Overview, PoolView, TierView, UsageTotal};
 
 use cell::{Cell, InUse};
-use faults::from_store;
+use faults::{from_runtime, from_store};
 use pool::Pools;
 
 /// Bytes on their way, with back-pressure.
@@ -82,6 +82,8 @@ struct Inner {
     /// Instances that belong to no row on purpose: pooled, being built in, or just starting.
     held: Mutex<HashSet<InstanceId>>,
     pools: Pools,
+    /// Boots under way. More at once than the machine has cores for only slow each other down.
+    boots: Semaphore,
     /// Rung when a deadline may have come closer.
     deadlines: Notify,
     facts: mpsc::Sender<NewFact>,
@@ -118,6 +120,7 @@ impl Sandboxes {
                 tiers,
                 live: Mutex::default(),
                 held: Mutex::default(),
+                boots: Semaphore::new(boots_at_once()),
                 deadlines: Notify::new(),
                 facts,
                 artifact_lock: tokio::sync::Mutex::new(()),
@@ -163,6 +166,18 @@ impl Sandboxes {
             .iter()
             .find(|runtime| runtime.isolation() == isolation)
             .ok_or_else(|| Fault::internal(format!("there is no {isolation} runtime")))
+    }
+
+    /// Boots an instance, when it is its turn.
+    async fn boot(&self, isolation: Isolation, spec: InstanceSpec) -> Result<Instance, Fault> {
+        let _turn = self
+            .inner
+            .boots
+            .acquire()
+            .await
+            .map_err(|_| Fault::internal("the server is stopping"))?;
+        let runtime = self.runtime(isolation)?;
+        runtime.start(spec).await.map_err(|error| from_runtime(&error))
     }
 
     /// The tiers of this machine, as admission wants to know them.
@@ -250,6 +265,10 @@ impl Sandboxes {
     fn access_secret(&self) -> &[u8; 32] {
         &self.inner.access_secret
     }
+}
+
+fn boots_at_once() -> usize {
+    std::thread::available_parallelism().map_or(4, |cores| 2 * cores.get())
 }
 
 fn artifact_dir(settings: &Settings) -> PathBuf {

@@ -18,6 +18,9 @@ use crate::{PoolSetting, PoolView, Sandboxes, create, entropy};
 /// Boots begin this long after the last claim, unless the pool is empty.
 const REFILL_AFTER: Duration = Duration::from_millis(100);
 
+/// How long warming up may take before the instance is pooled as it is.
+const WARM_WITHIN: Duration = Duration::from_secs(5);
+
 #[derive(Debug)]
 pub(crate) struct Pools {
     pools: Vec<Pool>,
@@ -212,16 +215,17 @@ impl Sandboxes {
         let kind = (template.manifest.id.clone(), admitted.isolation);
         let id: InstanceId = entropy::id();
         let _held = self.hold(id.clone());
-        let instance = self
-            .runtime(admitted.isolation)?
-            .start(InstanceSpec {
-                id: id.clone(),
-                image: template.image.clone(),
-                resources: pool.setting.resources,
-                hostname: "atoll".into(),
-            })
-            .await
-            .map_err(|error| crate::faults::from_runtime(&error))?;
+        let spec = InstanceSpec {
+            id: id.clone(),
+            image: template.image.clone(),
+            resources: pool.setting.resources,
+            hostname: "atoll".into(),
+        };
+        let instance = self.boot(admitted.isolation, spec).await?;
+        // The first program that runs pays for loading the loader and the C library; let it be this one. A template
+        // without a shell is as good without.
+        let warmed = create::succeeds(&instance.guest, &["/bin/sh", "-c", "/bin/true"]);
+        let _ = tokio::time::timeout(WARM_WITHIN, warmed).await;
         if template.manifest.start.is_some() {
             // The servers of a pooled instance run before anybody claims it.
             let nobody: SandboxId = entropy::id();

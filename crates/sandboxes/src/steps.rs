@@ -49,16 +49,16 @@ impl StepRunner for Steps {
             .map_err(|fault| fault.to_string())?;
         let id: InstanceId = entropy::id();
         let held = service.hold(id.clone());
-        let runtime = service
-            .runtime(admitted.isolation)
-            .map_err(|fault| fault.to_string())?;
-        let started = runtime.start(InstanceSpec {
+        let spec = InstanceSpec {
             id,
             image: image.to_owned(),
             resources: admitted.spec.resources,
             hostname: "build".into(),
-        });
-        let instance = started.await.map_err(|error| error.to_string())?;
+        };
+        let instance = service
+            .boot(admitted.isolation, spec)
+            .await
+            .map_err(|fault| fault.to_string())?;
         let step = Step {
             service: service.clone(),
             isolation: admitted.isolation,
