@@ -11,8 +11,9 @@ use tokio::process::Command;
 use crate::config::find_in_path;
 use crate::output::{Doing, Error, Result};
 
-/// What a peer runs and prints; ours does the same.
-pub(crate) const ECHO: [&str; 2] = ["/bin/echo", "ready"];
+/// What a peer runs and prints; ours does the same. A shell builtin: `/bin/echo` would load the locale that our templates
+/// set and a bare `runsc run` does not.
+pub(crate) const ECHO: [&str; 3] = ["/bin/sh", "-c", "echo ready"];
 
 /// `runsc` with an EROFS root, a memory overlay and no gofer: its fastest way.
 #[derive(Debug)]
