@@ -4,6 +4,9 @@
 //! protect nothing. A port token is derived from the sandbox's id with a secret of this server, so that it can be shown
 //! again, needs no row, and opens nothing once the sandbox is gone.
 
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
 use atoll_store::{Fact, KeyRow, NewFact, NewKey};
 use atoll_types::{Fault, KeyId, ProjectId, SandboxId, Timestamp};
 use sha2::{Digest as _, Sha256};
@@ -21,15 +24,24 @@ impl Sandboxes {
         if !secret.starts_with(KEY_PREFIX) || secret.len() > 100 {
             return Ok(None);
         }
-        let found = self
-            .store()
-            .find_active_key(hash(secret))
-            .await
-            .map_err(|e| from_store(&e))?;
-        Ok(found.map(|key| {
-            self.store().note_key_used(&key.id, self.now());
-            Caller { project: key.project }
-        }))
+        let hash = hash(secret);
+        let (known, generation) = self.inner.known_keys.lookup(&hash);
+        let (key, project) = match known {
+            Some(known) => known,
+            None => {
+                let found = self
+                    .store()
+                    .find_active_key(hash)
+                    .await
+                    .map_err(|e| from_store(&e))?;
+                let Some(row) = found else { return Ok(None) };
+                let known = (row.id, row.project);
+                self.inner.known_keys.remember(hash, known.clone(), generation);
+                known
+            }
+        };
+        self.store().note_key_used(&key, self.now());
+        Ok(Some(Caller { project }))
     }
 
     /// Makes a key and returns its secret, which cannot be shown again.
@@ -78,7 +90,9 @@ impl Sandboxes {
     pub async fn revoke_key(&self, project: &ProjectId, id: &KeyId) -> Result<Key, Fault> {
         let now = self.now();
         let fact = of_project(now, project, Fact::KeyRevoked { key: id.clone() });
-        match self.store().revoke_key(project, id, now, vec![fact]).await {
+        let revoked = self.store().revoke_key(project, id, now, vec![fact]).await;
+        self.inner.known_keys.forget();
+        match revoked {
             Ok(row) => Ok(view(row)),
             Err(atoll_store::Error::NotFound { .. }) => {
                 Err(Fault::not_found("key_not_found", format!("there is no key {id}"))
@@ -113,6 +127,39 @@ impl Sandboxes {
         hasher.update(b"port-token\0");
         hasher.update(id.as_str());
         format!("{TOKEN_PREFIX}{}", hex::encode(&hasher.finalize()[..20]))
+    }
+}
+
+/// Keys that were found valid, so that not every request asks the store. This server is the only one on its database, so
+/// nothing is revoked behind its back; a revocation forgets them all, and whatever was looked up meanwhile.
+#[derive(Debug, Default)]
+pub(crate) struct KnownKeys(Mutex<Known>);
+
+#[derive(Debug, Default)]
+struct Known {
+    by_hash: HashMap<[u8; 32], (KeyId, ProjectId)>,
+    /// Counts the revocations.
+    generation: u64,
+}
+
+impl KnownKeys {
+    fn lookup(&self, hash: &[u8; 32]) -> (Option<(KeyId, ProjectId)>, u64) {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        (known.by_hash.get(hash).cloned(), known.generation)
+    }
+
+    /// Unless something was revoked since `generation` was read.
+    fn remember(&self, hash: [u8; 32], key: (KeyId, ProjectId), generation: u64) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.generation == generation {
+            known.by_hash.insert(hash, key);
+        }
+    }
+
+    fn forget(&self) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.by_hash.clear();
+        known.generation += 1;
     }
 }
 
