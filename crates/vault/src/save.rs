@@ -1,0 +1,448 @@
+//! Saving: streams come in, are cut, hashed and compared with what is there, and what is new is written to a pack.
+//!
+//! ```text
+//!   begin ──> stream(name)* / file(name, reader)* ──> finish ──> visible
+//!                  │                                    │
+//!                  └──────── dropped, failed ───────────┴──> nothing left
+//! ```
+//! `finish` renames the pack into place, lets pack and manifest reach the disk side by side when it is to be durable, and then
+//! renames the manifest: a crash in between leaves at most a pack that no manifest knows, which the next collection removes.
+
+mod intake;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
+
+use crate::Shared;
+use crate::disk::{check_stream, create, remove, sync_dir};
+use crate::error::{Error, IoContext, Result};
+use crate::key::{ChunkHash, Domain, Seal, random};
+use crate::manifest::{Manifest, Ref, Stream};
+use crate::pack::{PackId, Place, file_name, stored_len};
+use crate::state::{ByHash, lock};
+
+const MAX_STREAMS: usize = 64;
+pub(crate) const MAX_META: usize = 16 << 20;
+const PIPE_BYTES: usize = 1 << 20;
+
+/// A save under way. Dropping it gives it up; writers of its streams then get `EPIPE`.
+pub struct Save {
+    inner: Arc<Inner>,
+    streams: Mutex<Vec<Slot>>,
+    finished: bool,
+}
+
+/// What a save wrote. Keep it until the save is noted wherever the `live` of [`crate::Vault::gc`] looks: until then no
+/// collection takes the save away.
+#[derive(Debug)]
+pub struct Saved {
+    /// What the streams are long.
+    pub total_bytes: u64,
+    /// What was added to the vault: new chunks and the manifest.
+    pub stored_bytes: u64,
+    _hold: Hold,
+}
+
+/// Weak, so that a forgotten one does not keep the vault locked.
+#[derive(Debug)]
+struct Hold {
+    shared: Weak<Shared>,
+    id: String,
+}
+
+struct Slot {
+    name: String,
+    work: Work,
+}
+
+enum Work {
+    Done(Vec<Ref>),
+    Thread(JoinHandle<Result<Vec<Ref>, ()>>),
+}
+
+/// What the threads of a save share.
+struct Inner {
+    shared: Arc<Shared>,
+    number: u64,
+    id: String,
+    domain: Domain,
+    pack: PackId,
+    seal: Option<Seal>,
+    new: Mutex<New>,
+    /// The first thing that went wrong.
+    failed: Mutex<Option<Error>>,
+    /// Becomes readable when the save is given up.
+    stop: OwnedFd,
+    /// Set when the producer is said to be done: then whatever it wrote is in the pipes.
+    finishing: OnceLock<Instant>,
+}
+
+/// The pack of this save.
+#[derive(Default)]
+struct New {
+    chunks: ByHash<Place>,
+    end: u64,
+    file: Option<Arc<File>>,
+}
+
+type Placed = (Vec<(Place, bool)>, Option<Arc<File>>);
+
+impl Save {
+    pub(crate) fn begin(shared: &Arc<Shared>, id: &str, domain: &str) -> Result<Self> {
+        let pack = PackId(random()?);
+        let secrets = &shared.secrets;
+        let seal = secrets.encrypts().then(|| secrets.pack_seal(pack)).transpose()?;
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let stop = eventfd(0, flags).doing("make an eventfd for", shared.disk.dir())?;
+        let number = {
+            let mut state = lock(&shared.state);
+            if state.is_running(id) || shared.disk.manifest(id).exists() {
+                return Err(Error::Exists { id: id.to_owned() });
+            }
+            state.start(id, pack)
+        };
+        Ok(Self {
+            inner: Arc::new(Inner {
+                shared: Arc::clone(shared),
+                number,
+                id: id.to_owned(),
+                domain: secrets.domain(domain),
+                pack,
+                seal,
+                new: Mutex::default(),
+                failed: Mutex::default(),
+                stop,
+                finishing: OnceLock::new(),
+            }),
+            streams: Mutex::default(),
+            finished: false,
+        })
+    }
+
+    pub fn id(&self) -> &str {
+        &self.inner.id
+    }
+
+    /// The write end of a pipe: what is written to it until it is closed is the stream. May be called for several streams,
+    /// which are read side by side.
+    pub fn stream(&self, name: &str) -> Result<OwnedFd> {
+        let mut streams = self.new_stream(name)?;
+        let path = self.inner.pack_tmp();
+        let (read, write) = pipe_with(PipeFlags::CLOEXEC).doing("make a pipe for", &path)?;
+        rustix::io::ioctl_fionbio(&read, true).doing("make a pipe for", &path)?;
+        // Bigger is faster, and not always allowed.
+        let _ = fcntl_setpipe_size(&read, PIPE_BYTES);
+        let (inner, stream) = (Arc::clone(&self.inner), name.to_owned());
+        let thread = std::thread::Builder::new().name("vault-stream".into());
+        let thread = thread.spawn(move || {
+            let result = intake::from_pipe(&inner, &stream, &read);
+            result.map_err(|error| inner.fail(error))
+        });
+        streams.push(Slot {
+            name: name.to_owned(),
+            work: Work::Thread(thread.doing("start a thread for", &path)?),
+        });
+        Ok(write)
+    }
+
+    /// Saves a whole file, from its beginning, on a thread of its own.
+    pub fn part(&self, name: &str, mut whole: File) -> Result<()> {
+        let mut streams = self.new_stream(name)?;
+        let path = self.inner.pack_tmp();
+        std::io::Seek::rewind(&mut whole).doing("read a part for", &path)?;
+        let (inner, stream) = (Arc::clone(&self.inner), name.to_owned());
+        let thread = std::thread::Builder::new().name("vault-part".into());
+        let thread = thread.spawn(move || {
+            let result = intake::from_reader(&inner, &stream, &mut whole);
+            result.map_err(|error| inner.fail(error))
+        });
+        streams.push(Slot {
+            name: name.to_owned(),
+            work: Work::Thread(thread.doing("start a thread for", &path)?),
+        });
+        Ok(())
+    }
+
+    /// Saves all that `reader` gives, on this thread.
+    pub fn file(&self, name: &str, reader: &mut dyn std::io::Read) -> Result<()> {
+        let at = {
+            let mut streams = self.new_stream(name)?;
+            streams.push(Slot {
+                name: name.to_owned(),
+                work: Work::Done(Vec::new()),
+            });
+            streams.len() - 1
+        };
+        match intake::from_reader(&self.inner, name, reader) {
+            Ok(refs) => {
+                lock(&self.streams)[at].work = Work::Done(refs);
+                Ok(())
+            }
+            Err(error) => {
+                // A file that came half must not be finished as if it were whole.
+                self.inner.fail(Error::Stopped);
+                Err(error)
+            }
+        }
+    }
+
+    fn new_stream(&self, name: &str) -> Result<std::sync::MutexGuard<'_, Vec<Slot>>> {
+        check_stream(name)?;
+        let streams = lock(&self.streams);
+        if streams.len() >= MAX_STREAMS {
+            return Err(Error::Limit {
+                what: "the number of streams",
+                limit: MAX_STREAMS as u64,
+            });
+        }
+        if streams.iter().any(|slot| slot.name == name) {
+            return Err(Error::BadName {
+                what: "stream name",
+                name: name.to_owned(),
+                rule: "each stream of a save needs a name of its own",
+            });
+        }
+        Ok(streams)
+    }
+
+    /// Makes the save visible. To be called only after the producer has reported success and closed its streams: a stream
+    /// that ends early looks like one that ends. `meta` is kept with it; `durable` lets everything reach the disk first.
+    pub fn finish(self, meta: Vec<u8>, durable: bool) -> Result<Saved> {
+        if meta.len() > MAX_META {
+            return Err(Error::Limit {
+                what: "the description of a save",
+                limit: MAX_META as u64,
+            });
+        }
+        let _ = self.inner.finishing.set(Instant::now());
+        let streams = self.join();
+        if let Some(error) = lock(&self.inner.failed).take() {
+            return Err(error);
+        }
+        // What is shared has our way of sealing: nothing else is offered.
+        let sealed = self.inner.seal.is_some();
+        self.commit(streams, meta, |_| sealed, durable)
+    }
+
+    /// Makes it a save of the very chunks that another save is of.
+    pub(crate) fn finish_as(self, source: &Manifest) -> Result<Saved> {
+        let sealed = |pack| source.is_sealed(pack);
+        self.commit(source.streams.clone(), source.meta.clone(), sealed, true)
+    }
+
+    fn commit(
+        mut self,
+        streams: Vec<Stream>,
+        meta: Vec<u8>,
+        sealed: impl Fn(PackId) -> bool,
+        durable: bool,
+    ) -> Result<Saved> {
+        let (manifest, stored_bytes) = self.inner.commit(streams, meta, sealed, durable)?;
+        self.finished = true;
+        Ok(Saved {
+            total_bytes: manifest
+                .streams
+                .iter()
+                .map(Stream::len)
+                .fold(0, u64::saturating_add),
+            stored_bytes,
+            _hold: Hold {
+                shared: Arc::downgrade(&self.inner.shared),
+                id: manifest.id.clone(),
+            },
+        })
+    }
+
+    /// Gives the save up and says why, if the vault was the reason: then the producer saw only `EPIPE`.
+    pub fn abort(self) -> Option<Error> {
+        self.stop();
+        lock(&self.inner.failed)
+            .take()
+            .filter(|error| !matches!(error, Error::Stopped))
+    }
+
+    fn stop(&self) {
+        // Cannot fail: the counter is at 0 or 1.
+        let _ = rustix::io::write(&self.inner.stop, &1_u64.to_ne_bytes());
+        self.join();
+    }
+
+    /// Waits for the threads. What they could not do is in `failed`.
+    fn join(&self) -> Vec<Stream> {
+        let slots = std::mem::take(&mut *lock(&self.streams));
+        let mut streams = Vec::with_capacity(slots.len());
+        for Slot { name, work } in slots {
+            let refs = match work {
+                Work::Done(refs) => refs,
+                Work::Thread(thread) => match thread.join() {
+                    Ok(Ok(refs)) => refs,
+                    Ok(Err(())) => Vec::new(),
+                    Err(_) => {
+                        self.inner.fail(Error::Stopped);
+                        Vec::new()
+                    }
+                },
+            };
+            streams.push(Stream { name, refs });
+        }
+        streams
+    }
+}
+
+impl Drop for Save {
+    fn drop(&mut self) {
+        if !self.finished {
+            self.stop();
+            self.inner.clean();
+            lock(&self.inner.shared.state).end(self.inner.number);
+        }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if let Some(shared) = self.shared.upgrade() {
+            lock(&shared.state).release(&self.id);
+        }
+    }
+}
+
+impl fmt::Debug for Save {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Save({})", self.inner.id)
+    }
+}
+
+impl Inner {
+    /// Remembers the first error.
+    fn fail(&self, error: Error) {
+        lock(&self.failed).get_or_insert(error);
+    }
+
+    fn pack_tmp(&self) -> PathBuf {
+        self.shared.disk.tmp(&file_name(self.domain.tag, self.pack))
+    }
+
+    fn manifest_tmp(&self) -> PathBuf {
+        self.shared.disk.tmp(&format!("{}.manifest", self.id))
+    }
+
+    /// Says for each chunk where it lies or is to be written, and whether it is to be written, and gives the pack to write
+    /// to. What is new gets places one after another.
+    fn place(&self, chunks: &[(ChunkHash, u32)]) -> Result<Placed> {
+        let mut new = lock(&self.new);
+        let mut state = lock(&self.shared.state);
+        let mut places = Vec::with_capacity(chunks.len());
+        for (hash, len) in chunks {
+            let known = new.chunks.get(hash).copied();
+            let known = known.or_else(|| state.share(self.number, &self.domain, hash, *len));
+            places.push(known.map_or_else(
+                || {
+                    let place = Place {
+                        pack: self.pack,
+                        offset: new.end,
+                        len: *len,
+                    };
+                    new.end += stored_len(*len, self.seal.is_some());
+                    new.chunks.insert(*hash, place);
+                    (place, true)
+                },
+                |place| (place, false),
+            ));
+        }
+        drop(state);
+        if new.end > 0 && new.file.is_none() {
+            new.file = Some(Arc::new(create(&self.pack_tmp())?));
+        }
+        Ok((places, new.file.clone()))
+    }
+
+    fn commit(
+        &self,
+        streams: Vec<Stream>,
+        meta: Vec<u8>,
+        sealed: impl Fn(PackId) -> bool,
+        durable: bool,
+    ) -> Result<(Arc<Manifest>, u64)> {
+        let disk = &self.shared.disk;
+        let mut manifest = Manifest {
+            id: self.id.clone(),
+            domain: self.domain.clone(),
+            durable,
+            meta,
+            packs: HashMap::new(),
+            streams,
+        };
+        manifest.packs = manifest
+            .chunks()
+            .map(|chunk| (chunk.place.pack, sealed(chunk.place.pack)))
+            .collect();
+        let data = manifest.encode(&self.shared.secrets)?;
+        let path = self.manifest_tmp();
+        let file = create(&path)?;
+        (&file).write_all(&data).doing("write", &path)?;
+        let (pack, end) = {
+            let new = lock(&self.new);
+            (new.file.clone(), new.end)
+        };
+        if pack.is_some() {
+            let from = self.pack_tmp();
+            fs::rename(&from, disk.pack(self.domain.tag, self.pack)).doing("rename", &from)?;
+        }
+        if durable {
+            std::thread::scope(|scope| {
+                let packs = scope.spawn(|| self.sync_packs(&manifest));
+                file.sync_data().doing("sync", &path)?;
+                packs.join().unwrap_or(Err(Error::Stopped))
+            })?;
+        }
+        let visible = disk.manifest(&self.id);
+        fs::rename(&path, &visible).doing("rename", &path)?;
+        if durable {
+            sync_dir(&disk.manifests_dir())?;
+        }
+        let manifest = Arc::new(manifest);
+        lock(&self.shared.state).commit(self.number, &manifest);
+        Ok((manifest, end + data.len() as u64))
+    }
+
+    /// Our own pack, and those we share from that nobody has waited for yet.
+    fn sync_packs(&self, manifest: &Manifest) -> Result<()> {
+        let disk = &self.shared.disk;
+        let packs = lock(&self.shared.state).unsynced(manifest.packs.keys());
+        for pack in &packs {
+            let path = disk.pack(self.domain.tag, *pack);
+            let file = File::open(&path).doing("open", &path)?;
+            file.sync_data().doing("sync", &path)?;
+        }
+        if packs.is_empty() {
+            return Ok(());
+        }
+        sync_dir(&disk.packs_dir())
+    }
+
+    /// Removes what there may be of a save that was given up: what makes it visible first.
+    fn clean(&self) {
+        let disk = &self.shared.disk;
+        for path in [
+            disk.manifest(&self.id),
+            self.manifest_tmp(),
+            disk.pack(self.domain.tag, self.pack),
+            self.pack_tmp(),
+        ] {
+            if let Err(error) = remove(&path) {
+                tracing::warn!(%error, "a save that was given up leaves a file behind");
+            }
+        }
+    }
+}
