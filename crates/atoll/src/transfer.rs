@@ -9,40 +9,79 @@ use bytes::{Bytes, BytesMut};
 use futures_util::{Stream, StreamExt};
 use indicatif::ProgressBar;
 use reqwest::{Body, Response};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 
-use crate::output::{Doing, Error, Result};
+use crate::output::{Doing, Error, Output, Result, byte_bar};
 
-const CHUNK: usize = 1024 * 1024;
+const CHUNK: usize = 256 * 1024;
 /// Chunks on their way between a blocking thread and the connection.
 const AHEAD: usize = 4;
 
-/// A request body that reads a file, or anything else that can be read.
-pub(crate) fn body_from(
-    mut reader: impl tokio::io::AsyncRead + Send + Unpin + 'static,
-    bar: ProgressBar,
-) -> Body {
+/// A request body that reads a file, or anything else that can be read, on a thread of its own.
+pub(crate) fn body_from(mut reader: impl Read + Send + 'static, bar: ProgressBar) -> Body {
     let (sender, receiver) = mpsc::channel::<io::Result<Bytes>>(AHEAD);
-    tokio::spawn(async move {
-        loop {
-            let mut chunk = BytesMut::with_capacity(CHUNK);
-            let outcome = reader.read_buf(&mut chunk).await;
-            let last = !matches!(outcome, Ok(1..));
-            if let Err(error) = outcome {
-                let _gone = sender.send(Err(error)).await;
-            } else if !last {
-                bar.inc(chunk.len() as u64);
-                if sender.send(Ok(chunk.freeze())).await.is_err() {
-                    return;
+    tokio::task::spawn_blocking(move || {
+        // A few buffers go round: new ones would be new pages, which the kernel has to clear.
+        let (back, free) = std::sync::mpsc::channel::<Vec<u8>>();
+        for _ in 0..AHEAD {
+            let _kept = back.send(Vec::new());
+        }
+        while let Ok(mut buffer) = free.recv() {
+            buffer.resize(CHUNK, 0);
+            let chunk = match reader.read(&mut buffer) {
+                Ok(0) => return,
+                Ok(length) => Ok(Bytes::from_owner(Lent {
+                    buffer,
+                    length,
+                    back: back.clone(),
+                })),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                    let _kept = back.send(buffer);
+                    continue;
                 }
-            }
-            if last {
+                Err(error) => Err(error),
+            };
+            let last = chunk.is_err();
+            bar.inc(chunk.as_ref().map_or(0, |chunk| chunk.len() as u64));
+            if sender.blocking_send(chunk).is_err() || last {
                 return;
             }
         }
     });
     Body::wrap_stream(received(receiver))
+}
+
+/// A request body that is a file of this machine, or stdin for `-`; with a bar over it.
+pub(crate) fn body_from_path(output: Output, path: &Path) -> Result<(Body, ProgressBar)> {
+    let shown = path.display().to_string();
+    if path == Path::new("-") {
+        let bar = byte_bar(output, "sending", None);
+        return Ok((body_from(std::io::stdin(), bar.clone()), bar));
+    }
+    let reading = || format!("cannot read {shown}");
+    let file = fs::File::open(path).doing(reading())?;
+    let length = file.metadata().doing(reading())?.len();
+    let bar = byte_bar(output, &shown, Some(length));
+    Ok((body_from(file, bar.clone()), bar))
+}
+
+/// A buffer on its way to the connection, which comes back when it has been sent.
+struct Lent {
+    buffer: Vec<u8>,
+    length: usize,
+    back: std::sync::mpsc::Sender<Vec<u8>>,
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        &self.buffer[..self.length]
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        let _gone = self.back.send(std::mem::take(&mut self.buffer));
+    }
 }
 
 /// A request body that is a tar stream of a directory or file, whose first path component is `name` (empty: none).
@@ -113,14 +152,12 @@ impl Write for ChunkWriter {
 /// Writes a response to a file (which appears only when complete) or, for `-`, to stdout.
 pub(crate) async fn save(response: Response, to: &Path, bar: &ProgressBar) -> Result<()> {
     if to == Path::new("-") {
-        return copy(response, &mut tokio::io::stdout(), bar).await;
+        return copy(response, io::stdout(), bar).await;
     }
     let part = part_of(to);
     let outcome = async {
-        let mut file = tokio::fs::File::create(&part)
-            .await
-            .doing(format_args!("cannot write {}", part.display()))?;
-        copy(response, &mut file, bar).await?;
+        let file = fs::File::create(&part).doing(format_args!("cannot write {}", part.display()))?;
+        copy(response, file, bar).await?;
         tokio::fs::rename(&part, to)
             .await
             .doing(format_args!("cannot write {}", to.display()))
@@ -138,20 +175,36 @@ fn part_of(to: &Path) -> PathBuf {
     to.with_file_name(name)
 }
 
-async fn copy(
-    response: Response,
-    to: &mut (impl tokio::io::AsyncWrite + Unpin),
-    bar: &ProgressBar,
-) -> Result<()> {
+/// Writes on a thread of its own, while the next chunks arrive.
+async fn copy(response: Response, mut to: impl Write + Send + 'static, bar: &ProgressBar) -> Result<()> {
+    let (sender, mut receiver) = mpsc::channel::<Bytes>(AHEAD);
+    let writing = tokio::task::spawn_blocking(move || {
+        while let Some(chunk) = receiver.blocking_recv() {
+            to.write_all(&chunk)?;
+        }
+        to.flush()
+    });
     let mut body = response.bytes_stream();
+    let mut received = Ok(());
     while let Some(chunk) = body.next().await {
-        let chunk = chunk.doing("the download broke off")?;
-        bar.inc(chunk.len() as u64);
-        to.write_all(&chunk)
-            .await
-            .doing("cannot write what was downloaded")?;
+        match chunk.doing("the download broke off") {
+            Ok(chunk) => {
+                bar.inc(chunk.len() as u64);
+                // The other side is gone when it has failed; it says why.
+                if sender.send(chunk).await.is_err() {
+                    break;
+                }
+            }
+            Err(error) => {
+                received = Err(error);
+                break;
+            }
+        }
     }
-    to.flush().await.doing("cannot write what was downloaded")
+    drop(sender);
+    let written = writing.await.doing("writing what was downloaded")?;
+    written.doing("cannot write what was downloaded")?;
+    received
 }
 
 /// Unpacks a tar response into the directory `into`. With `rename`, the first path component is replaced by it.

@@ -6,6 +6,8 @@
 //! ```
 //! Integers are little-endian. The checksum covers bytes 4..16 and the payload.
 
+use std::ops::Range;
+
 /// The longest payload of one frame. Small enough to share a pipe fairly, large enough to move files fast.
 pub const MAX_PAYLOAD: usize = 64 * 1024;
 pub const HEADER_LEN: usize = 20;
@@ -73,6 +75,14 @@ pub struct Frame<'a> {
     pub payload: &'a [u8],
 }
 
+/// A frame and the payloads of the data frames of the same stream and sub-channel right behind it.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Run<'a> {
+    pub first: Frame<'a>,
+    /// Never empty ones: those mean something.
+    pub more: Vec<&'a [u8]>,
+}
+
 /// The header for a payload that the caller writes behind it (one `writev`, no copy).
 ///
 /// The payload must not be longer than [`MAX_PAYLOAD`]; callers split.
@@ -108,18 +118,22 @@ pub struct Decoder {
     buffer: Vec<u8>,
     start: usize,
     end: usize,
+    /// How large the buffer may become.
+    limit: usize,
+    /// Whether the last read filled all the space that it was offered: more is waiting.
+    filled_up: bool,
     /// Bytes thrown away while looking for a frame, since the beginning.
     skipped: u64,
 }
 
+const FRAME_LEN: usize = HEADER_LEN + MAX_PAYLOAD;
+const IDLE_BUFFER: usize = 8 * 1024;
+/// How many frames a [`Run`] holds at most.
+const LONGEST_RUN: usize = 16;
+
 impl Default for Decoder {
     fn default() -> Self {
-        Self {
-            buffer: vec![0; 8 * 1024],
-            start: 0,
-            end: 0,
-            skipped: 0,
-        }
+        Self::with_frames(4)
     }
 }
 
@@ -128,26 +142,38 @@ impl Decoder {
         Self::default()
     }
 
+    /// One whose buffer grows to so many of the longest frames while bytes keep coming.
+    pub fn with_frames(frames: usize) -> Self {
+        Self {
+            buffer: vec![0; IDLE_BUFFER],
+            start: 0,
+            end: 0,
+            limit: frames.max(2) * FRAME_LEN,
+            filled_up: false,
+            skipped: 0,
+        }
+    }
+
     pub fn skipped(&self) -> u64 {
         self.skipped
     }
 
     /// Where to read the next bytes into; report how many with [`Decoder::filled`].
     ///
-    /// Grows towards four times the longest frame while bytes keep coming, so that an idle instance costs 8 KiB.
+    /// Grows while reads fill it, so that bulk data takes few calls and an idle instance costs 8 KiB.
     pub fn space(&mut self) -> &mut [u8] {
-        const FULL: usize = 4 * (MAX_PAYLOAD + HEADER_LEN);
         if self.start == self.end {
             self.start = 0;
             self.end = 0;
         }
-        if self.end == self.buffer.len() && self.start > 0 {
+        // Never a scrap at the end: it would cost a read of its own. What moves is less than a frame.
+        if self.start > 0 && self.buffer.len() - self.end < FRAME_LEN {
             self.buffer.copy_within(self.start..self.end, 0);
             self.end -= self.start;
             self.start = 0;
         }
-        if self.end == self.buffer.len() {
-            let grown = (self.buffer.len() * 4).min(FULL);
+        if self.filled_up && self.buffer.len() < self.limit {
+            let grown = (self.buffer.len() * 4).min(self.limit);
             self.buffer.resize(grown, 0);
         }
         &mut self.buffer[self.end..]
@@ -159,63 +185,108 @@ impl Decoder {
             self.end <= self.buffer.len(),
             "more bytes reported than there was space for"
         );
+        self.filled_up = self.end == self.buffer.len();
     }
 
     /// Gives back the memory of a burst; call it when the stream falls idle.
     pub fn shrink(&mut self) {
-        if self.start == self.end && self.buffer.len() > 8 * 1024 {
-            *self = Self {
-                skipped: self.skipped,
-                ..Self::default()
-            };
+        if self.start == self.end && self.buffer.len() > IDLE_BUFFER {
+            self.buffer = vec![0; IDLE_BUFFER];
+            self.start = 0;
+            self.end = 0;
+            self.filled_up = false;
         }
     }
 
     /// The next whole, valid frame, or `None` when more bytes are needed. Never returns a frame whose checksum failed.
     pub fn next_frame(&mut self) -> Option<Frame<'_>> {
+        let found = self.find()?;
+        Some(found.in_buffer(&self.buffer))
+    }
+
+    /// As [`Decoder::next_frame`]; where data follows data of the same stream, all that is here, so that it can be
+    /// handed on with one call.
+    pub fn next_run(&mut self) -> Option<Run<'_>> {
+        let first = self.find()?;
+        let mut more = [const { 0..0 }; LONGEST_RUN - 1];
+        let mut count = 0;
+        if first.kind == FrameKind::Data && !first.payload.is_empty() {
+            while count < more.len()
+                && let Some(payload) = self.find_another(&first)
+            {
+                more[count] = payload;
+                count += 1;
+            }
+        }
+        Some(Run {
+            first: first.in_buffer(&self.buffer),
+            more: more[..count]
+                .iter()
+                .map(|payload| &self.buffer[payload.clone()])
+                .collect(),
+        })
+    }
+
+    fn find(&mut self) -> Option<Found> {
         loop {
             self.seek_magic();
-            let available = &self.buffer[self.start..self.end];
-            if available.len() < HEADER_LEN {
-                return None;
+            match self.look() {
+                Look::Found(found) => {
+                    self.start = found.payload.end;
+                    return Some(found);
+                }
+                Look::Short => return None,
+                Look::Broken => {
+                    self.start += 1;
+                    self.skipped += 1;
+                }
             }
-            let word = |at: usize| {
-                u32::from_le_bytes([
-                    available[at],
-                    available[at + 1],
-                    available[at + 2],
-                    available[at + 3],
-                ])
-            };
-            let (stream, length, crc) = (word(8), word(12) as usize, word(16));
-            let kind = FrameKind::from_byte(available[4]);
-            let (Some(kind), true) = (kind, length <= MAX_PAYLOAD) else {
-                self.skip_one();
-                continue;
-            };
-            if available.len() < HEADER_LEN + length {
-                return None;
-            }
-            let payload = &available[HEADER_LEN..HEADER_LEN + length];
-            if crc32c::crc32c_append(crc32c::crc32c(&available[4..16]), payload) != crc {
-                self.skip_one();
-                continue;
-            }
-            let at = self.start + HEADER_LEN;
-            let sub = self.buffer[self.start + 5];
-            self.start = at + length;
-            return Some(Frame {
-                kind,
-                sub,
-                stream,
-                payload: &self.buffer[at..at + length],
-            });
         }
     }
 
-    fn skip_one(&mut self) {
-        self.start += 1;
-        self.skipped += 1;
+    /// The payload of the frame that begins right here, if it is valid and continues `first`. Anything else is left for
+    /// [`Decoder::find`].
+    fn find_another(&mut self, first: &Found) -> Option<Range<usize>> {
+        let header = self.buffer[self.start..self.end].get(..HEADER_LEN)?;
+        // Looked at before the checksum is, which takes much longer.
+        let continues = header[..4] == MAGIC
+            && header[4] == FrameKind::Data as u8
+            && header[5] == first.sub
+            && word(header, 8) == first.stream
+            && word(header, 12) > 0;
+        match continues.then(|| self.look())? {
+            Look::Found(found) => {
+                self.start = found.payload.end;
+                Some(found.payload)
+            }
+            Look::Short | Look::Broken => None,
+        }
+    }
+
+    /// Examines what begins at `start`, where the magic stands.
+    fn look(&self) -> Look {
+        let available = &self.buffer[self.start..self.end];
+        if available.len() < HEADER_LEN {
+            return Look::Short;
+        }
+        let length = word(available, 12) as usize;
+        let kind = FrameKind::from_byte(available[4]);
+        let (Some(kind), true) = (kind, length <= MAX_PAYLOAD) else {
+            return Look::Broken;
+        };
+        let Some(payload) = available.get(HEADER_LEN..HEADER_LEN + length) else {
+            return Look::Short;
+        };
+        if crc32c::crc32c_append(crc32c::crc32c(&available[4..16]), payload) != word(available, 16) {
+            return Look::Broken;
+        }
+        let at = self.start + HEADER_LEN;
+        Look::Found(Found {
+            kind,
+            sub: available[5],
+            stream: word(available, 8),
+            payload: at..at + length,
+        })
     }
 
     /// Moves `start` to the next place where the magic stands or may begin.
@@ -231,6 +302,37 @@ impl Decoder {
         self.start += at;
         self.skipped += at as u64;
     }
+}
+
+/// A valid frame's place in the buffer.
+struct Found {
+    kind: FrameKind,
+    sub: u8,
+    stream: u32,
+    payload: Range<usize>,
+}
+
+impl Found {
+    fn in_buffer(self, buffer: &[u8]) -> Frame<'_> {
+        Frame {
+            kind: self.kind,
+            sub: self.sub,
+            stream: self.stream,
+            payload: &buffer[self.payload],
+        }
+    }
+}
+
+enum Look {
+    Found(Found),
+    /// More bytes are needed.
+    Short,
+    /// No frame begins here.
+    Broken,
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
 #[cfg(test)]
@@ -273,6 +375,57 @@ mod tests {
                 "piece {piece}"
             );
         }
+    }
+
+    #[test]
+    fn a_run_is_data_of_one_stream() {
+        let mut bytes = Vec::new();
+        for (kind, stream, payload) in [
+            (FrameKind::Data, 1, b"a".as_slice()),
+            (FrameKind::Data, 1, b"b"),
+            (FrameKind::Data, 1, b""), // the end of a file is a frame of its own
+            (FrameKind::Data, 1, b"c"),
+            (FrameKind::Data, 2, b"d"),
+            (FrameKind::Data, 2, b"e"),
+            (FrameKind::Message, 2, b"f"),
+            (FrameKind::Message, 2, b"g"),
+        ] {
+            encode_into(&mut bytes, kind, SUB_MAIN, stream, payload);
+        }
+        let torn = bytes.len() - 1;
+        bytes[torn] ^= 1;
+        encode_into(&mut bytes, FrameKind::Data, SUB_MAIN, 3, b"h");
+        let mut decoder = Decoder::new();
+        decoder.space()[..bytes.len()].copy_from_slice(&bytes);
+        decoder.filled(bytes.len());
+        let mut runs = Vec::new();
+        while let Some(run) = decoder.next_run() {
+            let mut text = run.first.payload.to_vec();
+            for payload in run.more {
+                text.extend_from_slice(payload);
+            }
+            runs.push((run.first.stream, String::from_utf8(text).unwrap()));
+        }
+        let expected = [(1, "ab"), (1, ""), (1, "c"), (2, "de"), (2, "f"), (3, "h")];
+        assert_eq!(runs, expected.map(|(stream, text)| (stream, text.to_owned())));
+    }
+
+    #[test]
+    fn the_buffer_grows_only_while_it_is_filled() {
+        let mut decoder = Decoder::with_frames(16);
+        let idle = decoder.space().len();
+        for _ in 0..8 {
+            let offered = decoder.space().len();
+            decoder.filled(offered);
+            while decoder.next_run().is_some() {}
+        }
+        let burst = decoder.space().len();
+        assert!((15 * FRAME_LEN..=16 * FRAME_LEN).contains(&burst), "{burst}");
+        decoder.shrink();
+        assert_eq!(decoder.space().len(), idle);
+        decoder.filled(idle - 1);
+        assert!(decoder.next_frame().is_none());
+        assert_eq!(decoder.space().len(), idle);
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //!   at [`Output::overflowing`], so they are bounded too.
 //! - Bytes of a frame once begun are always completed, also for a host that is gone: its successor finds the border.
 
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::os::fd::OwnedFd;
 
 use atoll_guest_protocol::{
@@ -17,11 +17,15 @@ use atoll_guest_protocol::{
 use crate::failure::{Outcome, invalid};
 
 const HIGH_WATER: usize = 256 * 1024;
+/// How many frames of one file are read at once: as many as make the queue full.
+const RUN_FRAMES: usize = HIGH_WATER / MAX_PAYLOAD;
 /// An idle agent keeps no more than this.
 const IDLE_BUFFER: usize = 16 * 1024;
 /// Consumed bytes are granted back in lumps of a quarter of the window: few `Credit` frames, and the host never waits
 /// while it could fit the longest frame.
 const GRANT_LUMP: u32 = INITIAL_CREDIT / 4;
+/// The window of a stream whose bytes are dealt with as they are read: what bounds those is the pipe.
+const WIDE_WINDOW: u32 = 4 * INITIAL_CREDIT;
 /// A host that grants more than this at once is taken to mean this.
 const MOST_CREDIT: u64 = 1 << 30;
 
@@ -57,7 +61,7 @@ impl Output {
     }
 
     pub(crate) fn overflowing(&self) -> bool {
-        self.end - self.start >= 2 * HIGH_WATER
+        self.end - self.start >= 3 * HIGH_WATER // a run may be queued just below the first
     }
 
     pub(crate) fn frame(&mut self, kind: FrameKind, sub: u8, stream: u32, payload: &[u8]) {
@@ -78,6 +82,37 @@ impl Output {
             result => encode(result),
         };
         self.frame(FrameKind::End, 0, stream, &payload);
+    }
+
+    /// `Data` frames for at most `most` bytes, which `fill` reads straight into their places in the queue with one call.
+    /// Nothing is queued for an error or zero bytes. Returns how many bytes there were.
+    fn data_run_with(
+        &mut self,
+        stream: u32,
+        sub: u8,
+        most: usize,
+        fill: impl FnOnce(&mut [IoSliceMut<'_>]) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        const FRAME: usize = HEADER_LEN + MAX_PAYLOAD;
+        let space = self.space(most + most.div_ceil(MAX_PAYLOAD) * HEADER_LEN);
+        let mut payloads: Vec<_> = space
+            .chunks_mut(FRAME)
+            .map(|frame| IoSliceMut::new(&mut frame[HEADER_LEN..]))
+            .collect();
+        let count = fill(&mut payloads)?;
+        let (mut left, mut queued) = (count, 0);
+        for frame in space.chunks_mut(FRAME) {
+            if left == 0 {
+                break;
+            }
+            let (header, payload) = frame.split_at_mut(HEADER_LEN);
+            let length = left.min(payload.len());
+            header.copy_from_slice(&encode_header(FrameKind::Data, sub, stream, &payload[..length]));
+            left -= length;
+            queued += HEADER_LEN + length;
+        }
+        self.end += queued;
+        Ok(count)
     }
 
     /// A `Data` frame whose payload `fill` reads straight into the queue, without a copy. Nothing is queued for an error
@@ -201,6 +236,29 @@ impl Port {
         Ok(count)
     }
 
+    /// As [`Port::data_with`] for bulk data: several frames at once, if there is credit for them.
+    pub(crate) fn data_run_with(
+        &mut self,
+        out: &mut Output,
+        sub: u8,
+        most: usize,
+        fill: impl FnOnce(&mut [IoSliceMut<'_>]) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        let frame = MAX_PAYLOAD as u64 + u64::from(FRAME_COST);
+        let frames = usize::try_from(self.credit / frame).unwrap_or(RUN_FRAMES);
+        let room = match frames.min(RUN_FRAMES) {
+            0 => self.data_room(),
+            frames => frames * MAX_PAYLOAD,
+        };
+        let count = out.data_run_with(self.id, sub, most.min(room), fill)?;
+        if count > 0 {
+            let frames = count.div_ceil(MAX_PAYLOAD) as u64;
+            let cost = count as u64 + frames * u64::from(FRAME_COST);
+            self.credit = self.credit.saturating_sub(cost);
+        }
+        Ok(count)
+    }
+
     /// `false` when there is not enough credit yet; nothing was sent then.
     #[must_use]
     pub(crate) fn message(&mut self, out: &mut Output, message: &Message) -> bool {
@@ -237,13 +295,22 @@ impl Port {
         }
     }
 
+    /// Gives the host a wide window instead of the initial one; for once, at the beginning.
+    pub(crate) fn widen(&mut self, out: &mut Output) {
+        self.grant(out, WIDE_WINDOW - INITIAL_CREDIT);
+    }
+
+    fn grant(&mut self, out: &mut Output, more: u32) {
+        self.window = self.window.saturating_add(more);
+        out.frame(FrameKind::Credit, 0, self.id, &more.to_le_bytes());
+    }
+
     /// The bytes of the host (and the fixed cost of a frame) that are dealt with and need no memory any more.
     pub(crate) fn consumed(&mut self, out: &mut Output, cost: usize) {
         self.owed = self.owed.saturating_add(u32::try_from(cost).unwrap_or(u32::MAX));
         if self.owed >= GRANT_LUMP {
-            let grant = std::mem::take(&mut self.owed);
-            self.window = self.window.saturating_add(grant);
-            out.frame(FrameKind::Credit, 0, self.id, &grant.to_le_bytes());
+            let more = std::mem::take(&mut self.owed);
+            self.grant(out, more);
         }
     }
 }

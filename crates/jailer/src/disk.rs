@@ -41,7 +41,13 @@ pub(crate) fn mount_ext4(file: &Path) -> Result<OwnedFd> {
     let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID
         | MountAttrFlags::MOUNT_ATTR_NODEV
         | MountAttrFlags::MOUNT_ATTR_NOATIME;
-    mount("ext4", Path::new(&device.path), &["rw"], attributes)
+    // A file that replaces another need not be on the disk before that: the layer does not outlive the host.
+    mount(
+        "ext4",
+        Path::new(&device.path),
+        &["rw", "noauto_da_alloc"],
+        attributes,
+    )
 }
 
 fn mount(kind: &str, source: &Path, flags: &[&str], attributes: MountAttrFlags) -> Result<OwnedFd> {

@@ -103,7 +103,7 @@ async fn upload(output: Output, from: &str, there: There<'_>) -> Result<()> {
         }
         let bar = byte_bar(output, "copying", None);
         let request = there.request(Method::PUT, "content", &there.path);
-        let request = request.body(transfer::body_from(tokio::io::stdin(), bar.clone()));
+        let request = request.body(transfer::body_from(std::io::stdin(), bar.clone()));
         let written = there.client.json(request).await?;
         bar.finish_and_clear();
         return report(output, &there, &written);
@@ -136,9 +136,7 @@ async fn upload(output: Output, from: &str, there: There<'_>) -> Result<()> {
         there.path.clone()
     };
     let bar = byte_bar(output, &name, Some(metadata.len()));
-    let file = tokio::fs::File::open(local)
-        .await
-        .doing(format_args!("cannot read {from}"))?;
+    let file = std::fs::File::open(local).doing(format_args!("cannot read {from}"))?;
     let mode = format!("{:04o}", metadata.permissions().mode() & 0o777);
     let request = there
         .request(Method::PUT, "content", &target)

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 
-use atoll_guest_protocol::{FileStat, MAX_PAYLOAD, Message, SUB_MAIN};
+use atoll_guest_protocol::{FileStat, Message, SUB_MAIN};
 
 use crate::failure::{Outcome, invalid, show};
 use crate::files::{Place, Stats, bytes, open_regular};
@@ -56,9 +56,9 @@ impl Job for ReadFile {
         if cx.port.data_room() == 0 {
             return Step::Wait;
         }
-        let most = usize::try_from(self.left).unwrap_or(MAX_PAYLOAD).min(MAX_PAYLOAD);
+        let most = usize::try_from(self.left).unwrap_or(usize::MAX);
         let (port, out) = (&mut *cx.port, &mut cx.shared.out);
-        match port.data_with(out, SUB_MAIN, most, |space| self.file.read(space)) {
+        match port.data_run_with(out, SUB_MAIN, most, |spaces| self.file.read_vectored(spaces)) {
             Ok(0) => Step::Done(Ok(())),
             Ok(count) => {
                 self.left -= count as u64;

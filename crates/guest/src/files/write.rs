@@ -4,7 +4,7 @@
 //! stream that breaks off leaves nothing behind.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, IoSlice, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -25,6 +25,7 @@ pub(crate) struct Writing {
     /// The name that it has until it is complete.
     temporary: Option<PathBuf>,
     create_new: bool,
+    widened: bool,
     finished: bool,
 }
 
@@ -65,6 +66,7 @@ impl Writing {
                 file: File::from(file),
                 temporary,
                 create_new,
+                widened: false,
                 finished: false,
             },
             Err(error) => return Err(place.failure("cannot write", &error)),
@@ -122,6 +124,9 @@ impl Writing {
 impl Job for Writing {
     fn step(&mut self, cx: &mut Context<'_>) -> Step {
         if !self.finished {
+            if !std::mem::replace(&mut self.widened, true) {
+                cx.widen();
+            }
             return Step::Wait;
         }
         if self.temporary.is_some()
@@ -147,6 +152,29 @@ impl Job for Writing {
         cx.consumed(bytes.len() + FRAME_COST as usize);
         Ok(())
     }
+
+    fn data_run(&mut self, cx: &mut Context<'_>, pieces: &[&[u8]]) -> Outcome {
+        if self.finished {
+            return Err(invalid("data after the end of the file"));
+        }
+        let mut slices: Vec<_> = pieces.iter().map(|bytes| IoSlice::new(bytes)).collect();
+        write_all(&mut self.file, &mut slices).map_err(|error| self.place.failure("cannot write", &error))?;
+        let bytes: usize = pieces.iter().map(|bytes| bytes.len()).sum();
+        cx.consumed(bytes + pieces.len() * FRAME_COST as usize);
+        Ok(())
+    }
+}
+
+fn write_all(file: &mut File, mut slices: &mut [IoSlice<'_>]) -> io::Result<()> {
+    while !slices.is_empty() {
+        match file.write_vectored(slices) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => IoSlice::advance_slices(&mut slices, count),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 impl Drop for Writing {

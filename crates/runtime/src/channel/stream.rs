@@ -12,8 +12,10 @@ use bytes::Bytes;
 
 use super::{ChannelError, Guest};
 
-/// Credit goes back to the guest when this much was taken by the consumer: few frames, never a stall.
-const RETURN_CREDIT_AT: u32 = INITIAL_CREDIT / 4;
+/// The window of a stream of bulk data: so much may be queued here for a consumer that is slow.
+const WIDE_WINDOW: u32 = 2 * INITIAL_CREDIT;
+/// Credit goes back to the guest when this part of its window was taken by the consumer: few frames, never a stall.
+const RETURN_CREDIT_AT: u32 = 4;
 /// A guest may grant as much as it likes; more than this means nothing.
 const SEND_CREDIT_CAP: u32 = 64 << 20;
 /// Rather than send crumbs, wait until the guest has room for this much.
@@ -53,6 +55,8 @@ struct Inner {
     unread: VecDeque<Unread>,
     /// What the guest may still send.
     credit: u32,
+    /// What it may send ahead of the consumer.
+    window: u32,
     /// Taken by the consumer, not yet given back as credit.
     taken: u32,
     /// What we may still send.
@@ -79,6 +83,7 @@ impl State {
         Arc::new(Self(Mutex::new(Inner {
             unread: VecDeque::new(),
             credit: INITIAL_CREDIT,
+            window: INITIAL_CREDIT,
             taken: 0,
             send_credit: INITIAL_CREDIT,
             end: None,
@@ -172,6 +177,19 @@ impl Stream {
         self.receiver.next().await
     }
 
+    /// Lets the guest send further ahead than usual, for bulk data: it then works in larger pieces.
+    pub fn widen(&mut self) {
+        let mut inner = self.receiver.state.lock();
+        let more = WIDE_WINDOW - inner.window;
+        if more == 0 || inner.end.is_some() {
+            return;
+        }
+        inner.window = WIDE_WINDOW;
+        inner.credit += more;
+        drop(inner);
+        self.receiver.guest.return_credit(self.receiver.id, more);
+    }
+
     /// See [`StreamSender::send_data`].
     pub async fn send_data(&mut self, bytes: Bytes) -> Result<(), ChannelError> {
         self.sender.send_data(bytes).await
@@ -230,7 +248,7 @@ impl StreamReceiver {
         };
         inner.taken += unread.cost();
         let mut back = 0;
-        if inner.taken >= RETURN_CREDIT_AT && inner.end.is_none() {
+        if inner.taken >= inner.window / RETURN_CREDIT_AT && inner.end.is_none() {
             back = std::mem::take(&mut inner.taken);
             inner.credit += back;
         }
