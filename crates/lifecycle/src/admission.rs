@@ -5,6 +5,8 @@
 //! accepts, and `jail`, which is no tenant boundary, is chosen only where one of them has named it as the floor. Every
 //! refusal names the field, what it was, what is allowed, and what to do.
 
+mod keeping;
+
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
@@ -27,6 +29,12 @@ pub struct Limits {
     pub max_env: usize,
     /// All names and values together.
     pub max_env_bytes: usize,
+    /// For each turn of its life.
+    pub max_hooks: usize,
+    /// All arguments of one hook together.
+    pub max_hook_bytes: usize,
+    pub max_hook_millis: u64,
+    pub max_volumes: usize,
     /// The floor of requests that name none; `None` means the weakest tenant boundary. Only `Some(Jail)` lets a request
     /// without a floor end up in a jail.
     pub default_floor: Option<Isolation>,
@@ -47,6 +55,10 @@ impl Default for Limits {
             max_label_value_bytes: 1024,
             max_env: 256,
             max_env_bytes: 64 * 1024,
+            max_hooks: 16,
+            max_hook_bytes: 32 * 1024,
+            max_hook_millis: 60 * 60 * 1000,
+            max_volumes: 16,
             default_floor: None,
         }
     }
@@ -103,6 +115,8 @@ pub fn admit(spec: SandboxSpec, limits: &Limits, tiers: &[Tier]) -> Result<Admit
     }
     labels(&spec, limits)?;
     env(&spec, limits)?;
+    // A tier that cannot keep memory is no reason to refuse a pause at a deadline: it keeps the files, and says so.
+    keeping::keeping(&spec, limits)?;
     let isolation = choose_tier(spec.isolation_floor, limits.default_floor, tiers)?;
     Ok(Admitted { spec, isolation })
 }

@@ -8,6 +8,6 @@ mod machine;
 
 pub use admission::{Admitted, Limits, Missing, Tier, admit, admit_timeout};
 pub use machine::{
-    Boot, DeadlineKind, Effect, Extension, Happening, Input, InstanceFate, Liveness, NewRecord, Record,
-    Refused, Transition, create, next_deadline, step,
+    Boot, DeadlineKind, Effect, Extension, Happening, Input, InstanceFate, Liveness, NewRecord, Policy,
+    Record, Refused, Transition, create, next_deadline, step,
 };

@@ -28,6 +28,14 @@ pub enum Error {
     VersionConflict(SandboxId),
     #[error("there is no {what} {id}")]
     NotFound { what: &'static str, id: String },
+    #[error("there is a {what} named {name:?} already")]
+    NameTaken { what: &'static str, name: String },
+    #[error("{what} {id} is in use by {by}")]
+    InUse {
+        what: &'static str,
+        id: String,
+        by: String,
+    },
     #[error("idempotency key {key:?} was used for a different request, which made {sandbox}")]
     IdempotencyConflict { key: String, sandbox: SandboxId },
     #[error("the project has {live} live sandboxes; its limit is {limit}")]

@@ -7,7 +7,7 @@
 
 use atoll_types::{
     ArtifactId, CommandId, EndReason, InstanceId, Isolation, KeyId, ProjectId, Resources, SandboxId,
-    TemplateId, Timestamp,
+    SaveKind, SnapshotId, TemplateId, Timestamp, VolumeId,
 };
 use rusqlite::{Connection, Row, ToSql};
 use serde::{Deserialize, Serialize};
@@ -63,6 +63,53 @@ pub enum Fact {
     SandboxFailed { end: EndReason },
     #[serde(rename = "sandbox.extended")]
     SandboxExtended { deadline: Option<Timestamp> },
+    /// Its state is kept and its processes are gone.
+    #[serde(rename = "sandbox.paused")]
+    SandboxPaused {
+        kind: SaveKind,
+        snapshot: SnapshotId,
+        bytes: u64,
+        took_millis: u64,
+    },
+    /// Its files are kept and its processes are gone.
+    #[serde(rename = "sandbox.stopped")]
+    SandboxStopped {
+        snapshot: SnapshotId,
+        bytes: u64,
+        took_millis: u64,
+    },
+    /// It was to rest and could not be saved; it runs on.
+    #[serde(rename = "sandbox.save_failed")]
+    SandboxSaveFailed { why: String },
+    #[serde(rename = "sandbox.resumed")]
+    SandboxResumed { instance: InstanceId, took_millis: u64 },
+    /// It was to come back and could not; it rests on.
+    #[serde(rename = "sandbox.resume_failed")]
+    SandboxResumeFailed { why: String },
+    /// It is a copy of that one.
+    #[serde(rename = "sandbox.forked")]
+    SandboxForked { from: SandboxId },
+    /// A command that the sandbox asked for at a turn of its life did not succeed.
+    #[serde(rename = "hook.failed")]
+    HookFailed { why: String },
+    #[serde(rename = "snapshot.created")]
+    SnapshotCreated {
+        snapshot: SnapshotId,
+        kind: SaveKind,
+        total_bytes: u64,
+        /// What it added to what was stored already.
+        stored_bytes: u64,
+    },
+    #[serde(rename = "snapshot.deleted")]
+    SnapshotDeleted { snapshot: SnapshotId },
+    #[serde(rename = "volume.created")]
+    VolumeCreated {
+        volume: VolumeId,
+        name: String,
+        limit_bytes: u64,
+    },
+    #[serde(rename = "volume.deleted")]
+    VolumeDeleted { volume: VolumeId, name: String },
     #[serde(rename = "command.started")]
     CommandStarted {
         command: CommandId,
@@ -72,12 +119,16 @@ pub enum Fact {
         argument_bytes: u64,
         background: bool,
     },
+    /// Every command that was started has exactly one of these. The numbers are what the agent in the sandbox says:
+    /// for people, never for billing.
     #[serde(rename = "command.exited")]
     CommandExited {
         command: CommandId,
+        state: CommandEnd,
         exit_code: Option<i32>,
         signal: Option<i32>,
         duration_millis: u64,
+        /// What its stdin has taken. Not known, and 0, of one that was lost; like the next.
         bytes_in: u64,
         bytes_out: u64,
     },
@@ -118,6 +169,19 @@ pub enum Fact {
     /// A kind, or a form of one, that this version does not know.
     #[serde(untagged)]
     Other { kind: String, data: Value },
+}
+
+/// How a command ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CommandEnd {
+    Exited,
+    /// Ended by a signal.
+    Signaled,
+    /// Killed because its own timeout was over.
+    TimedOut,
+    /// Its sandbox ended first, or forgot it before anybody asked how it ended.
+    Lost,
 }
 
 #[derive(Debug, Clone)]
@@ -177,6 +241,23 @@ impl Store {
             let limit = sql::as_limit(query.limit.clamp(1, MAX_FACTS));
             parameters.push(&limit);
             sql::rows(db, &sql, &parameters, read)
+        })
+        .await
+    }
+
+    /// Commands of a sandbox whose start is in the ledger and whose end is not, with the time of the start.
+    pub async fn open_commands(&self, sandbox: &SandboxId) -> Result<Vec<(CommandId, Timestamp)>, Error> {
+        let sandbox = sandbox.clone();
+        self.read("find commands without an end", move |db| {
+            sql::rows(
+                db,
+                "SELECT data ->> 'command' AS command, at FROM facts
+                 WHERE sandbox = ?1 AND kind = 'command.started' AND data ->> 'command' NOT IN
+                     (SELECT data ->> 'command' FROM facts WHERE sandbox = ?1 AND kind = 'command.exited')
+                 ORDER BY seq",
+                &[&sandbox.as_str()],
+                |row| Ok((sql::word(row, "command")?, sql::time(row, "at")?)),
+            )
         })
         .await
     }
@@ -310,6 +391,17 @@ impl Fact {
             Self::SandboxEnded { .. } => "sandbox.ended",
             Self::SandboxFailed { .. } => "sandbox.failed",
             Self::SandboxExtended { .. } => "sandbox.extended",
+            Self::SandboxPaused { .. } => "sandbox.paused",
+            Self::SandboxStopped { .. } => "sandbox.stopped",
+            Self::SandboxSaveFailed { .. } => "sandbox.save_failed",
+            Self::SandboxResumed { .. } => "sandbox.resumed",
+            Self::SandboxResumeFailed { .. } => "sandbox.resume_failed",
+            Self::SandboxForked { .. } => "sandbox.forked",
+            Self::HookFailed { .. } => "hook.failed",
+            Self::SnapshotCreated { .. } => "snapshot.created",
+            Self::SnapshotDeleted { .. } => "snapshot.deleted",
+            Self::VolumeCreated { .. } => "volume.created",
+            Self::VolumeDeleted { .. } => "volume.deleted",
             Self::CommandStarted { .. } => "command.started",
             Self::CommandExited { .. } => "command.exited",
             Self::Usage { .. } => "usage",

@@ -17,7 +17,6 @@
 //! Dropping the future of a write after its first poll does not undo the write; treat it as "may have happened".
 
 mod artifacts;
-mod commands;
 mod engine;
 mod error;
 mod facts;
@@ -26,20 +25,23 @@ mod page;
 mod projects;
 mod sandboxes;
 mod schema;
+mod snapshots;
 mod sql;
 mod touches;
+mod volumes;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use artifacts::{ArtifactKind, ArtifactRow};
-pub use commands::{CommandEnd, CommandRow, CommandState};
 pub use error::Error;
-pub use facts::{Fact, FactQuery, FactRow, NewFact, Scope, UsageTotal};
+pub use facts::{CommandEnd, Fact, FactQuery, FactRow, NewFact, Scope, UsageTotal};
 pub use keys::{KeyRow, NewKey};
 pub use page::{Cursor, MAX_PAGE, Page};
 pub use projects::ProjectRow;
 pub use sandboxes::{Idempotency, Inserted, NewSandbox, SandboxQuery, SandboxRow};
+pub use snapshots::{ProjectStorage, SnapshotRow};
+pub use volumes::{Attachment, VolumeRow, VolumeState};
 
 use engine::Engine;
 use touches::Touches;

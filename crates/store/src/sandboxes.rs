@@ -5,13 +5,22 @@
 //!   (A noted use is no decision and does not count as a version; it only ever moves the last use forward.)
 //! - `due_at` is what [`atoll_lifecycle::next_deadline`] says of the record, in every row, always: it is computed here
 //!   whenever the record is written.
+//! - The volumes that a row's spec names are attached from its insertion to its end; the hidden snapshot that its record
+//!   names exists, and no other of it does (see [`crate::SnapshotRow`]).
 //! - An idempotency key belongs to one sandbox of its project for as long as that row exists.
 
-use atoll_lifecycle::{Happening, Record, next_deadline};
+use atoll_lifecycle::{Happening, Policy, Record, next_deadline};
 use atoll_types::{Isolation, ProjectId, SandboxId, SandboxSpec, SandboxState, TemplateId, Timestamp};
 use rusqlite::{Connection, Row, ToSql};
 
-use crate::{Cursor, Error, Fact, NewFact, Page, Store, facts, page, sql};
+use crate::{Cursor, Error, Fact, NewFact, Page, Store, facts, page, snapshots, sql, volumes};
+
+/// As in [`SandboxState::holds_instance`], for statements that an index serves.
+macro_rules! with_instance {
+    () => {
+        "state IN ('starting', 'running', 'pausing', 'resuming', 'stopping', 'deleting')"
+    };
+}
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct SandboxRow {
@@ -21,10 +30,8 @@ pub struct SandboxRow {
     /// The template that `spec.template` meant at creation.
     pub template: TemplateId,
     pub isolation: Isolation,
-    /// Where its life stands. Its idle policy is the spec's.
+    /// Where its life stands. Its policy is the spec's.
     pub record: Record,
-    /// SHA-256 of the token that opens its ports.
-    pub token_hash: Option<[u8; 32]>,
     /// Counts the changes; the store counts, callers hand back what they read.
     pub version: i64,
 }
@@ -34,7 +41,7 @@ pub struct NewSandbox {
     /// Its version is ignored.
     pub row: SandboxRow,
     pub idempotency: Option<Idempotency>,
-    /// Refuse if the project has this many live sandboxes already. Exact, however many are created at once.
+    /// Refuse if the project has this many sandboxes with processes already; those that rest do not count. Exact, however many are created at once.
     pub max_live: Option<u64>,
     pub facts: Vec<NewFact>,
 }
@@ -83,6 +90,35 @@ impl SandboxRow {
                 warm,
             },
             Happening::Extended { deadline } => Fact::SandboxExtended { deadline },
+            Happening::Paused {
+                snapshot,
+                kind,
+                bytes,
+                took_millis,
+            } => Fact::SandboxPaused {
+                kind,
+                snapshot,
+                bytes,
+                took_millis,
+            },
+            Happening::Stopped {
+                snapshot,
+                bytes,
+                took_millis,
+            } => Fact::SandboxStopped {
+                snapshot,
+                bytes,
+                took_millis,
+            },
+            Happening::SaveFailed { why } => Fact::SandboxSaveFailed { why },
+            Happening::Resumed {
+                instance,
+                took_millis,
+            } => Fact::SandboxResumed {
+                instance,
+                took_millis,
+            },
+            Happening::ResumeFailed { why } => Fact::SandboxResumeFailed { why },
             Happening::Ended { reason } => Fact::SandboxEnded { end: reason },
             Happening::Failed { reason } => Fact::SandboxFailed { end: reason },
         };
@@ -102,6 +138,24 @@ impl Store {
     /// Writes a new sandbox with its labels and facts, or finds the one that its idempotency key made before.
     pub async fn insert_sandbox(&self, new: NewSandbox) -> Result<Inserted, Error> {
         self.write("create the sandbox", move |db| insert(db, new)).await
+    }
+
+    /// Writes several new sandboxes, all or none, without idempotency keys: the copies that one fork makes.
+    pub async fn insert_sandboxes(&self, new: Vec<NewSandbox>) -> Result<Vec<SandboxRow>, Error> {
+        self.write("create the sandboxes", move |db| {
+            new.into_iter()
+                .map(|new| {
+                    let new = NewSandbox {
+                        idempotency: None,
+                        ..new
+                    };
+                    match insert(db, new)? {
+                        Inserted::New(row) | Inserted::Existing(row) => Ok(row),
+                    }
+                })
+                .collect()
+        })
+        .await
     }
 
     /// The sandbox that an idempotency key made; an error when it was made by a different request.
@@ -139,11 +193,40 @@ impl Store {
         .await
     }
 
-    /// Writes the record and the token of a row together with facts, if its version is still the one that was read.
-    /// Gives back the row as it stands now. What it was asked to be (spec, template, isolation) never changes.
+    /// Writes the record of a row together with facts, if its version is still the one that was read. Gives back the row
+    /// as it stands now. What it was asked to be (spec, template, isolation) never changes. A hidden snapshot that the
+    /// record does not name any more is forgotten with this; the caller removes its bytes.
     pub async fn update_sandbox(&self, row: SandboxRow, facts: Vec<NewFact>) -> Result<SandboxRow, Error> {
         self.write("update the sandbox", move |db| update(db, row, &facts))
             .await
+    }
+
+    /// The same for several, all or none: the copies of a fork that come to run together.
+    pub async fn update_sandboxes(
+        &self,
+        changes: Vec<(SandboxRow, Vec<NewFact>)>,
+    ) -> Result<Vec<SandboxRow>, Error> {
+        self.write("update the sandboxes", move |db| {
+            changes
+                .into_iter()
+                .map(|(row, facts)| update(db, row, &facts))
+                .collect()
+        })
+        .await
+    }
+
+    /// The same for a sandbox that is to have processes again: refused if the project has `max_live` of those already.
+    pub async fn update_sandbox_within(
+        &self,
+        row: SandboxRow,
+        facts: Vec<NewFact>,
+        max_live: u64,
+    ) -> Result<SandboxRow, Error> {
+        self.write("update the sandbox", move |db| {
+            limit_live(db, &row.project, max_live)?;
+            update(db, row, &facts)
+        })
+        .await
     }
 
     /// Newest first.
@@ -156,7 +239,7 @@ impl Store {
         self.read("list live sandboxes", |db| {
             sql::rows(
                 db,
-                "SELECT * FROM sandboxes WHERE state IN ('starting', 'running', 'deleting') ORDER BY created_at",
+                "SELECT * FROM sandboxes WHERE state NOT IN ('deleted', 'failed') ORDER BY created_at",
                 &[],
                 read,
             )
@@ -164,6 +247,7 @@ impl Store {
         .await
     }
 
+    /// Those that have processes, as limits count them.
     pub async fn count_live_sandboxes(&self, project: &ProjectId) -> Result<u64, Error> {
         let project = project.clone();
         self.read("count live sandboxes", move |db| count_live(db, &project))
@@ -233,19 +317,16 @@ fn insert(db: &Connection, new: NewSandbox) -> Result<Inserted, Error> {
         return Ok(Inserted::Existing(existing));
     }
     if let Some(limit) = max_live {
-        let live = count_live(db, &row.project)?;
-        if live >= limit {
-            return Err(Error::QuotaExceeded { live, limit });
-        }
+        limit_live(db, &row.project, limit)?;
     }
     row.version = 1;
     let record = &row.record;
     sql::execute(
         db,
         "INSERT INTO sandboxes (id, project, template, isolation, spec, state, instance, created_at, started_at,
-             ended_at, deadline, last_used_at, due_at, ending, kill_requested, token_hash, idempotency_key,
-             request_digest, version)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)",
+             ended_at, deadline, last_used_at, due_at, ending, kill_requested, idempotency_key, request_digest,
+             version, saved, saving, hold_off)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21)",
         &[
             &row.id.as_str(),
             &row.project.as_str(),
@@ -260,14 +341,17 @@ fn insert(db: &Connection, new: NewSandbox) -> Result<Inserted, Error> {
             &record.deadline.map(|at| at.0),
             &record.last_used_at.0,
             &due_at(record),
-            &ending(record)?,
+            &maybe_json("an end reason", record.end.as_ref())?,
             &record.kill_requested,
-            &row.token_hash,
             &idempotency.as_ref().map(|i| i.key.as_str()),
             &idempotency.as_ref().map(|i| i.request),
             &row.version,
+            &maybe_json("a saved state", record.saved.as_ref())?,
+            &maybe_json("a saved state", record.saving.as_ref())?,
+            &record.hold_off.map(|at| at.0),
         ],
     )?;
+    volumes::attach(db, &row.project, &row.id, &row.spec.volumes)?;
     for (key, value) in &row.spec.labels {
         sql::execute(
             db,
@@ -279,7 +363,7 @@ fn insert(db: &Connection, new: NewSandbox) -> Result<Inserted, Error> {
     Ok(Inserted::New(row))
 }
 
-fn update(db: &Connection, mut row: SandboxRow, facts: &[NewFact]) -> Result<SandboxRow, Error> {
+pub(crate) fn update(db: &Connection, mut row: SandboxRow, facts: &[NewFact]) -> Result<SandboxRow, Error> {
     let found = sql::row(
         db,
         "SELECT version, last_used_at FROM sandboxes WHERE id = ?1",
@@ -301,7 +385,8 @@ fn update(db: &Connection, mut row: SandboxRow, facts: &[NewFact]) -> Result<San
     sql::execute(
         db,
         "UPDATE sandboxes SET state = ?2, instance = ?3, started_at = ?4, ended_at = ?5, deadline = ?6,
-             last_used_at = ?7, due_at = ?8, ending = ?9, kill_requested = ?10, token_hash = ?11, version = ?12
+             last_used_at = ?7, due_at = ?8, ending = ?9, kill_requested = ?10, version = ?11, saved = ?12,
+             saving = ?13, hold_off = ?14
          WHERE id = ?1",
         &[
             &row.id.as_str(),
@@ -312,12 +397,19 @@ fn update(db: &Connection, mut row: SandboxRow, facts: &[NewFact]) -> Result<San
             &record.deadline.map(|at| at.0),
             &record.last_used_at.0,
             &due_at(record),
-            &ending(record)?,
+            &maybe_json("an end reason", record.end.as_ref())?,
             &record.kill_requested,
-            &row.token_hash,
             &row.version,
+            &maybe_json("a saved state", record.saved.as_ref())?,
+            &maybe_json("a saved state", record.saving.as_ref())?,
+            &record.hold_off.map(|at| at.0),
         ],
     )?;
+    let rests_on = record.saved.as_ref().map(|saved| &saved.snapshot);
+    snapshots::keep_hidden(db, &row.id, rests_on)?;
+    if !record.state.is_live() {
+        volumes::detach(db, &row.id)?;
+    }
     facts::append(db, facts)?;
     Ok(row)
 }
@@ -378,12 +470,22 @@ fn by_idempotency(
 fn count_live(db: &Connection, project: &ProjectId) -> Result<u64, Error> {
     let live = sql::row(
         db,
-        "SELECT count(*) AS live FROM sandboxes
-         WHERE project = ?1 AND state IN ('starting', 'running', 'deleting')",
+        concat!(
+            "SELECT count(*) AS live FROM sandboxes WHERE project = ?1 AND ",
+            with_instance!()
+        ),
         &[&project.as_str()],
         |row| sql::count(row, "live"),
     )?;
     Ok(live.unwrap_or(0))
+}
+
+fn limit_live(db: &Connection, project: &ProjectId, limit: u64) -> Result<(), Error> {
+    let live = count_live(db, project)?;
+    if live >= limit {
+        return Err(Error::QuotaExceeded { live, limit });
+    }
+    Ok(())
 }
 
 /// Moves the last use of a sandbox forward, and its next deadline with it.
@@ -409,12 +511,8 @@ fn due_at(record: &Record) -> Option<i64> {
     next_deadline(record).map(|(at, _)| at.0)
 }
 
-fn ending(record: &Record) -> Result<Option<String>, Error> {
-    record
-        .end
-        .as_ref()
-        .map(|end| sql::to_json("an end reason", end))
-        .transpose()
+fn maybe_json<T: serde::Serialize>(what: &'static str, value: Option<&T>) -> Result<Option<String>, Error> {
+    value.map(|value| sql::to_json(what, value)).transpose()
 }
 
 fn read(row: &Row<'_>) -> rusqlite::Result<SandboxRow> {
@@ -426,8 +524,11 @@ fn read(row: &Row<'_>) -> rusqlite::Result<SandboxRow> {
         started_at: sql::maybe_time(row, "started_at")?,
         ended_at: sql::maybe_time(row, "ended_at")?,
         deadline: sql::maybe_time(row, "deadline")?,
-        idle: spec.idle,
+        policy: Policy::of(&spec),
         last_used_at: sql::time(row, "last_used_at")?,
+        hold_off: sql::maybe_time(row, "hold_off")?,
+        saved: sql::maybe_json(row, "saved")?,
+        saving: sql::maybe_json(row, "saving")?,
         end: sql::maybe_json(row, "ending")?,
         kill_requested: row.get("kill_requested")?,
     };
@@ -438,7 +539,6 @@ fn read(row: &Row<'_>) -> rusqlite::Result<SandboxRow> {
         template: sql::word(row, "template")?,
         isolation: sql::word(row, "isolation")?,
         record,
-        token_hash: row.get("token_hash")?,
         version: row.get("version")?,
     })
 }

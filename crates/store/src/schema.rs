@@ -13,7 +13,10 @@ use crate::Error;
 /// "ATOL": tells our files from other people's.
 const APPLICATION_ID: i64 = 0x4154_4f4c;
 
-const STEPS: &[&str] = &[include_str!("schema/0001-core.sql")];
+const STEPS: &[&str] = &[
+    include_str!("schema/0001-core.sql"),
+    include_str!("schema/0002-state.sql"),
+];
 
 /// Whoever else is on the machine has no business with it. SQLite gives the files beside it the same mode. A file that
 /// cannot be made here cannot be opened either, and opening says why.

@@ -177,6 +177,8 @@ kinds! {
     Project, ProjectId, "prj", "project";
     Key, KeyId, "key", "key";
     Request, RequestId, "req", "request";
+    Snapshot, SnapshotId, "snap", "snapshot";
+    Volume, VolumeId, "vol", "volume";
 }
 
 #[cfg(test)]

@@ -5,18 +5,24 @@
 
 mod fault;
 mod id;
+mod life;
 mod sandbox;
+mod saving;
 mod template;
 mod units;
 mod usage;
 
 pub use fault::{Fault, FaultKind};
 pub use id::{
-    ArtifactId, CommandId, Id, IdError, InstanceId, KeyId, Kind, ProjectId, RequestId, SandboxId, TemplateId,
+    ArtifactId, CommandId, Id, IdError, InstanceId, KeyId, Kind, ProjectId, RequestId, SandboxId, SnapshotId,
+    TemplateId, VolumeId,
 };
+pub use life::{EndReason, SandboxState};
 pub use sandbox::{
-    DiskBacking, EndReason, IdleAction, IdlePolicy, Isolation, Resources, SandboxSpec, SandboxState,
+    DiskBacking, Hook, Hooks, IdleAction, IdlePolicy, Isolation, Resources, SandboxSpec, TimeoutAction,
+    VolumeMount,
 };
+pub use saving::{SaveKind, Saved, Saving, SnapshotOwner};
 pub use template::{ReadyCheck, StartCommand, TemplateManifest, TemplateSource};
 pub use units::{GIB, KIB, MIB, Timestamp, format_bytes, parse_bytes};
 pub use usage::Usage;

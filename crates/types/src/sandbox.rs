@@ -1,4 +1,4 @@
-//! What a sandbox is asked to be, and the states it passes through.
+//! What a sandbox is asked to be.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -96,133 +96,110 @@ pub struct IdlePolicy {
     pub action: IdleAction,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum IdleAction {
+    #[default]
     Kill,
+    /// Keep what the tier can keep: memory, or at least the filesystem.
+    Pause,
+    /// Keep the filesystem.
+    Stop,
+}
+
+/// What happens to a sandbox whose lifetime is over.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TimeoutAction {
+    #[default]
+    Kill,
+    /// Keep what the tier can keep: memory, or at least the filesystem.
+    Pause,
+    /// Keep the filesystem.
+    Stop,
+}
+
+/// A command that the server runs in a sandbox at a turn of its life.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hook {
+    pub argv: Vec<String>,
+    /// It is killed when it takes longer.
+    pub timeout_millis: u64,
+}
+
+/// Run one after the other, in the order given.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Hooks {
+    /// Before the creation is answered.
+    pub on_create: Vec<Hook>,
+    /// After every resume or start, before it is answered.
+    pub on_resume: Vec<Hook>,
+}
+
+impl Hooks {
+    pub fn is_empty(&self) -> bool {
+        self.on_create.is_empty() && self.on_resume.is_empty()
+    }
+}
+
+/// A volume as one sandbox sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeMount {
+    /// Name or id.
+    pub volume: String,
+    /// Where it appears in the sandbox: absolute.
+    pub path: String,
+    #[serde(default)]
+    pub read_only: bool,
 }
 
 /// Everything that defines a sandbox at its creation.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct SandboxSpec {
     /// Name or id of the template, as the caller gave it.
     pub template: String,
     pub resources: Resources,
-    /// Lifetime from creation or from the last extension; `None` only where the operator allows it.
+    /// Lifetime from creation, from the last extension or from the last resume; `None` only where the operator allows
+    /// it.
     pub timeout_millis: Option<u64>,
+    /// What happens when it is over.
+    #[serde(default)]
+    pub on_timeout: TimeoutAction,
     pub idle: Option<IdlePolicy>,
+    /// Whether a use of it while it is paused or stopped resumes it, rather than being refused.
+    #[serde(default)]
+    pub auto_resume: bool,
+    /// Whether its files are also kept apart from its memory, so that it can come back on them, with its processes
+    /// started anew, where its memory cannot be used (another runtime, another CPU).
+    #[serde(default)]
+    pub fallback_to_files: bool,
+    /// How long it may rest paused or stopped before it is deleted; `None`: until somebody deletes it.
+    #[serde(default)]
+    pub retention_millis: Option<u64>,
     pub env: BTreeMap<String, String>,
     pub labels: BTreeMap<String, String>,
     /// The weakest isolation that the caller accepts. The server refuses rather than go below it.
     pub isolation_floor: Option<Isolation>,
+    #[serde(default)]
+    pub hooks: Hooks,
+    #[serde(default)]
+    pub volumes: Vec<VolumeMount>,
 }
 
-/// ```text
-///  create ──> Starting ──> Running ── kill, timeout, idle, death ──> Deleting ──┬──> Deleted   it was asked to end
-///                 └── error, kill ────────────────────────────────────^         └──> Failed    it broke; kill ──> Deleted
-/// ```
-/// Every state accepts kill. `Deleted` and `Failed` hold nothing on the host: the row stays as a record. The decisions
-/// behind the picture are in the lifecycle crate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum SandboxState {
-    Starting,
-    Running,
-    Deleting,
-    Deleted,
-    Failed,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl SandboxState {
-    pub const ALL: [Self; 5] = [
-        Self::Starting,
-        Self::Running,
-        Self::Deleting,
-        Self::Deleted,
-        Self::Failed,
-    ];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Starting => "starting",
-            Self::Running => "running",
-            Self::Deleting => "deleting",
-            Self::Deleted => "deleted",
-            Self::Failed => "failed",
-        }
-    }
-
-    /// Whether the sandbox may hold anything on the host.
-    pub fn is_live(self) -> bool {
-        matches!(self, Self::Starting | Self::Running | Self::Deleting)
-    }
-}
-
-impl fmt::Display for SandboxState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for SandboxState {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        Self::ALL
-            .into_iter()
-            .find(|state| state.name() == text)
-            .ok_or_else(|| {
-                format!("unknown state `{text}`; one of starting, running, deleting, deleted, failed")
-            })
-    }
-}
-
-/// Why a sandbox ended.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", tag = "reason", content = "detail")]
-pub enum EndReason {
-    /// Somebody asked for it.
-    Killed,
-    /// Its lifetime was over.
-    TimedOut,
-    /// Nobody used it for as long as its idle policy allows.
-    Idle,
-    /// It exceeded its memory limit and was killed for it.
-    OutOfMemory,
-    /// Its first process ended, or broke the protocol.
-    GuestDied(String),
-    /// It could not be started.
-    StartFailed(String),
-    /// It was gone when the server came back (a reboot, for instance).
-    Lost,
-}
-
-impl EndReason {
-    /// The stable machine-readable name.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Killed => "killed",
-            Self::TimedOut => "timed_out",
-            Self::Idle => "idle",
-            Self::OutOfMemory => "out_of_memory",
-            Self::GuestDied(_) => "guest_died",
-            Self::StartFailed(_) => "start_failed",
-            Self::Lost => "lost",
-        }
-    }
-
-    /// One sentence for a person.
-    pub fn explain(&self) -> String {
-        match self {
-            Self::Killed => "killed on request".into(),
-            Self::TimedOut => "its timeout was reached".into(),
-            Self::Idle => "it was idle for longer than its idle policy allows".into(),
-            Self::OutOfMemory => {
-                "it exceeded its memory limit and was killed; create it with more memory".into()
-            }
-            Self::GuestDied(detail) => format!("its first process ended: {detail}"),
-            Self::StartFailed(detail) => format!("it could not be started: {detail}"),
-            Self::Lost => "it was no longer running when the server came back".into(),
-        }
+    #[test]
+    fn a_spec_of_an_earlier_version_means_what_it_meant() {
+        // Rows are kept across upgrades.
+        let old = r#"{"template":"base","resources":{"cpu_millis":1,"memory_bytes":2,"disk_bytes":3,
+            "disk_backing":"memory","pids":4},"timeout_millis":5,"idle":{"after_millis":6,"action":"kill"},
+            "env":{},"labels":{},"isolation_floor":null}"#;
+        let spec: SandboxSpec = serde_json::from_str(old).unwrap();
+        assert_eq!(spec.on_timeout, TimeoutAction::Kill);
+        assert_eq!((spec.auto_resume, spec.retention_millis), (false, None));
+        assert!(spec.hooks.is_empty() && spec.volumes.is_empty());
     }
 }

@@ -1,18 +1,12 @@
-use std::collections::BTreeMap;
-
 use super::*;
 use Isolation::{Gvisor, Jail, Microvm};
-use atoll_types::{IdleAction, IdlePolicy, Resources};
+use atoll_types::{Hook, IdleAction, IdlePolicy, TimeoutAction, VolumeMount};
 
 fn spec() -> SandboxSpec {
     SandboxSpec {
         template: "base".into(),
-        resources: Resources::default(),
         timeout_millis: Some(60_000),
-        idle: None,
-        env: BTreeMap::new(),
-        labels: BTreeMap::new(),
-        isolation_floor: None,
+        ..SandboxSpec::default()
     }
 }
 
@@ -207,5 +201,130 @@ fn labels_and_environment_are_bounded() {
         env("A", &"x".repeat(65536)),
         "env_too_large: 65537 bytes of environment are too many; at most 65536 are allowed (write large values to a \
          file in the sandbox)",
+    );
+}
+
+#[test]
+fn hooks_name_a_program_and_end() {
+    let hook = |argv: &[&str], timeout_millis| {
+        let argv = argv.iter().map(|word| (*word).to_owned()).collect();
+        move |spec: &mut SandboxSpec, _: &mut Limits| {
+            spec.hooks.on_resume.push(Hook { argv, timeout_millis });
+        }
+    };
+    check(hook(&["/bin/true", ""], 1000), "gvisor");
+    for argv in [&[][..], &[""], &["", "x"]] {
+        check(
+            hook(argv, 1000),
+            "hook_invalid: on_resume hook 1 names no program",
+        );
+    }
+    check(
+        hook(&["a", "b\0"], 1000),
+        "hook_invalid: on_resume hook 1 has an argument with a NUL character",
+    );
+    check(
+        hook(&["a", &"x".repeat(32 * 1024)], 1000),
+        "hook_invalid: on_resume hook 1 has 32771 bytes of arguments; at most 32768 are allowed",
+    );
+    for (timeout, shown) in [(0, "0 ms"), (7_200_000, "2 h")] {
+        check(
+            hook(&["a"], timeout),
+            &format!("hook_invalid: on_resume hook 1 has a timeout of {shown}; 1 ms to 1 h are allowed"),
+        );
+    }
+    check(
+        |spec, _| {
+            let hook = Hook {
+                argv: vec!["a".into()],
+                timeout_millis: 1,
+            };
+            spec.hooks.on_create = vec![hook; 17];
+        },
+        "hooks_too_many: 17 on_create hooks are too many; at most 16 are allowed",
+    );
+}
+
+#[test]
+fn volumes_have_places_of_their_own() {
+    let at = |paths: &[&str]| {
+        let mounts: Vec<_> = paths
+            .iter()
+            .map(|path| VolumeMount {
+                volume: "data".into(),
+                path: (*path).into(),
+                read_only: false,
+            })
+            .collect();
+        move |spec: &mut SandboxSpec, _: &mut Limits| spec.volumes = mounts
+    };
+    check(at(&["/data", "/data2", "/proclaim/a..b", "/devel"]), "gvisor");
+    for (path, why) in [
+        ("", "is not absolute"),
+        ("data", "is not absolute"),
+        ("/", "is the root directory itself"),
+        ("/a\0", "contains a control character"),
+        ("/proc", "is in /proc, which the sandbox itself needs"),
+        ("/proc/self", "is in /proc, which the sandbox itself needs"),
+        ("/sys/x", "is in /sys, which the sandbox itself needs"),
+        ("/dev", "is in /dev, which the sandbox itself needs"),
+        ("/.atoll/x", "is in /.atoll, which the sandbox itself needs"),
+    ] {
+        check(
+            at(&[path]),
+            &format!("volume_path_invalid: volume path {path:?} {why}"),
+        );
+    }
+    for path in ["/a/", "//a", "/a//b", "/a/./b", "/a/../proc", "/..", "/a/.."] {
+        check(
+            at(&[path]),
+            &format!(
+                "volume_path_invalid: volume path {path:?} is not in its plain form: no `.`, no `..`, no double or \
+                 trailing `/`"
+            ),
+        );
+    }
+    for (one, two) in [("/a", "/a"), ("/a", "/a/b"), ("/a/b/c", "/a")] {
+        check(
+            at(&["/z", one, two]),
+            &format!(
+                "volume_paths_overlap: the volumes at {one:?} and {two:?} would hide each other (give each volume a \
+                 path that is not inside of another's)"
+            ),
+        );
+    }
+    check(
+        |spec, _| {
+            spec.volumes = vec![VolumeMount {
+                volume: "a b".into(),
+                path: "/a".into(),
+                read_only: true,
+            }];
+        },
+        "volume_name_invalid: a volume is named by 1 to 256 bytes without spaces or control characters",
+    );
+    let many: Vec<String> = (0..17).map(|n| format!("/v{n}")).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    check(
+        at(&many),
+        "volumes_too_many: 17 volumes are too many; at most 16 are allowed",
+    );
+}
+
+#[test]
+fn rest_is_kept_for_some_time_or_for_good() {
+    check(|spec, _| spec.retention_millis = Some(1), "gvisor");
+    check(
+        |spec, _| spec.retention_millis = Some(0),
+        "retention_out_of_range: a retention of 0 would delete the sandbox as soon as it rests (leave it out to keep a \
+         resting sandbox until it is deleted, or use the action `kill`)",
+    );
+    // A jail keeps the files.
+    check(
+        |spec, _| {
+            spec.on_timeout = TimeoutAction::Pause;
+            spec.isolation_floor = Some(Jail);
+        },
+        "gvisor",
     );
 }

@@ -1,8 +1,15 @@
-use super::*;
-use proptest::prelude::*;
+//! Every decision by itself. Those about rest are in `resting`; what any history of
+//! them keeps is in `histories`.
 
-use SandboxState::{Deleted, Deleting, Failed, Running, Starting};
-use atoll_types::IdleAction;
+use super::*;
+
+use SandboxState::{
+    Deleted, Deleting, Failed, Paused, Pausing, Resuming, Running, Starting, Stopped, Stopping,
+};
+use atoll_types::{Fault, IdleAction, IdlePolicy, SaveKind, Saved, SnapshotId, TimeoutAction};
+
+mod histories;
+mod resting;
 
 const T0: Timestamp = Timestamp(1_000_000);
 
@@ -10,13 +17,45 @@ fn instance(n: u8) -> InstanceId {
     InstanceId::from_entropy([n; 20])
 }
 
+fn snapshot(n: u8) -> SnapshotId {
+    SnapshotId::from_entropy([n; 20])
+}
+
+fn deadline_reached() -> Input {
+    Input::DeadlineReached {
+        snapshot: snapshot(1),
+        pause_keeps: SaveKind::Memory,
+    }
+}
+
+fn saved() -> Input {
+    Input::Saved {
+        snapshot: snapshot(1),
+        bytes: 7,
+    }
+}
+
+fn resume() -> Input {
+    Input::Resume {
+        instance: instance(1),
+        timeout_millis: None,
+    }
+}
+
+fn policy() -> Policy {
+    Policy {
+        timeout_millis: Some(60_000),
+        retention_millis: Some(60_000),
+        ..Policy::default()
+    }
+}
+
 /// A record in each state, as the machine itself makes it.
 fn record(state: SandboxState) -> Record {
     let starting = create(
         NewRecord {
             boot: Boot::Cold(instance(1)),
-            timeout_millis: Some(60_000),
-            idle: None,
+            policy: policy(),
         },
         T0,
     )
@@ -46,14 +85,34 @@ fn record(state: SandboxState) -> Record {
             },
         )
     };
+    let pausing = || {
+        let (snapshot, kind) = (snapshot(1), SaveKind::Memory);
+        go(&running(), Input::Pause { snapshot, kind })
+    };
+    let stopping = || {
+        go(
+            &running(),
+            Input::Stop {
+                snapshot: snapshot(1),
+            },
+        )
+    };
+    let paused = || gone(&go(&pausing(), saved()));
     match state {
         Starting => starting,
         Running => running(),
+        Pausing => pausing(),
+        Paused => paused(),
+        // Under the same id, which a real one would not be: the tables below get by with one name.
+        Resuming => go(&paused(), resume()),
+        Stopping => stopping(),
+        Stopped => gone(&go(&stopping(), saved())),
         Deleting => killed(),
         Deleted => gone(&killed()),
         Failed => gone(&go(
             &running(),
             Input::Ended {
+                instance: instance(1),
                 fate: InstanceFate::OutOfMemory,
             },
         )),
@@ -62,7 +121,11 @@ fn record(state: SandboxState) -> Record {
 
 /// `state + input` in words: the next state, what is recorded, what is done; or the refusal.
 fn outcome(state: SandboxState, input: Input, now: Timestamp) -> String {
-    match step(&record(state), input, now) {
+    outcome_of(&record(state), input, now)
+}
+
+fn outcome_of(record: &Record, input: Input, now: Timestamp) -> String {
+    match step(record, input, now) {
         Err(refused) => format!("refused: {refused}; {}", refused.instead),
         Ok(Transition { next, facts, effects }) => {
             let mut text = next.state.to_string();
@@ -71,6 +134,11 @@ fn outcome(state: SandboxState, input: Input, now: Timestamp) -> String {
                     Happening::Created => " +created",
                     Happening::Started { .. } => " +started",
                     Happening::Extended { .. } => " +extended",
+                    Happening::Paused { .. } => " +paused",
+                    Happening::Stopped { .. } => " +stopped",
+                    Happening::SaveFailed { .. } => " +save-failed",
+                    Happening::Resumed { .. } => " +resumed",
+                    Happening::ResumeFailed { .. } => " +resume-failed",
                     Happening::Ended { .. } => " +ended",
                     Happening::Failed { .. } => " +failed",
                 };
@@ -80,6 +148,11 @@ fn outcome(state: SandboxState, input: Input, now: Timestamp) -> String {
                     Effect::StartInstance(_) => " start",
                     Effect::DestroyInstance(id) if id == instance(1) => " destroy",
                     Effect::DestroyInstance(_) => " destroy-other",
+                    Effect::SaveInstance { .. } => " save",
+                    Effect::ThawInstance(_) => " thaw",
+                    Effect::RestoreInstance { .. } => " restore",
+                    Effect::DropSnapshot(id) if id == snapshot(1) => " drop",
+                    Effect::DropSnapshot(_) => " drop-other",
                 };
             }
             text
@@ -100,6 +173,7 @@ fn every_state_meets_every_input() {
         reason: EndReason::Killed,
     };
     let ended = || Input::Ended {
+        instance: instance(1),
         fate: InstanceFate::OutOfMemory,
     };
     let destroyed = || Input::Destroyed {
@@ -107,7 +181,7 @@ fn every_state_meets_every_input() {
     };
     let extend = || Input::Extend(Extension::For { timeout_millis: 1 });
     let touched = || Input::Touched;
-    let deadline = || Input::DeadlineReached;
+    let deadline = deadline_reached;
     let alive = || Input::Recover(Liveness::Alive);
     let gone = || Input::Recover(Liveness::Gone);
     let early = T0.plus_millis(59_999);
@@ -170,7 +244,7 @@ fn every_state_meets_every_input() {
         ),
         (Running, deadline(), early, "running".into()),
         (Running, deadline(), late, "deleting destroy".into()),
-        (Running, alive(), early, "running".into()),
+        (Running, alive(), early, "running thaw".into()),
         (Running, gone(), early, "deleting destroy".into()),
         (Deleting, started(), early, "deleting destroy".into()),
         (Deleting, other_started(), early, "deleting destroy-other".into()),
@@ -235,8 +309,10 @@ fn every_state_meets_every_input() {
 fn a_warm_sandbox_runs_at_once_and_a_cold_one_is_started() {
     let new = |boot| NewRecord {
         boot,
-        timeout_millis: Some(5),
-        idle: None,
+        policy: Policy {
+            timeout_millis: Some(5),
+            ..Policy::default()
+        },
     };
     let cold = create(new(Boot::Cold(instance(1))), T0);
     assert_eq!(cold.next.state, Starting);
@@ -253,10 +329,13 @@ fn the_earlier_of_timeout_and_idle_counts() {
     let with = |deadline: Option<i64>, idle_after: Option<u64>| {
         next_deadline(&Record {
             deadline: deadline.map(Timestamp),
-            idle: idle_after.map(|after_millis| IdlePolicy {
-                after_millis,
-                action: IdleAction::Kill,
-            }),
+            policy: Policy {
+                idle: idle_after.map(|after_millis| IdlePolicy {
+                    after_millis,
+                    action: IdleAction::Kill,
+                }),
+                ..Policy::default()
+            },
             last_used_at: Timestamp(100),
             ..record(Running)
         })
@@ -287,6 +366,7 @@ fn a_sandbox_that_broke_says_so_even_when_it_is_killed_meanwhile() {
     let dying = step(
         &record(Running),
         Input::Ended {
+            instance: instance(1),
             fate: InstanceFate::OutOfMemory,
         },
         T0,
@@ -320,142 +400,20 @@ fn a_sandbox_that_broke_says_so_even_when_it_is_killed_meanwhile() {
     );
 }
 
-fn any_instance() -> impl Strategy<Value = InstanceId> {
-    (1u8..4).prop_map(instance)
-}
-
-fn any_reason() -> impl Strategy<Value = EndReason> {
-    prop_oneof![
-        Just(EndReason::Killed),
-        Just(EndReason::OutOfMemory),
-        Just(EndReason::StartFailed("x".into())),
-    ]
-}
-
-fn any_input() -> impl Strategy<Value = Input> {
-    prop_oneof![
-        any_instance().prop_map(|instance| Input::Started { instance }),
-        Just(Input::StartFailed { why: "x".into() }),
-        any_reason().prop_map(|reason| Input::Kill { reason }),
-        prop_oneof![
-            Just(InstanceFate::OutOfMemory),
-            Just(InstanceFate::Died("x".into())),
-            Just(InstanceFate::Lost)
-        ]
-        .prop_map(|fate| Input::Ended { fate }),
-        any_instance().prop_map(|instance| Input::Destroyed { instance }),
-        prop_oneof![
-            any::<u64>().prop_map(|timeout_millis| Extension::For { timeout_millis }),
-            any::<i64>().prop_map(|at| Extension::Until(Timestamp(at))),
-            Just(Extension::Unlimited),
-        ]
-        .prop_map(Input::Extend),
-        Just(Input::Touched),
-        Just(Input::DeadlineReached),
-        prop_oneof![Just(Liveness::Alive), Just(Liveness::Gone)].prop_map(Input::Recover),
-    ]
-}
-
-fn any_new() -> impl Strategy<Value = NewRecord> {
-    (
-        prop_oneof![
-            any_instance().prop_map(Boot::Cold),
-            any_instance().prop_map(Boot::Warm)
-        ],
-        proptest::option::of(0u64..2000),
-        proptest::option::of(0u64..2000),
-    )
-        .prop_map(|(boot, timeout_millis, idle)| NewRecord {
-            boot,
-            timeout_millis,
-            idle: idle.map(|after_millis| IdlePolicy {
-                after_millis,
-                action: IdleAction::Kill,
-            }),
-        })
-}
-
-fn is_over(state: SandboxState) -> bool {
-    !state.is_live()
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
-
-    #[test]
-    fn any_history_keeps_the_promises(
-        new in any_new(),
-        inputs in proptest::collection::vec((any_input(), 0u64..500), 0..60),
-    ) {
-        let mut now = T0;
-        let Transition { next: mut record, .. } = create(new, now);
-        let mut endings = 0;
-        for (input, later) in inputs {
-            now = now.plus_millis(later);
-            let expired_before = expired(&record, now).is_some();
-            let Ok(Transition { next, facts, effects }) = step(&record, input.clone(), now) else {
-                prop_assert!(!matches!(input, Input::Kill { .. }), "a kill was refused");
-                continue;
-            };
-            endings += facts
-                .iter()
-                .filter(|fact| matches!(fact, Happening::Ended { .. } | Happening::Failed { .. }))
-                .count();
-
-            prop_assert_eq!(is_over(next.state), next.instance.is_none());
-            prop_assert_eq!(is_over(next.state), next.ended_at.is_some());
-            prop_assert_eq!(is_over(next.state), endings == 1);
-            prop_assert!(endings <= 1);
-            prop_assert_eq!(next.end.is_some(), !matches!(next.state, Starting | Running));
-            prop_assert!(next.last_used_at >= record.last_used_at);
-            if record.end.is_some() {
-                prop_assert_eq!(&next.end, &record.end, "the first reason stays");
-            }
-            // Nothing comes back to life, by whatever way.
-            let rank = |state| match state {
-                Starting => 0, Running => 1, Deleting => 2, Failed => 3, Deleted => 4,
-            };
-            prop_assert!(rank(next.state) >= rank(record.state));
-            if is_over(record.state) {
-                prop_assert!(!effects.iter().any(|e| matches!(e, Effect::StartInstance(_))));
-            }
-            if matches!(input, Input::DeadlineReached) && expired_before {
-                prop_assert_eq!(next.state, Deleting);
-            }
-            // An instance that leaves the record, or never enters it, is destroyed.
-            if let Input::Started { instance } = &input && next.running_instance() != Some(instance) {
-                prop_assert!(effects.contains(&Effect::DestroyInstance(instance.clone())));
-            }
-            if next.state == Deleting && record.state != Deleting {
-                prop_assert_eq!(effects, next.instance.clone().map(Effect::DestroyInstance).into_iter().collect::<Vec<_>>());
-            }
-            record = next;
-        }
-
-        // A kill now, and whatever is asked to be destroyed is: it is deleted.
-        let Transition { next, .. } = step(&record, Input::Kill { reason: EndReason::Killed }, now).unwrap();
-        record = next;
-        if let Some(instance) = record.instance.clone() {
-            record = step(&record, Input::Destroyed { instance }, now).unwrap().next;
-        }
-        prop_assert_eq!(record.state, Deleted);
-        prop_assert_eq!(next_deadline(&record), None);
-    }
-
-    #[test]
-    fn a_passed_deadline_is_final(
-        new in any_new(),
-        inputs in proptest::collection::vec(any_input(), 0..20),
-    ) {
-        let Transition { next: mut record, .. } = create(new, T0);
-        let Some((at, _)) = next_deadline(&record) else { return Ok(()) };
-        // A restart is the one thing that counts as a use; only the timeout survives it.
-        for input in inputs.into_iter().filter(|input| !matches!(input, Input::Recover(_) | Input::Started { .. })) {
-            if let Ok(transition) = step(&record, input, at) {
-                record = transition.next;
-            }
-        }
-        let end = step(&record, Input::DeadlineReached, at).unwrap().next;
-        prop_assert!(matches!(end.state, Deleting | Deleted | Failed));
-    }
+#[test]
+fn an_agent_of_another_generation_is_the_reason_of_the_end() {
+    let other = Liveness::Incompatible { agent: 1, server: 2 };
+    let found = step(&record(Running), Input::Recover(other), T0).unwrap();
+    let reason = EndReason::Incompatible { agent: 1, server: 2 };
+    assert_eq!(found.next.end, Some(reason.clone()));
+    assert_eq!(
+        reason.explain(),
+        "its agent speaks generation 1 of the guest protocol, this server 2; create it again with this version"
+    );
+    let gone = Input::Destroyed {
+        instance: instance(1),
+    };
+    let end = step(&found.next, gone, T0).unwrap();
+    assert_eq!(end.next.state, Failed);
+    assert_eq!(end.facts, [Happening::Failed { reason }]);
 }

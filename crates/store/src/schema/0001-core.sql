@@ -35,7 +35,6 @@ CREATE TABLE sandboxes (
     due_at           INTEGER,
     ending           TEXT,
     kill_requested   INTEGER NOT NULL,
-    token_hash       BLOB,
     idempotency_key  TEXT,
     request_digest   BLOB,
     version          INTEGER NOT NULL
@@ -52,18 +51,6 @@ CREATE TABLE labels (
     value    TEXT NOT NULL,
     PRIMARY KEY (sandbox, key)
 ) STRICT, WITHOUT ROWID;
-
-CREATE TABLE commands (
-    id          TEXT PRIMARY KEY,
-    sandbox     TEXT NOT NULL REFERENCES sandboxes (id) ON DELETE CASCADE,
-    summary     TEXT NOT NULL,
-    state       TEXT NOT NULL,
-    exit_code   INTEGER,
-    started_at  INTEGER NOT NULL,
-    ended_at    INTEGER,
-    bytes_out   INTEGER NOT NULL
-) STRICT, WITHOUT ROWID;
-CREATE INDEX commands_of_sandbox ON commands (sandbox, started_at);
 
 CREATE TABLE artifacts (
     id          TEXT PRIMARY KEY,

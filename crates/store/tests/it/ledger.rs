@@ -1,11 +1,12 @@
 //! The ledger: order, immutability, unknown kinds, sums.
 
-use atoll_store::{Fact, FactQuery, NewFact, Scope, UsageTotal};
+use atoll_store::{CommandEnd, Fact, FactQuery, NewFact, Scope, UsageTotal};
 use atoll_types::{
-    ArtifactId, CommandId, EndReason, InstanceId, Isolation, KeyId, Resources, TemplateId, Timestamp,
+    ArtifactId, CommandId, EndReason, InstanceId, Isolation, KeyId, Resources, SaveKind, TemplateId,
+    Timestamp,
 };
 
-use crate::support::{Context, T0, sandbox_id};
+use crate::support::{Context, T0, instance_id, sandbox_id, snapshot_id, volume_id};
 
 fn everything(context: &Context) -> FactQuery {
     FactQuery {
@@ -38,6 +39,43 @@ fn one_of_each() -> Vec<Fact> {
         Fact::SandboxExtended {
             deadline: Some(Timestamp(5)),
         },
+        Fact::SandboxPaused {
+            kind: SaveKind::Memory,
+            snapshot: snapshot_id(1),
+            bytes: 1,
+            took_millis: 2,
+        },
+        Fact::SandboxStopped {
+            snapshot: snapshot_id(1),
+            bytes: 1,
+            took_millis: 2,
+        },
+        Fact::SandboxSaveFailed { why: "full".into() },
+        Fact::SandboxResumed {
+            instance: instance_id(1),
+            took_millis: 2,
+        },
+        Fact::SandboxResumeFailed { why: "full".into() },
+        Fact::SandboxForked { from: sandbox_id(1) },
+        Fact::HookFailed { why: "exit 1".into() },
+        Fact::SnapshotCreated {
+            snapshot: snapshot_id(1),
+            kind: SaveKind::Filesystem,
+            total_bytes: 3,
+            stored_bytes: 2,
+        },
+        Fact::SnapshotDeleted {
+            snapshot: snapshot_id(1),
+        },
+        Fact::VolumeCreated {
+            volume: volume_id(1),
+            name: "data".into(),
+            limit_bytes: 9,
+        },
+        Fact::VolumeDeleted {
+            volume: volume_id(1),
+            name: "data".into(),
+        },
         Fact::CommandStarted {
             command: CommandId::from_entropy([3; 20]),
             program: "python3".into(),
@@ -47,6 +85,7 @@ fn one_of_each() -> Vec<Fact> {
         },
         Fact::CommandExited {
             command: CommandId::from_entropy([3; 20]),
+            state: CommandEnd::Exited,
             exit_code: Some(-1),
             signal: None,
             duration_millis: 12,
@@ -234,4 +273,44 @@ async fn usage_is_summed_by_scope_and_time_without_overflow() {
         "saturates"
     );
     assert_eq!(sum(sandbox(3), 0, 10).await, UsageTotal::default());
+}
+
+#[tokio::test]
+async fn commands_are_open_from_their_start_to_their_end() {
+    let context = Context::new().await;
+    let command = |n: u8| CommandId::from_entropy([n; 20]);
+    let started = |n: u8| Fact::CommandStarted {
+        command: command(n),
+        program: "true".into(),
+        arguments: 0,
+        argument_bytes: 4,
+        background: true,
+    };
+    let exited = |n: u8| Fact::CommandExited {
+        command: command(n),
+        state: CommandEnd::TimedOut,
+        exit_code: None,
+        signal: None,
+        duration_millis: 1,
+        bytes_in: 0,
+        bytes_out: 0,
+    };
+    let of = |sandbox: u32, at: u64, fact: Fact| NewFact {
+        at: T0.plus_millis(at),
+        project: context.project.id.clone(),
+        sandbox: Some(sandbox_id(sandbox)),
+        fact,
+    };
+    let facts = vec![
+        of(1, 0, started(1)),
+        of(1, 5, started(2)),
+        of(1, 6, started(3)),
+        of(1, 7, exited(3)),
+        of(1, 8, exited(1)),
+        of(2, 9, started(4)),
+    ];
+    context.store.append_facts(facts).await.unwrap();
+    let open = context.store.open_commands(&sandbox_id(1)).await.unwrap();
+    assert_eq!(open, [(command(2), T0.plus_millis(5))]);
+    assert_eq!(context.store.open_commands(&sandbox_id(3)).await.unwrap(), []);
 }

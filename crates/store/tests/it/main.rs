@@ -11,5 +11,7 @@ mod crash;
 mod ledger;
 mod rows;
 mod sandboxes;
+mod snapshots;
 mod support;
 mod upgrade;
+mod volumes;

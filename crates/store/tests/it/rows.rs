@@ -1,10 +1,9 @@
-//! Projects, keys and commands; and many writers at once.
+//! Projects and keys; and many writers at once.
 
-use atoll_lifecycle::{Input, step};
-use atoll_store::{CommandEnd, CommandRow, CommandState, Error, FactQuery, NewKey};
-use atoll_types::{CommandId, KeyId, Timestamp};
+use atoll_store::{Error, FactQuery, NewKey};
+use atoll_types::{KeyId, Timestamp};
 
-use crate::support::{Context, T0, project_id, sandbox_id};
+use crate::support::{Context, T0, project_id};
 
 #[tokio::test]
 async fn a_project_is_made_once() {
@@ -76,65 +75,6 @@ async fn a_revoked_key_is_not_found_any_more() {
     assert_eq!(store.keys(project).await.unwrap().len(), 2);
     let foreign = store.revoke_key(&project_id(9), &first.id, T0, vec![]).await;
     assert!(matches!(foreign, Err(Error::NotFound { what: "key", .. })));
-}
-
-#[tokio::test]
-async fn commands_end_once_and_go_with_their_sandbox() {
-    let context = Context::new().await;
-    let store = &context.store;
-    store.insert_sandbox(context.new_sandbox(1, T0)).await.unwrap();
-    let command = |n: u8| CommandRow {
-        id: CommandId::from_entropy([n; 20]),
-        sandbox: sandbox_id(1),
-        summary: "sleep 100".into(),
-        state: CommandState::Running,
-        exit_code: None,
-        started_at: T0.plus_millis(n.into()),
-        ended_at: None,
-        bytes_out: 0,
-    };
-    for n in 1..=3 {
-        store.insert_command(command(n), vec![]).await.unwrap();
-    }
-    let end = CommandEnd {
-        state: CommandState::Exited,
-        exit_code: Some(3),
-        ended_at: T0.plus_millis(50),
-        bytes_out: 7,
-    };
-    let id = command(2).id;
-    assert!(
-        store
-            .finish_command(&id, end, vec![context.fact(1)])
-            .await
-            .unwrap()
-    );
-    assert!(
-        !store
-            .finish_command(&id, end, vec![context.fact(1)])
-            .await
-            .unwrap()
-    );
-    assert_eq!(store.last_seq().await.unwrap(), 1);
-    let rows = store.commands(&sandbox_id(1)).await.unwrap();
-    assert_eq!(rows.len(), 3);
-    assert_eq!(rows[0], command(1));
-    assert_eq!(
-        (rows[1].state, rows[1].exit_code),
-        (CommandState::Exited, Some(3))
-    );
-    assert_eq!(store.command(&id).await.unwrap().as_ref(), Some(&rows[1]));
-
-    let mut row = store
-        .sandbox_of_any_project(&sandbox_id(1))
-        .await
-        .unwrap()
-        .unwrap();
-    let instance = row.record.instance.clone().unwrap();
-    row.record = step(&row.record, Input::Destroyed { instance }, T0).unwrap().next;
-    store.update_sandbox(row, vec![]).await.unwrap();
-    assert_eq!(store.forget_sandboxes(T0.plus_millis(1), 10).await.unwrap(), 1);
-    assert_eq!(store.commands(&sandbox_id(1)).await.unwrap(), []);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

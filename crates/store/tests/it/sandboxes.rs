@@ -1,6 +1,6 @@
 //! Rows of sandboxes: versions, idempotency, paging, deadlines.
 
-use atoll_lifecycle::{Happening, Input, step};
+use atoll_lifecycle::{Happening, Input, Policy, step};
 use atoll_store::{Error, Fact, FactQuery, Idempotency, Inserted, NewSandbox, SandboxQuery, SandboxRow};
 use atoll_types::{EndReason, IdleAction, IdlePolicy, SandboxState, Timestamp};
 
@@ -38,7 +38,7 @@ async fn a_row_comes_back_as_it_was_written() {
         after_millis: 5000,
         action: IdleAction::Kill,
     });
-    new.row.record.idle = new.row.spec.idle;
+    new.row.record.policy = Policy::of(&new.row.spec);
     let written = new_row(context.store.insert_sandbox(new).await.unwrap());
     let read = context
         .store
@@ -302,7 +302,7 @@ async fn deadlines_come_due_in_order_and_uses_move_idle_ones() {
                 after_millis: 50,
                 action: IdleAction::Kill,
             });
-            new.row.record.idle = new.row.spec.idle;
+            new.row.record.policy = Policy::of(&new.row.spec);
         }
         store.insert_sandbox(new).await.unwrap();
     }

@@ -1,12 +1,11 @@
 //! A database of one's own, and short ways to make rows.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use atoll_lifecycle::{Boot, NewRecord, create};
+use atoll_lifecycle::{Boot, NewRecord, Policy, create};
 use atoll_store::{Fact, NewFact, NewSandbox, ProjectRow, SandboxRow, Store};
 use atoll_types::{
-    Id, InstanceId, Isolation, ProjectId, Resources, SandboxId, SandboxSpec, TemplateId, Timestamp,
+    Id, InstanceId, Isolation, ProjectId, SandboxId, SandboxSpec, SnapshotId, TemplateId, Timestamp, VolumeId,
 };
 
 pub(crate) const T0: Timestamp = Timestamp(1_000_000);
@@ -68,21 +67,28 @@ pub(crate) fn sandbox_id(n: u32) -> SandboxId {
     Id::from_entropy(entropy(n))
 }
 
+pub(crate) fn snapshot_id(n: u32) -> SnapshotId {
+    Id::from_entropy(entropy(n))
+}
+
+pub(crate) fn volume_id(n: u32) -> VolumeId {
+    Id::from_entropy(entropy(n))
+}
+
+pub(crate) fn instance_id(n: u32) -> InstanceId {
+    Id::from_entropy(entropy(n))
+}
+
 pub(crate) fn sandbox_row(project: &ProjectId, n: u32, at: Timestamp) -> SandboxRow {
     let spec = SandboxSpec {
         template: "base".into(),
-        resources: Resources::default(),
         timeout_millis: Some(60_000),
-        idle: None,
-        env: BTreeMap::new(),
-        labels: BTreeMap::new(),
-        isolation_floor: None,
+        ..SandboxSpec::default()
     };
     let created = create(
         NewRecord {
             boot: Boot::Warm(InstanceId::from_entropy(entropy(n))),
-            timeout_millis: spec.timeout_millis,
-            idle: spec.idle,
+            policy: Policy::of(&spec),
         },
         at,
     );
@@ -93,7 +99,6 @@ pub(crate) fn sandbox_row(project: &ProjectId, n: u32, at: Timestamp) -> Sandbox
         template: TemplateId::from_entropy([1; 20]),
         isolation: Isolation::Gvisor,
         record: created.next,
-        token_hash: Some([7; 32]),
         version: 0,
     }
 }

@@ -1,9 +1,81 @@
 //! Opening files: our own, older, newer, somebody else's, broken.
 
+use atoll_lifecycle::{Input, step};
 use atoll_store::{Error, Store};
+use atoll_types::{IdleAction, SandboxState, SaveKind, TimeoutAction, Timestamp};
 use rusqlite::Connection;
 
-use crate::support::{Context, T0, sandbox_id};
+use crate::support::{Context, T0, sandbox_id, snapshot_id};
+
+/// What the first release made, with two sandboxes in it.
+fn first_release(path: &std::path::Path) {
+    let db = Connection::open(path).unwrap();
+    db.execute_batch(include_str!("../../src/schema/0001-core.sql"))
+        .unwrap();
+    db.pragma_update(None, "application_id", 0x4154_4f4c).unwrap();
+    db.pragma_update(None, "user_version", 1).unwrap();
+    let spec = r#"{"template":"base","resources":{"cpu_millis":1000,"memory_bytes":1,"disk_bytes":1,
+        "disk_backing":"memory","pids":8},"timeout_millis":60000,"idle":{"after_millis":5000,"action":"kill"},
+        "env":{},"labels":{},"isolation_floor":null}"#;
+    db.execute(
+        "INSERT INTO projects VALUES (?1, 'default', 1)",
+        [crate::support::project_id(1).as_str()],
+    )
+    .unwrap();
+    for (n, state, ended_at) in [(1, "running", None), (2, "deleted", Some(9))] {
+        db.execute(
+            "INSERT INTO sandboxes (id, project, template, isolation, spec, state, instance, created_at, started_at,
+                 ended_at, deadline, last_used_at, due_at, ending, kill_requested, version)
+             VALUES (?1, ?2, 'tpl_aaaaaaaaaaaaaaaaaaaa', 'gvisor', ?3, ?4, ?5, 1, 2, ?6, 60001, 2, 5002, ?7, 0, 3)",
+            rusqlite::params![
+                sandbox_id(n).as_str(),
+                crate::support::project_id(1).as_str(),
+                spec,
+                state,
+                ended_at.is_none().then_some("ins_aaaaaaaaaaaaaaaaaaaa"),
+                ended_at,
+                ended_at.map(|_| r#"{"reason":"killed"}"#),
+            ],
+        )
+        .unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_the_first_release_left_goes_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("atoll.db");
+    first_release(&path);
+    let store = Store::open(&path).unwrap();
+    let live = store.live_sandboxes().await.unwrap();
+    assert_eq!(live.len(), 1);
+    let row = live[0].clone();
+    assert_eq!(row.record.state, SandboxState::Running);
+    assert_eq!(row.record.policy.on_timeout, TimeoutAction::Kill);
+    assert_eq!(row.record.policy.idle.unwrap().action, IdleAction::Kill);
+    assert_eq!(
+        (row.record.saved.as_ref(), row.record.saving.as_ref()),
+        (None, None)
+    );
+    assert_eq!(store.next_due().await.unwrap(), Some(Timestamp(5002)));
+    assert!(store.all_snapshot_ids().await.unwrap().is_empty());
+
+    // It can do what is new.
+    let (snapshot, kind) = (snapshot_id(1), SaveKind::Memory);
+    let pausing = step(&row.record, Input::Pause { snapshot, kind }, Timestamp(3)).unwrap();
+    let row = atoll_store::SandboxRow {
+        record: pausing.next,
+        ..row
+    };
+    let row = store.update_sandbox(row, vec![]).await.unwrap();
+    let read = store.sandbox_of_any_project(&row.id).await.unwrap();
+    assert_eq!(read, Some(row));
+
+    // Opening it once more changes nothing.
+    store.close().await;
+    let again = Store::open(&path).unwrap();
+    assert_eq!(again.live_sandboxes().await.unwrap().len(), 1);
+}
 
 #[tokio::test]
 async fn a_database_is_opened_again_with_all_that_was_in_it() {

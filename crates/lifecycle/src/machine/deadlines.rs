@@ -1,0 +1,154 @@
+//! When a sandbox's time is over, and what happens to it then.
+
+use atoll_types::{IdleAction, SandboxState, SaveKind, SnapshotId, TimeoutAction, Timestamp};
+
+use super::ending::delete;
+use super::saving::begin_saving;
+use super::words::{DeadlineKind, Extension, Happening, Record, Refused, Transition};
+
+/// How long a deadline waits before it asks again for a save that failed: what stood in the way (a full disk, say) is
+/// not gone in a moment, and trying costs.
+const HOLD_OFF_MILLIS: u64 = 60_000;
+
+/// The next moment at which something is done to the sandbox unless something happens first, and why.
+pub fn next_deadline(record: &Record) -> Option<(Timestamp, DeadlineKind)> {
+    match record.state {
+        // Nobody can use a sandbox that is still starting, so it is not idle.
+        SandboxState::Starting => record.deadline.map(|at| (at, DeadlineKind::Timeout)),
+        SandboxState::Running => {
+            let timeout = record.deadline.map(|at| (at, DeadlineKind::Timeout));
+            let idle = record.policy.idle.map(|policy| {
+                let at = record.last_used_at.plus_millis(policy.after_millis);
+                (at, DeadlineKind::Idle)
+            });
+            [timeout, idle]
+                .into_iter()
+                .flatten()
+                .map(|(at, kind)| (held_off(record, at, kind), kind))
+                .min_by_key(|(at, _)| *at)
+        }
+        SandboxState::Paused | SandboxState::Stopped => {
+            let saved = record.saved.as_ref()?;
+            let retention = record.policy.retention_millis?;
+            Some((saved.at.plus_millis(retention), DeadlineKind::Retention))
+        }
+        // These end by themselves, well or not; whoever performs them sees to that.
+        SandboxState::Pausing | SandboxState::Stopping | SandboxState::Resuming | SandboxState::Deleting => {
+            None
+        }
+        SandboxState::Deleted | SandboxState::Failed => None,
+    }
+}
+
+/// Only what failed waits: a kill does not.
+fn held_off(record: &Record, at: Timestamp, kind: DeadlineKind) -> Timestamp {
+    match record.hold_off {
+        Some(hold_off) if action(record, kind) != TimeoutAction::Kill => at.max(hold_off),
+        _ => at,
+    }
+}
+
+pub(super) fn expired(record: &Record, now: Timestamp) -> Option<DeadlineKind> {
+    next_deadline(record)
+        .filter(|(at, _)| *at <= now)
+        .map(|(_, kind)| kind)
+}
+
+/// What the sandbox asks for at this deadline.
+pub(super) fn action(record: &Record, kind: DeadlineKind) -> TimeoutAction {
+    match kind {
+        DeadlineKind::Timeout => record.policy.on_timeout,
+        DeadlineKind::Idle => match record.policy.idle.map(|idle| idle.action) {
+            Some(IdleAction::Pause) => TimeoutAction::Pause,
+            Some(IdleAction::Stop) => TimeoutAction::Stop,
+            Some(IdleAction::Kill) | None => TimeoutAction::Kill,
+        },
+        DeadlineKind::Retention => TimeoutAction::Kill,
+    }
+}
+
+/// What a caller who came too late can do.
+pub(super) fn too_late(record: &Record, input: &'static str, kind: DeadlineKind) -> Refused {
+    let instead = match (record.state, action(record, kind)) {
+        (SandboxState::Running, TimeoutAction::Pause | TimeoutAction::Stop) => "resume it once it rests",
+        _ => "create a new sandbox",
+    };
+    Refused::new(record, input, format!("its {kind} has been reached"), instead)
+}
+
+pub(super) fn deadline_reached(
+    record: &Record,
+    snapshot: SnapshotId,
+    pause_keeps: SaveKind,
+    now: Timestamp,
+) -> Transition {
+    let Some(kind) = expired(record, now) else {
+        return Transition::unchanged(record);
+    };
+    match (record.state, action(record, kind)) {
+        (SandboxState::Running, TimeoutAction::Pause) => {
+            begin_saving(record, SandboxState::Pausing, snapshot, pause_keeps, now)
+        }
+        (SandboxState::Running, TimeoutAction::Stop) => begin_saving(
+            record,
+            SandboxState::Stopping,
+            snapshot,
+            SaveKind::Filesystem,
+            now,
+        ),
+        // One whose time is over before it has started has nothing to keep.
+        (_, TimeoutAction::Kill | TimeoutAction::Pause | TimeoutAction::Stop) => {
+            delete(record, kind.into(), false, now)
+        }
+    }
+}
+
+/// Puts off the deadline that has just failed to save the sandbox.
+pub(super) fn hold_off(record: Record, now: Timestamp) -> Record {
+    match expired(&record, now) {
+        Some(kind) if action(&record, kind) != TimeoutAction::Kill => Record {
+            hold_off: Some(now.plus_millis(HOLD_OFF_MILLIS)),
+            ..record
+        },
+        _ => record,
+    }
+}
+
+pub(super) fn extend(record: &Record, extension: Extension, now: Timestamp) -> Result<Transition, Refused> {
+    let refused = |instead| {
+        Err(Refused::new(
+            record,
+            "extend",
+            format!("it is {}", record.state),
+            instead,
+        ))
+    };
+    match record.state {
+        SandboxState::Starting | SandboxState::Running | SandboxState::Resuming => {}
+        SandboxState::Pausing | SandboxState::Stopping => {
+            return refused("resume it once it rests; that sets its lifetime anew");
+        }
+        SandboxState::Paused | SandboxState::Stopped => {
+            return refused("resume it; that sets its lifetime anew");
+        }
+        SandboxState::Deleting | SandboxState::Deleted | SandboxState::Failed => {
+            return refused("create a new sandbox");
+        }
+    }
+    if let Some(kind) = expired(record, now) {
+        return Err(too_late(record, "extend", kind));
+    }
+    let deadline = match extension {
+        Extension::For { timeout_millis } => Some(now.plus_millis(timeout_millis)),
+        Extension::Until(at) => Some(at),
+        Extension::Unlimited => None,
+    };
+    Ok(Transition {
+        facts: vec![Happening::Extended { deadline }],
+        ..Transition::to(Record {
+            deadline,
+            last_used_at: record.last_used_at.max(now),
+            ..record.clone()
+        })
+    })
+}
