@@ -26,7 +26,7 @@ mod frame;
 mod message;
 
 pub use frame::{
-    Decoder, FILLER_LEN, FRAME_COST, Frame, FrameKind, HEADER_LEN, MAX_PAYLOAD, SUB_MAIN, SUB_STDERR,
+    Decoder, FILLER_LEN, FRAME_COST, Frame, FrameKind, HEADER_LEN, MAX_PAYLOAD, Run, SUB_MAIN, SUB_STDERR,
     SUB_STDOUT, encode_header, encode_into,
 };
 pub use message::{
@@ -36,7 +36,7 @@ pub use message::{
 };
 
 /// The generation of this protocol. Both sides send it; they must be equal.
-pub const GENERATION: u32 = 1;
+pub const GENERATION: u32 = 2;
 
 /// How much a stream's sender may send before the first `Credit` arrives, in each direction.
 pub const INITIAL_CREDIT: u32 = 512 * 1024;

@@ -8,6 +8,9 @@ pub struct Hello {
     pub generation: u32,
     /// Echoed in `Welcome`; the host ignores everything before it, which was meant for its predecessor.
     pub nonce: u64,
+    /// The guest was saved and restored, so nobody hung up: commands that belong to a stream (`kill_on_close`) go on
+    /// without it.
+    pub restored: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,6 +38,10 @@ pub enum Request {
     ListCommands,
     /// Signals a command's process group. Nothing.
     Signal { command: String, signal: i32 },
+    /// Follows the ends of commands. `Message::Commands` of all that are known now, `Message::Watching`, then
+    /// `Message::Commands` with each that ends, until closed; a later one takes over from an earlier one. An attached
+    /// stream says `Exited` only after this one has told of that end.
+    FollowCommands,
     /// Forgets an exited command and its log. Nothing.
     Forget { command: String },
     /// `Message::Stat` of the file, then `Data` from `offset`, at most `length` bytes.
@@ -237,6 +244,8 @@ pub struct CommandInfo {
     pub started_millis: u64,
     pub ended_millis: Option<u64>,
     pub pty: bool,
+    /// Bytes that its stdin has taken so far.
+    pub input_bytes: u64,
     /// Bytes of output so far; the log holds the last of them.
     pub output_bytes: u64,
     pub log_start: u64,

@@ -18,7 +18,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use atoll_guest_protocol::{
-    Decoder, FailureKind, Frame, FrameKind, GENERATION, Hello, Message, Request, Welcome, decode, encode,
+    Decoder, FailureKind, FrameKind, GENERATION, Hello, Message, Request, Run, Welcome, decode, encode,
 };
 use rustix::io::Errno;
 
@@ -30,8 +30,10 @@ use crate::requests;
 
 const MOST_STREAMS: usize = 1024;
 const TURN: usize = 16;
-/// How often the input is read in a row while it fills the buffer: a new host's filler takes nine small ones.
-const READS: usize = 10;
+/// How much input is read in a row while it fills the buffer.
+const READ_TURN: usize = 1 << 20;
+/// How many of the longest frames are read at once in a burst: in gVisor one large write costs half of many small ones.
+const BURST_FRAMES: usize = 16;
 const LONGEST_PING: usize = 64;
 /// After a burst, when the agent has been idle for this long, it gives its buffers back.
 const REST: Duration = Duration::from_secs(2);
@@ -65,7 +67,7 @@ impl Agent {
         shared.poller.add(&signals, Token::Signals, EventFlags::IN)?;
         Ok(Self {
             input,
-            decoder: Decoder::new(),
+            decoder: Decoder::with_frames(BURST_FRAMES),
             signals,
             core: Core {
                 streams: BTreeMap::new(),
@@ -170,7 +172,8 @@ impl Agent {
         if self.input_paused {
             return Ok(true);
         }
-        for _ in 0..READS {
+        let mut total = 0;
+        while total < READ_TURN {
             let space = self.decoder.space();
             let asked = space.len();
             self.bursting |= asked > 8 * 1024;
@@ -180,6 +183,7 @@ impl Agent {
                 Err(Errno::AGAIN | Errno::INTR) => return Ok(true),
                 Err(error) => return Err(error.into()),
             };
+            total += count;
             self.decoder.filled(count);
             self.take_frames()?;
             if count < asked || self.input_paused {
@@ -198,10 +202,10 @@ impl Agent {
                 self.input_paused = true;
                 return Ok(());
             }
-            let Some(frame) = self.decoder.next_frame() else {
+            let Some(run) = self.decoder.next_run() else {
                 return Ok(());
             };
-            self.core.frame(&frame);
+            self.core.frame(&run);
         }
     }
 
@@ -280,11 +284,12 @@ impl Core {
         }
     }
 
-    fn frame(&mut self, frame: &Frame<'_>) {
+    fn frame(&mut self, run: &Run<'_>) {
+        let frame = &run.first;
         match frame.kind {
             FrameKind::Hello => self.hello(frame.payload),
             FrameKind::Open => self.open(frame.stream, frame.payload),
-            FrameKind::Data | FrameKind::Message => self.deliver(frame),
+            FrameKind::Data | FrameKind::Message => self.deliver(run),
             FrameKind::Credit => {
                 if let (Some(stream), Ok(more)) =
                     (self.streams.get_mut(&frame.stream), frame.payload.try_into())
@@ -307,8 +312,13 @@ impl Core {
         let Ok(hello) = decode::<Hello>(payload) else {
             return;
         };
+        let why = if hello.restored {
+            Gone::Restored
+        } else {
+            Gone::Closed
+        };
         while let Some((&id, _)) = self.streams.first_key_value() {
-            self.drop_stream(id, Gone::Closed);
+            self.drop_stream(id, why);
         }
         self.ready.clear();
         let welcome = Welcome {
@@ -350,18 +360,26 @@ impl Core {
         }
     }
 
-    fn deliver(&mut self, frame: &Frame<'_>) {
+    fn deliver(&mut self, run: &Run<'_>) {
+        let frame = &run.first;
         let id = frame.stream;
         // A stream that just ended may still be written to; that is nobody's fault.
         let Some(stream) = self.streams.get_mut(&id) else {
             return;
         };
         let Stream { port, job, .. } = stream;
-        let result = port.received(frame.payload.len()).and_then(|()| {
+        let mut lengths = std::iter::once(&frame.payload).chain(&run.more);
+        let result = lengths.try_for_each(|payload| port.received(payload.len()));
+        let result = result.and_then(|()| {
             let mut cx = Context {
                 port,
                 shared: &mut self.shared,
             };
+            if !run.more.is_empty() {
+                let mut pieces = vec![frame.payload];
+                pieces.extend(&run.more);
+                return job.data_run(&mut cx, &pieces);
+            }
             if frame.kind == FrameKind::Data {
                 return job.data(&mut cx, frame.payload);
             }

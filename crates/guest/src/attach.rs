@@ -90,7 +90,7 @@ impl Attach {
                     cx.port.data(out, chunk.sub, chunk.bytes);
                     cursor + chunk.bytes.len() as u64
                 }
-                None if !command.is_over() => return Step::Wait,
+                None if !command.is_over() || command.untold => return Step::Wait,
                 None => {
                     if !cx.port.message(out, &Message::Exited(command.state())) {
                         return Step::Wait;
@@ -112,11 +112,16 @@ impl Attach {
 
 impl Job for Attach {
     fn step(&mut self, cx: &mut Context<'_>) -> Step {
-        if let Some(started) = self.started.take()
-            && !cx.message(&started)
-        {
-            self.started = Some(started);
-            return Step::Wait;
+        if let Some(started) = self.started.take() {
+            let news = cx
+                .shared
+                .commands
+                .get_mut(self.command)
+                .is_none_or(|command| command.is_news());
+            if !news || !cx.message(&started) {
+                self.started = Some(started);
+                return Step::Wait;
+            }
         }
         self.feed(cx);
         self.follow(cx)

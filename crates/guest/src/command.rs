@@ -37,6 +37,7 @@ pub(crate) struct Command {
     ended_millis: Option<u64>,
     pub(crate) log: Log,
     stdin: Option<Sink>,
+    input_bytes: u64,
     sources: Vec<Source>,
     terminal: Option<Rc<OwnedFd>>,
     pub(crate) readers: Vec<Reader>,
@@ -44,6 +45,10 @@ pub(crate) struct Command {
     phase: Phase,
     /// Set when the timeout killed it.
     timed_out: bool,
+    /// It is over, but the host that follows ends was not told yet; those who are attached wait for that.
+    pub(crate) untold: bool,
+    /// Whether those who are attached are to hear at once that it runs.
+    pub(crate) announced: bool,
     /// Whether it stands in the queue of commands to be pumped.
     pub(crate) queued: bool,
 }
@@ -76,12 +81,11 @@ struct Source {
     hung_up: bool,
 }
 
-/// What a command is made of, once its process runs.
+/// What a command is made of, before its process runs.
 #[derive(Debug)]
 pub(crate) struct Parts {
     pub(crate) name: String,
     pub(crate) argv: Vec<Vec<u8>>,
-    pub(crate) pid: i32,
     pub(crate) started_millis: u64,
     pub(crate) stdin: Option<OwnedFd>,
     pub(crate) stdout: Option<OwnedFd>,
@@ -127,7 +131,7 @@ impl Command {
         Self {
             name: parts.name,
             argv: parts.argv,
-            pid: parts.pid,
+            pid: 0,
             started_millis: parts.started_millis,
             ended_millis: None,
             log: Log::new(parts.log_bytes),
@@ -136,6 +140,7 @@ impl Command {
                 .map(Rc::new)
                 .or_else(|| terminal.clone())
                 .map(|fd| Sink { fd, writable: true }),
+            input_bytes: 0,
             sources: sources
                 .into_iter()
                 .filter_map(|(fd, end)| Some(source(fd?, end)))
@@ -145,8 +150,15 @@ impl Command {
             wait_for_reader: parts.wait_for_reader,
             phase: Phase::Running,
             timed_out: false,
+            untold: false,
+            announced: false,
             queued: false,
         }
+    }
+
+    /// The process started; until then there is nobody to signal.
+    pub(crate) fn runs_as(&mut self, pid: i32) {
+        self.pid = pid;
     }
 
     /// Every descriptor to be watched.
@@ -168,6 +180,11 @@ impl Command {
 
     pub(crate) fn pid(&self) -> i32 {
         self.pid
+    }
+
+    /// Whether there is anything to tell of it yet.
+    pub(crate) fn is_news(&self) -> bool {
+        self.announced || self.phase != Phase::Running || self.log.end() > 0
     }
 
     pub(crate) fn is_over(&self) -> bool {
@@ -201,6 +218,7 @@ impl Command {
             started_millis: self.started_millis,
             ended_millis: self.ended_millis,
             pty: self.terminal.is_some(),
+            input_bytes: self.input_bytes,
             output_bytes: self.log.end(),
             log_start: self.log.start(),
         }
@@ -265,7 +283,16 @@ impl Command {
         }
     }
 
+    /// Input for the command, as much as it takes.
     pub(crate) fn feed(&mut self, bytes: &[u8]) -> Fed {
+        let fed = self.write_stdin(bytes);
+        if let Fed::Took(count) = fed {
+            self.input_bytes += count as u64;
+        }
+        fed
+    }
+
+    fn write_stdin(&mut self, bytes: &[u8]) -> Fed {
         let Some(stdin) = &mut self.stdin else {
             return Fed::Gone;
         };
@@ -292,7 +319,7 @@ impl Command {
     pub(crate) fn close_stdin(&mut self) {
         match &self.terminal {
             Some(_) => {
-                let _ = self.feed(&[4]);
+                let _ = self.write_stdin(&[4]);
             }
             None => self.stdin = None,
         }
@@ -415,6 +442,7 @@ impl Command {
 pub(crate) enum Alarm {
     Timeout,
     Grace,
+    Announce,
 }
 
 /// When, for which command, and why.

@@ -7,7 +7,6 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use atoll_guest_protocol::{CommandInfo, CommandState, Configure, Exec, FailureKind};
@@ -25,19 +24,29 @@ use crate::users::{Account, Users};
 const MOST_RUNNING: usize = 1024;
 const MOST_OVER: usize = 256;
 const MOST_LOGGED: usize = 16 * 1024 * 1024;
+/// Ends that wait for a host that follows them but does not read; the oldest of more go untold.
+const MOST_UNTOLD: usize = 4096;
 const LONGEST_NAME: usize = 256;
+/// How long the news that a foreground command runs may wait for its first words, to travel with them. Most commands say
+/// something or end sooner, and a message of its own would wake the host just when the program is being loaded.
+const UNANNOUNCED: Duration = Duration::from_millis(20);
 /// What programs expect of the soft limit; the hard one stays where the runtime put it.
 const SOFT_OPEN_FILES: u64 = 1024;
 
 #[derive(Debug)]
 pub(crate) struct Commands {
-    all: BTreeMap<u32, Command>,
+    /// Boxed: a map's node has room for eleven, and one that came and went with each command would be a mapping made and
+    /// undone each time.
+    all: BTreeMap<u32, Box<Command>>,
     by_name: BTreeMap<String, u32>,
     by_pid: BTreeMap<i32, u32>,
     next: u32,
     deadlines: BTreeSet<Deadline>,
     /// Commands with something to read.
     queue: VecDeque<u32>,
+    /// The stream that is told of every end, and the ends that it was not told of yet.
+    follower: Option<u32>,
+    ends: VecDeque<(u32, CommandInfo)>,
     spawner: Spawner,
     confinement: Option<Confinement>,
     null: OwnedFd,
@@ -54,6 +63,8 @@ impl Commands {
             next: 0,
             deadlines: BTreeSet::new(),
             queue: VecDeque::new(),
+            follower: None,
+            ends: VecDeque::new(),
             spawner: Spawner::new(),
             confinement,
             null,
@@ -83,31 +94,74 @@ impl Commands {
             ));
         }
         let account = Users::load().find(exec.user.as_deref().unwrap_or(&config.user))?;
-        let mut environment = Environment::new(&account, &config.env, &exec.env, exec.pty.is_some())?;
+        let environment = Environment::new(&account, &config.env, &exec.env, exec.pty.is_some())?;
         let directory = directory_of(&exec, config, &account)?;
-        environment.set_directory(directory.as_bytes());
         let program = exec
             .argv
             .first()
+            .cloned()
             .ok_or_else(|| invalid("a command needs a program"))?;
-        let candidates = environment.candidates(program)?;
+        let candidates = environment.candidates(&program)?;
         let argv = c_strings(&exec.argv)?;
+        let env = environment.strings(directory.as_bytes());
 
-        let lines = Lines::open(&exec, &account)
+        let Lines { parent, child } = Lines::open(&exec, &account)
             .map_err(|error| from_io("cannot open the command's pipes", &error))?;
-        let env = environment.strings();
+        let terminal = parent.terminal.is_some();
+        let held: usize = self.all.values().map(|command| command.log.held()).sum();
+        let log_bytes = if held > 2 * MOST_LOGGED { 0 } else { exec.log_bytes };
+        let number = self.next;
+        self.next = self.next.wrapping_add(1);
+        let timeout = exec.timeout_millis;
+        // All that can be done before the child runs is done before: afterwards both compete for the sentry, and every
+        // system call of ours costs the child ten times what it costs here.
+        let mut command = Box::new(Command::new(Parts {
+            name: exec.command,
+            argv: exec.argv,
+            started_millis: wall_millis(),
+            stdin: parent.stdin,
+            stdout: parent.stdout,
+            stderr: parent.stderr,
+            terminal: parent.terminal,
+            log_bytes,
+            wait_for_reader: exec.wait_for_reader,
+        }));
+        for (fd, end) in command.descriptors() {
+            watch(poller, &fd, number, end).map_err(|error| from_io("cannot watch the command", &error))?;
+        }
         let plan = Plan {
             candidates: &candidates,
             argv: &argv,
             env: &env,
             directory: &directory,
             account: &account,
-            stdio: lines.stdio(&self.null),
-            terminal: exec.pty.is_some(),
+            stdio: stdio(&child, terminal, &self.null),
+            terminal,
             confinement: self.confinement.as_ref(),
             open_files: self.open_files,
         };
-        let pid = match self.spawner.spawn(&plan) {
+        let mut spawned = self.spawner.spawn(&plan);
+        let (root, rooted);
+        let plan = match spawned {
+            // A home that does not exist (`nobody` has such a one) is no reason to fail; a directory that was asked for is.
+            Err(Failed {
+                stage: Stage::Directory,
+                errno: libc::ENOENT | libc::ENOTDIR,
+                ..
+            }) if exec.cwd.is_none() => {
+                root = c"/".to_owned();
+                rooted = environment.strings(root.as_bytes());
+                let plan = Plan {
+                    directory: &root,
+                    env: &rooted,
+                    ..plan
+                };
+                spawned = self.spawner.spawn(&plan);
+                plan
+            }
+            _ => plan,
+        };
+        let pid = match spawned {
             // A script without `#!`: shells run it themselves, so we do.
             Err(Failed {
                 stage: Stage::Execute,
@@ -125,35 +179,18 @@ impl Commands {
             }
             other => other,
         }
-        .map_err(|failed| explain(failed, program, &directory, &account))?;
-
-        let held: usize = self.all.values().map(|command| command.log.held()).sum();
-        let log_bytes = if held > 2 * MOST_LOGGED { 0 } else { exec.log_bytes };
-        let number = self.next;
-        self.next = self.next.wrapping_add(1);
-        let timeout = exec.timeout_millis;
-        let command = Command::new(Parts {
-            name: exec.command,
-            argv: exec.argv,
-            pid,
-            started_millis: wall_millis(),
-            stdin: lines.parent.stdin,
-            stdout: lines.parent.stdout,
-            stderr: lines.parent.stderr,
-            terminal: lines.parent.terminal,
-            log_bytes,
-            wait_for_reader: exec.wait_for_reader,
-        });
-        for (fd, end) in command.descriptors() {
-            if let Err(error) = watch(poller, &fd, number, end) {
-                let _ = command.signal(libc::SIGKILL);
-                return Err(from_io("cannot watch the command", &error));
-            }
-        }
+        .map_err(|failed| explain(failed, &program, &directory, &account))?;
+        command.runs_as(pid);
         if let Some(millis) = timeout
             && let Some(at) = Instant::now().checked_add(Duration::from_millis(millis))
         {
             self.deadlines.insert((at, number, Alarm::Timeout));
+        }
+        if exec.kill_on_close && !exec.stdin && !terminal {
+            self.deadlines
+                .insert((Instant::now() + UNANNOUNCED, number, Alarm::Announce));
+        } else {
+            command.announced = true;
         }
         self.by_name.insert(command.name().to_owned(), number);
         self.by_pid.insert(pid, number);
@@ -171,11 +208,11 @@ impl Commands {
     }
 
     pub(crate) fn get_mut(&mut self, number: u32) -> Option<&mut Command> {
-        self.all.get_mut(&number)
+        self.all.get_mut(&number).map(Box::as_mut)
     }
 
     pub(crate) fn list(&self) -> impl Iterator<Item = CommandInfo> {
-        self.all.values().map(Command::info)
+        self.all.values().map(|command| command.info())
     }
 
     pub(crate) fn attach(&mut self, number: u32, stream: u32, from: u64) {
@@ -275,7 +312,7 @@ impl Commands {
             self.enqueue(number);
         }
         if pumped.over {
-            self.settle(number);
+            self.settle(number, wakes);
         }
     }
 
@@ -321,10 +358,14 @@ impl Commands {
             };
             match alarm {
                 Alarm::Timeout => command.time_is_over(),
+                Alarm::Announce => {
+                    command.announced = true;
+                    wakes.extend(command.readers.iter().map(|reader| reader.stream));
+                }
                 Alarm::Grace => {
                     if command.grace_is_over(wall_millis()) {
                         wakes.extend(command.readers.iter().map(|reader| reader.stream));
-                        self.settle(number);
+                        self.settle(number, wakes);
                     }
                 }
             }
@@ -332,8 +373,9 @@ impl Commands {
     }
 
     /// A command is over: what is kept of the old ones is brought back into its bounds.
-    fn settle(&mut self, number: u32) {
+    fn settle(&mut self, number: u32, wakes: &mut Vec<u32>) {
         self.deadlines.retain(|deadline| deadline.1 != number);
+        self.announce(number, wakes);
         let over = |command: &Command| command.is_over() && command.readers.is_empty();
         let listed: Vec<u32> = self
             .all
@@ -353,6 +395,52 @@ impl Commands {
                 held -= command.log.held();
                 command.log.clear();
             }
+        }
+    }
+
+    /// From now on this stream is told of every end, instead of whichever was before.
+    pub(crate) fn follow(&mut self, stream: u32) {
+        self.follower = Some(stream);
+    }
+
+    pub(crate) fn is_followed_by(&self, stream: u32) -> bool {
+        self.follower == Some(stream)
+    }
+
+    /// Nobody waits for the telling of an end any more, unless another stream took over.
+    pub(crate) fn unfollow(&mut self, stream: u32, wakes: &mut Vec<u32>) {
+        if self.is_followed_by(stream) {
+            self.follower = None;
+            while !self.ends.is_empty() {
+                self.told(wakes);
+            }
+        }
+    }
+
+    fn announce(&mut self, number: u32, wakes: &mut Vec<u32>) {
+        if let Some(follower) = self.follower
+            && let Some(command) = self.all.get_mut(&number)
+        {
+            command.untold = true;
+            self.ends.push_back((number, command.info()));
+            wakes.push(follower);
+            if self.ends.len() > MOST_UNTOLD {
+                self.told(wakes);
+            }
+        }
+    }
+
+    pub(crate) fn next_end(&self) -> Option<&CommandInfo> {
+        self.ends.front().map(|(_, info)| info)
+    }
+
+    /// The next end was told: those who are attached to the command may hear of it.
+    pub(crate) fn told(&mut self, wakes: &mut Vec<u32>) {
+        if let Some((number, _)) = self.ends.pop_front()
+            && let Some(command) = self.all.get_mut(&number)
+        {
+            command.untold = false;
+            wakes.extend(command.readers.iter().map(|reader| reader.stream));
         }
     }
 
@@ -412,17 +500,16 @@ impl Lines {
         child[2] = Some(write);
         Ok(Self { parent, child })
     }
+}
 
-    /// What the child's 0, 1 and 2 are made from: a terminal serves as all three.
-    fn stdio(&self, null: &OwnedFd) -> [i32; 3] {
-        let terminal = self.parent.terminal.is_some();
-        let raw = |index: usize| {
-            let fd = self.child[index].as_ref();
-            let fd = fd.or(if terminal { self.child[0].as_ref() } else { None });
-            fd.unwrap_or(null).as_raw_fd()
-        };
-        [raw(0), raw(1), raw(2)]
-    }
+/// What the child's 0, 1 and 2 are made from: a terminal serves as all three.
+fn stdio(child: &[Option<OwnedFd>; 3], terminal: bool, null: &OwnedFd) -> [i32; 3] {
+    let raw = |index: usize| {
+        let fd = child[index].as_ref();
+        let fd = fd.or(if terminal { child[0].as_ref() } else { None });
+        fd.unwrap_or(null).as_raw_fd()
+    };
+    [raw(0), raw(1), raw(2)]
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -445,12 +532,7 @@ fn directory_of(exec: &Exec, config: &Configure, account: &Account) -> Outcome<C
     } else {
         &config.workdir
     };
-    // A home that does not exist (`nobody` has such a one) is no reason to fail; a directory that was asked for is.
-    let path = match exec.cwd.as_deref() {
-        Some(asked) => crate::path::absolute(base.as_bytes(), asked)?,
-        None if Path::new(base).is_dir() => crate::path::absolute(base.as_bytes(), b".")?,
-        None => b"/".to_vec(),
-    };
+    let path = crate::path::absolute(base.as_bytes(), exec.cwd.as_deref().unwrap_or(b"."))?;
     CString::new(path).map_err(|_| invalid("the working directory contains a zero byte"))
 }
 

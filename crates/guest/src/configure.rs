@@ -17,8 +17,8 @@ pub(crate) fn apply(configure: Configure, shared: &mut Shared) -> Outcome {
     }
     if !configure.hostname.is_empty() {
         let _ = rustix::system::sethostname(configure.hostname.as_bytes());
-        let _ = name_in_hosts(&configure.hostname);
     }
+    let _ = name_in_hosts(&configure.hostname);
     set_clock(configure.now_millis);
     let _ = std::fs::write("/dev/urandom", configure.seed);
     let start = configure.start.clone();
@@ -46,7 +46,8 @@ pub(crate) fn apply(configure: Configure, shared: &mut Shared) -> Outcome {
     Ok(())
 }
 
-/// sudo and many servers look their own host name up.
+/// sudo and many servers look their own host name up. An empty one, which is what a pool knows, writes nothing, but leaves
+/// the file in the writable layer, where the real one will find it.
 fn name_in_hosts(hostname: &str) -> std::io::Result<()> {
     use std::io::{Read as _, Write as _};
     use std::os::unix::fs::OpenOptionsExt as _;
@@ -65,7 +66,7 @@ fn name_in_hosts(hostname: &str) -> std::io::Result<()> {
     }
     let mut text = String::new();
     (&mut file).take(LONGEST).read_to_string(&mut text)?;
-    if text.split_whitespace().any(|word| word == hostname) {
+    if hostname.is_empty() || text.split_whitespace().any(|word| word == hostname) {
         return Ok(());
     }
     let line_end = if text.is_empty() || text.ends_with('\n') {

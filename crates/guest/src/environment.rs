@@ -42,19 +42,15 @@ impl Environment {
         Ok(Self(all))
     }
 
-    /// `PWD` follows the directory unless someone set it.
-    pub(crate) fn set_directory(&mut self, directory: &[u8]) {
-        if let Ok(directory) = std::str::from_utf8(directory) {
-            self.0
-                .entry("PWD".to_owned())
-                .or_insert_with(|| directory.to_owned());
-        }
-    }
-
-    pub(crate) fn strings(&self) -> Vec<CString> {
-        self.0
+    /// As the program gets it when it starts in `directory`, which `PWD` follows unless someone set it.
+    pub(crate) fn strings(&self, directory: &[u8]) -> Vec<CString> {
+        let own = self
+            .0
             .iter()
-            .filter_map(|(name, value)| CString::new(format!("{name}={value}")).ok())
+            .map(|(name, value)| format!("{name}={value}").into_bytes());
+        let implied = (!self.0.contains_key("PWD")).then(|| [b"PWD=", directory].concat());
+        own.chain(implied)
+            .filter_map(|string| CString::new(string).ok())
             .collect()
     }
 
@@ -108,16 +104,15 @@ mod tests {
 
     #[test]
     fn later_wins() {
-        let mut environment = Environment::new(
+        let environment = Environment::new(
             &account(),
             &[pair("A", "configured"), pair("HOME", "/elsewhere")],
             &[pair("A", "own")],
             true,
         )
         .expect("valid");
-        environment.set_directory(b"/srv");
         let strings: Vec<String> = environment
-            .strings()
+            .strings(b"/srv")
             .into_iter()
             .map(|string| string.into_string().expect("text"))
             .collect();
@@ -128,10 +123,10 @@ mod tests {
                 "HOME=/elsewhere",
                 "LOGNAME=user",
                 &format!("PATH={DEFAULT_PATH}"),
-                "PWD=/srv",
                 "SHELL=/bin/bash",
                 "TERM=xterm-256color",
-                "USER=user"
+                "USER=user",
+                "PWD=/srv"
             ]
         );
     }

@@ -35,6 +35,11 @@ impl Context<'_> {
         self.port.consumed(&mut self.shared.out, cost);
     }
 
+    /// Lets the host send more ahead; for jobs that keep nothing of what they get.
+    pub(crate) fn widen(&mut self) {
+        self.port.widen(&mut self.shared.out);
+    }
+
     /// Sends a message if there is credit for it.
     #[must_use]
     pub(crate) fn message(&mut self, message: &Message) -> bool {
@@ -61,6 +66,11 @@ pub(crate) trait Job {
         Err(invalid("this stream takes no data"))
     }
 
+    /// Several `Data` frames that came together, none of them empty; for jobs that take them better at once.
+    fn data_run(&mut self, cx: &mut Context<'_>, pieces: &[&[u8]]) -> Outcome {
+        pieces.iter().try_for_each(|bytes| self.data(cx, bytes))
+    }
+
     fn message(&mut self, cx: &mut Context<'_>, message: Message) -> Outcome {
         let _ = (cx, message);
         Err(invalid("this stream takes no such message"))
@@ -83,6 +93,8 @@ pub(crate) enum Gone {
     Finished,
     /// The host closed it, broke its rules, or was replaced by another.
     Closed,
+    /// It belonged to the life before a restore; nobody hung up.
+    Restored,
 }
 
 /// A few messages, then success.

@@ -14,6 +14,8 @@
 //!
 //! `--confine` is for tiers whose kernel is the host's: children lose every capability, cannot gain any, and run under
 //! the seccomp program read from `--seccomp-fd`. Without it children keep what the container gives them.
+//!
+//! `atoll-guest apply-layer` is another program in the same file, for hosts that bring files back: see `layer`.
 
 #![cfg_attr(not(test), no_main)]
 #![expect(
@@ -30,7 +32,9 @@ mod connect;
 mod environment;
 mod failure;
 mod files;
+mod follow;
 mod job;
+mod layer;
 mod log;
 mod long;
 mod mux;
@@ -59,6 +63,9 @@ pub unsafe extern "C" fn main(count: c_int, arguments: *const *const c_char) -> 
             argument.to_string_lossy().into_owned()
         })
         .collect();
+    if arguments.first().is_some_and(|argument| argument == layer::APPLY) {
+        return layer::main();
+    }
     let served = setup::Options::parse(&arguments).and_then(|options| setup::agent(&options)?.run());
     match served {
         Ok(()) => 0,

@@ -14,6 +14,7 @@ use crate::files::tar_out::TarOut;
 use crate::files::watch::Watch;
 use crate::files::write::Writing;
 use crate::files::{Place, Stats, change};
+use crate::follow::Follow;
 use crate::job::{Answer, Job, Shared};
 use crate::long::Long;
 use crate::usage;
@@ -31,6 +32,7 @@ pub(crate) fn open(request: Request, stream: u32, shared: &mut Shared) -> Outcom
         Request::ListCommands => Ok(Answer::of(
             batches(shared.commands.list()).into_iter().map(Message::Commands),
         )),
+        Request::FollowCommands => Ok(Follow::open(stream, shared)),
         Request::Signal { command, signal } => {
             let number = shared.commands.find(&command)?;
             if !(1..=64).contains(&signal) {
@@ -124,7 +126,7 @@ fn start(exec: Exec, stream: u32, shared: &mut Shared) -> Outcome<Box<dyn Job>> 
 }
 
 /// Lists too long for one frame come in several messages. An empty list is one empty message.
-fn batches(infos: impl Iterator<Item = CommandInfo>) -> Vec<Vec<CommandInfo>> {
+pub(crate) fn batches(infos: impl Iterator<Item = CommandInfo>) -> Vec<Vec<CommandInfo>> {
     let mut all = vec![Vec::new()];
     let mut held = 0;
     for info in infos {

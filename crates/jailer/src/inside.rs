@@ -32,7 +32,7 @@ pub(crate) struct Stdio {
 pub(crate) fn prepare(spec: &Spec) -> Result<()> {
     let namespaces =
         UnshareFlags::NEWNET | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS | UnshareFlags::NEWCGROUP;
-    unshare(namespaces).doing(|| "leaving the host's network, IPC, host name and cgroup namespaces")?;
+    sys::unshare(namespaces).doing(|| "leaving the host's network, IPC, host name and cgroup namespaces")?;
     sys::raise_loopback().doing(|| "bringing up the loopback interface")?;
     // No capability inside means that nobody could bind port 80 or send a ping; in a namespace of one's own both are
     // harmless. A kernel without these settings refuses the programs that want them, nothing else.
@@ -82,10 +82,4 @@ fn drop_capabilities() -> Result<()> {
         }
     }
     sys::set_capabilities(AGENT_CAPABILITIES).doing(|| "setting the agent's capabilities")
-}
-
-#[expect(unsafe_code, reason = "unshare is unsafe for CLONE_FILES only")]
-fn unshare(namespaces: UnshareFlags) -> rustix::io::Result<()> {
-    // SAFETY: no CLONE_FILES among the flags of our callers, so no descriptor changes hands.
-    unsafe { rustix::thread::unshare_unsafe(namespaces) }
 }

@@ -20,9 +20,11 @@
 //! ```text
 //!   /                overlay: the template's EROFS image (shared, idmapped) below, tmpfs or ext4 of fixed size above
 //!   ├── .atoll/      atoll-guest, bound read-only
+//!   ├── dev/         the writable layer itself, to be found again for saving; hidden below what follows
 //!   ├── dev/         tmpfs, read-only: null zero full random urandom tty; pts/ (own instance), shm/ (tmpfs)
 //!   ├── proc/        of the jail's pid namespace; kernel tunables read-only, what tells of the host is masked
-//!   └── sys/         tmpfs, read-only: the CPU list and nothing else
+//!   ├── sys/         tmpfs, read-only: the CPU list and nothing else
+//!   └── ...          volumes and inputs, with the ids of their files mapped so that all jails agree on them
 //! ```
 //!
 //! What must hold:
@@ -40,6 +42,8 @@ pub mod disk;
 pub mod error;
 pub mod inside;
 pub mod landlock;
+pub mod layer;
+mod mounts;
 pub mod outside;
 pub mod seccomp;
 pub mod spec;

@@ -11,6 +11,7 @@ use rustix::thread::UnshareFlags;
 
 use crate::error::{Doing, Error, Result};
 use crate::inside::{self, Stdio};
+use crate::layer;
 use crate::spec::{Ids, RANGE, Spec};
 use crate::sys::{self, Fork};
 use crate::tree::{self, Owner, Sources};
@@ -27,8 +28,10 @@ pub fn start(spec: &Spec) -> Result<i32> {
         output: open(&spec.output, OFlags::RDWR)?,
         log: open(&spec.log, OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND)?,
     };
+    // From within a user namespace of one's own, the server's descriptors are out of reach.
+    let layer = layer::open(spec)?;
     if spec.ids == Ids::Own {
-        unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNS).doing(|| {
+        sys::unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNS).doing(|| {
             "making a user namespace as an ordinary user (is it switched off by a sysctl, AppArmor or a container?)"
         })?;
         // A group map of one's own is allowed only to those who can no longer drop groups.
@@ -36,9 +39,9 @@ pub fn start(spec: &Spec) -> Result<i32> {
         write("/proc/self/uid_map", &format!("0 {} 1", own.0))?;
         write("/proc/self/gid_map", &format!("0 {} 1", own.1))?;
     }
-    let sources = Sources::open(spec)?;
+    let sources = Sources::open(spec, layer)?;
     if spec.ids != Ids::Own {
-        unshare(UnshareFlags::NEWNS).doing(|| "making a mount namespace")?;
+        sys::unshare(UnshareFlags::NEWNS).doing(|| "making a mount namespace")?;
     }
     tree::go_private()?;
 
@@ -167,10 +170,4 @@ fn write(path: &str, text: &str) -> Result<()> {
         .open(path)
         .and_then(|mut file| file.write_all(text.as_bytes()))
         .doing(|| format!("writing {text:?} to {path}"))
-}
-
-#[expect(unsafe_code, reason = "unshare is unsafe for CLONE_FILES only")]
-fn unshare(namespaces: UnshareFlags) -> rustix::io::Result<()> {
-    // SAFETY: no CLONE_FILES among the flags of our callers, so no descriptor changes hands.
-    unsafe { rustix::thread::unshare_unsafe(namespaces) }
 }

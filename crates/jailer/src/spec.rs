@@ -29,6 +29,26 @@ pub struct Spec {
     pub cgroups: Vec<PathBuf>,
     /// Size limit of `/dev/shm`.
     pub shm_bytes: u64,
+    /// A saved writable layer to begin with.
+    pub layer: Option<PathBuf>,
+    pub mounts: Vec<Mount>,
+}
+
+/// Something of the host that is seen inside; needs root.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mount {
+    pub source: MountSource,
+    /// Absolute, in the jail; made if missing.
+    pub at: PathBuf,
+    pub read_only: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MountSource {
+    /// Where something is mounted on the host: a volume, or `/proc/<server>/fd/<n>` of a detached mount.
+    Tree(PathBuf),
+    /// An EROFS image that this jail mounts for itself.
+    Image(PathBuf),
 }
 
 /// The template below the writable layer.
@@ -94,6 +114,22 @@ impl Spec {
             put("--cgroup", path.as_os_str());
         }
         put("--shm-bytes", OsStr::new(&self.shm_bytes.to_string()));
+        if let Some(path) = &self.layer {
+            put("--layer", path.as_os_str());
+        }
+        for mount in &self.mounts {
+            match &mount.source {
+                MountSource::Tree(path) => put("--mount-tree", path.as_os_str()),
+                MountSource::Image(path) => put("--mount-image", path.as_os_str()),
+            }
+            // Of the one just named.
+            let access = if mount.read_only {
+                "--mount-read-only-at"
+            } else {
+                "--mount-at"
+            };
+            put(access, mount.at.as_os_str());
+        }
         args
     }
 
@@ -123,6 +159,10 @@ struct Given {
     ids: Option<Ids>,
     cgroups: Vec<PathBuf>,
     shm_bytes: Option<u64>,
+    layer: Option<PathBuf>,
+    mounts: Vec<Mount>,
+    /// What the next `--mount-…at` is about.
+    mount_source: Option<MountSource>,
 }
 
 impl Given {
@@ -156,6 +196,17 @@ impl Given {
             }
             b"--cgroup" => self.cgroups.push(path()),
             b"--shm-bytes" => self.shm_bytes = Some(number(key, value)?),
+            b"--layer" => self.layer = Some(path()),
+            b"--mount-tree" => self.mount_source = Some(MountSource::Tree(path())),
+            b"--mount-image" => self.mount_source = Some(MountSource::Image(path())),
+            b"--mount-at" | b"--mount-read-only-at" => {
+                let missing = || Error::new(format!("{} without a source before it", key.display()));
+                self.mounts.push(Mount {
+                    source: self.mount_source.take().ok_or_else(missing)?,
+                    at: path(),
+                    read_only: key == "--mount-read-only-at",
+                });
+            }
             _ => return Err(Error::new(format!("unknown argument {}", key.display()))),
         }
         Ok(())
@@ -177,6 +228,8 @@ impl Given {
             ids: need("--id-base", self.ids)?,
             cgroups: self.cgroups,
             shm_bytes: need("--shm-bytes", self.shm_bytes)?,
+            layer: self.layer,
+            mounts: self.mounts,
         })
     }
 }
@@ -208,6 +261,19 @@ mod tests {
             ids: Ids::Range { base: 0x1000_0000 },
             cgroups: vec!["/cg/memory/a/tasks".into(), "/cg/cpu/a/tasks".into()],
             shm_bytes: 64,
+            layer: Some("/proc/1/fd/9".into()),
+            mounts: vec![
+                Mount {
+                    source: MountSource::Tree("/v/mnt".into()),
+                    at: OsString::from_vec(b"/d\xff".to_vec()).into(),
+                    read_only: false,
+                },
+                Mount {
+                    source: MountSource::Image("/v/in.erofs".into()),
+                    at: "/in".into(),
+                    read_only: true,
+                },
+            ],
         }
     }
 

@@ -104,6 +104,21 @@ pub(crate) fn in_a_child(work: impl FnOnce() -> crate::error::Result<()>) -> cra
     }
 }
 
+/// Leaves namespaces, all but shared descriptors.
+pub(crate) fn unshare(namespaces: rustix::thread::UnshareFlags) -> rustix::io::Result<()> {
+    // SAFETY: no CLONE_FILES among the flags of our callers, so no descriptor changes hands.
+    unsafe { rustix::thread::unshare_unsafe(namespaces) }
+}
+
+/// The user namespace that a namespace belongs to.
+pub(crate) fn owner_of_namespace(namespace: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    const NS_GET_USERNS: u64 = 0xB701;
+    // SAFETY: takes no argument.
+    let fd = check(unsafe { libc::syscall(libc::SYS_ioctl, namespace.as_raw_fd(), NS_GET_USERNS, 0) })?;
+    // SAFETY: a new descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}
+
 /// Changes a mount: `set` are MOUNT_ATTR_* flags, `idmap` a user namespace for MOUNT_ATTR_IDMAP.
 pub(crate) fn mount_setattr(
     mount: BorrowedFd<'_>,

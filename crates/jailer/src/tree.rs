@@ -18,7 +18,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::error::{Doing, Result};
 use crate::spec::{Ids, Lower, Spec, Upper};
-use crate::{disk, sys};
+use crate::{disk, layer, mounts, sys};
 
 /// Where the agent stands in the jail.
 pub const AGENT: &std::ffi::CStr = c"/.atoll/atoll-guest";
@@ -75,11 +75,14 @@ const NOEXEC: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOEXEC;
 pub(crate) struct Sources {
     lower: OwnedFd,
     agent: OwnedFd,
+    /// A saved layer, to be unpacked.
+    layer: Option<OwnedFd>,
+    mounts: Vec<OwnedFd>,
 }
 
 impl Sources {
     /// A detached mount may be copied only in the namespace in which it was made: the server's.
-    pub(crate) fn open(spec: &Spec) -> Result<Self> {
+    pub(crate) fn open(spec: &Spec, layer: Option<OwnedFd>) -> Result<Self> {
         let lower = match &spec.lower {
             Lower::Tree(path) | Lower::Directory(path) => copy_of(path)?,
             Lower::Image(path) => disk::mount_image(path)?,
@@ -87,6 +90,8 @@ impl Sources {
         Ok(Self {
             lower,
             agent: copy_of(&spec.agent)?,
+            layer,
+            mounts: mounts::open(spec)?,
         })
     }
 }
@@ -101,7 +106,7 @@ pub(crate) struct Owner<'a> {
 
 impl Owner<'_> {
     /// The host's id for the jail's `id`, as this process has to name it.
-    fn id(&self, id: u32) -> u32 {
+    pub(crate) fn id(&self, id: u32) -> u32 {
         match self.ids {
             Ids::Range { base } => base + id,
             Ids::Own => 0,
@@ -128,12 +133,15 @@ pub(crate) fn go_private() -> Result<()> {
 
 /// Puts the whole tree together on `spec.stage`; the working directory is its root afterwards.
 pub(crate) fn build(spec: &Spec, sources: &Sources, owner: &Owner<'_>) -> Result<()> {
-    layers(spec, sources, owner)?;
+    let layer = layers(spec, sources, owner)?;
     rustix::process::chdir("merged").doing(|| "entering the tree")?;
     agent(sources)?;
+    // Where it can be found when the jail is to be saved; the devices come on top.
+    attach(&layer, Path::new(layer::HIDDEN_AT))?;
     devices(spec, owner)?;
     proc(owner)?;
-    sysfs()
+    sysfs()?;
+    mounts::attach_all(spec, &sources.mounts, owner)
 }
 
 /// Makes the working directory the root and lets go of the host's tree.
@@ -145,7 +153,8 @@ pub(crate) fn enter() -> Result<()> {
     rustix::process::chdir("/").doing(|| "entering the root")
 }
 
-fn layers(spec: &Spec, sources: &Sources, owner: &Owner<'_>) -> Result<()> {
+/// Gives a copy of the mount of the writable layer.
+fn layers(spec: &Spec, sources: &Sources, owner: &Owner<'_>) -> Result<OwnedFd> {
     let layer = match &spec.upper {
         Upper::Memory { bytes } => {
             let inodes = (bytes / 4096).max(16 * 1024);
@@ -176,8 +185,11 @@ fn layers(spec: &Spec, sources: &Sources, owner: &Owner<'_>) -> Result<()> {
         .st_mode;
     rustix::fs::chmod("upper", Mode::from_raw_mode(mode & 0o7777)).doing(|| "setting the root's mode")?;
     owner.give("upper")?;
-    for name in ["upper/.atoll", "upper/dev", "upper/proc", "upper/sys"] {
-        owner.make_dir(name)?;
+    if let Some(saved) = &sources.layer {
+        layer::restore(spec, saved)?;
+    }
+    for name in layer::NOT_OURS {
+        owner.make_dir(&format!("upper/{name}"))?;
     }
     file("upper/.atoll/atoll-guest", b"")?;
     let options = [
@@ -190,6 +202,9 @@ fn layers(spec: &Spec, sources: &Sources, owner: &Owner<'_>) -> Result<()> {
             "redirect_dir",
             if owner.ids == Ids::Own { "nofollow" } else { "on" }.into(),
         ),
+        // Whatever this kernel's defaults are: a layer that is saved has to hold whole files, and no more than files.
+        ("metacopy", "off".into()),
+        ("index", "off".into()),
     ];
     let flags: &[&str] = match owner.ids {
         // An ordinary user may not write the trusted attributes that overlayfs keeps its notes in.
@@ -198,7 +213,9 @@ fn layers(spec: &Spec, sources: &Sources, owner: &Owner<'_>) -> Result<()> {
         Ids::Range { .. } => &["volatile"],
     };
     let root = filesystem("overlay", &options, flags, NOSUID | NODEV)?;
-    attach(&root, Path::new("merged"))
+    attach(&root, Path::new("merged"))?;
+    open_tree(&layer, "", copy_flags() | OpenTreeFlags::AT_EMPTY_PATH)
+        .doing(|| "taking a copy of the writable layer's mount")
 }
 
 fn agent(sources: &Sources) -> Result<()> {
@@ -403,7 +420,7 @@ fn copy_flags() -> OpenTreeFlags {
 }
 
 /// A detached copy of the mount at `path`, from `path` down.
-fn copy_of(path: &Path) -> Result<OwnedFd> {
+pub(crate) fn copy_of(path: &Path) -> Result<OwnedFd> {
     open_tree(CWD, path, copy_flags()).doing(|| format!("taking a copy of the mount at {}", path.display()))
 }
 

@@ -7,6 +7,8 @@
 //!   which and why. Swap is the exception: where the kernel does not account for it, there is none to limit.
 //! - [`Group::kill_all`] ends when the group is empty, also against a fork bomb.
 
+mod freezer;
+
 use std::fs;
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -273,9 +275,21 @@ impl Group {
         Ok(())
     }
 
+    /// Sets the limit of CPU alone; for a group whose limits were set before.
+    pub fn limit_cpu(&self, cpu_millis: u32) -> Result<(), CgroupError> {
+        let quota = quota_micros(cpu_millis);
+        match self.hierarchy {
+            Hierarchy::V1 { cpu, .. } => write(&cpu.join(&self.relative).join("cpu.cfs_quota_us"), quota),
+            Hierarchy::V2 { root } => {
+                let at = root.join(&self.relative).join("cpu.max");
+                write(&at, format_args!("{quota} {PERIOD_MICROS}"))
+            }
+        }
+    }
+
     /// Sets the limits, all but the disk's.
     pub fn resize(&self, limits: &Resources) -> Result<(), CgroupError> {
-        let quota = (u64::from(limits.cpu_millis) * PERIOD_MICROS / 1000).max(1000);
+        let quota = quota_micros(limits.cpu_millis);
         let memory = limits.memory_bytes;
         match self.hierarchy {
             Hierarchy::V1 {
@@ -317,6 +331,33 @@ impl Group {
                 write(&at.join("pids.max"), limits.pids)
             }
         }
+    }
+
+    /// Lowers the memory limit, if what is used fits below it: `false` if not. Never kills anybody for it.
+    pub fn lower_memory(&self, limit: u64) -> Result<bool, CgroupError> {
+        match self.hierarchy {
+            Hierarchy::V1 { memory: at, .. } => {
+                let at = at.join(&self.relative);
+                // Refused where it does not fit.
+                if write(&at.join("memory.limit_in_bytes"), limit).is_err() {
+                    return Ok(false);
+                }
+                let with_swap = at.join("memory.memsw.limit_in_bytes");
+                if with_swap.exists() {
+                    write(&with_swap, limit)?;
+                }
+            }
+            Hierarchy::V2 { root } => {
+                let at = root.join(&self.relative);
+                let stat = at.join("memory.stat");
+                let files = field(&stat, "active_file")? + field(&stat, "inactive_file")?;
+                if number(&at.join("memory.current"))?.saturating_sub(files) > limit / 20 * 19 {
+                    return Ok(false);
+                }
+                write(&at.join("memory.max"), limit)?;
+            }
+        }
+        Ok(true)
     }
 
     pub fn usage(&self) -> Result<Usage, CgroupError> {
@@ -430,6 +471,10 @@ impl Group {
                     let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
                 }
             }
+            // Who stands still dies only when he goes on.
+            if self.freezer().is_some() {
+                let _ = self.thaw();
+            }
             if Instant::now() > deadline {
                 return Err(CgroupError::Unkillable {
                     path: self.relative.clone(),
@@ -444,7 +489,7 @@ impl Group {
     pub async fn remove(&self) -> Result<(), CgroupError> {
         let deadline = Instant::now() + PATIENCE;
         let mut pause = Duration::from_micros(500);
-        for dir in self.dirs() {
+        for dir in self.dirs().into_iter().chain(self.freezer()) {
             loop {
                 match fs::remove_dir(&dir) {
                     Ok(()) => break,
@@ -470,6 +515,10 @@ impl Group {
             let _ = fs::remove_dir(dir);
         }
     }
+}
+
+fn quota_micros(cpu_millis: u32) -> u64 {
+    (u64::from(cpu_millis) * PERIOD_MICROS / 1000).max(1000)
 }
 
 /// Open files through which the calling process enters a group.
@@ -646,23 +695,29 @@ mod tests {
         let again = Group::create(&parent, "one", &Resources::default());
         assert!(again.is_err());
         assert!(group.exists(), "a second create must not remove the first");
+        // It waits to be placed before it has children: those would not be in the group, and outlive the test.
         let mut child = std::process::Command::new("sh")
-            .args(["-c", "while :; do sleep 60 & sleep 0.01; done"])
+            .args(["-c", "read _; while :; do sleep 60 & sleep 0.01; done"])
+            .stdin(std::process::Stdio::piped())
             .spawn()
             .unwrap();
         group.place(child.id()).unwrap();
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        let mut go = child.stdin.take().unwrap();
+        std::io::Write::write_all(&mut go, b"\n").unwrap();
         let larger = Resources {
             memory_bytes: 1 << 30,
             ..Resources::default()
         };
         group.resize(&larger).unwrap();
         group.resize(&Resources::default()).unwrap();
-        let usage = group.usage().unwrap();
-        assert!(
-            usage.cpu_micros > 0 && usage.memory_bytes > 0 && usage.pids > 1,
-            "{usage:?}"
-        );
+        let busy = |usage: &Usage| usage.cpu_micros > 0 && usage.memory_bytes > 0 && usage.pids > 1;
+        let mut usage = group.usage().unwrap();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !busy(&usage) {
+            assert!(Instant::now() < deadline, "{usage:?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            usage = group.usage().unwrap();
+        }
         assert_eq!(usage.oom_kills, 0);
         assert_eq!(list(&parent).unwrap(), ["one"]);
         let reaper = std::thread::spawn(move || child.wait());

@@ -19,13 +19,16 @@ mod instance_dir;
 pub mod jail;
 pub mod probe;
 mod process;
+mod saving;
 mod uids;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+pub use atoll_types::SaveKind;
 use atoll_types::{InstanceId, Isolation, Resources, Usage};
+pub use saving::{Mount, MountSource, Restore, SaveSink, SaveSource, Saves};
 use tokio::sync::watch;
 
 /// Where a runtime keeps its things and finds its tools.
@@ -53,6 +56,10 @@ pub struct InstanceSpec {
     pub image: PathBuf,
     pub resources: Resources,
     pub hostname: String,
+    /// What an earlier instance was, to go on from.
+    pub restore: Option<Restore>,
+    /// What else is to be seen inside; no two within each other.
+    pub mounts: Vec<Mount>,
 }
 
 /// A running instance. Dropping it does nothing to the instance: only [`Runtime::destroy`] ends one.
@@ -83,6 +90,14 @@ pub enum Error {
     NotFound(InstanceId),
     #[error("instance {id} could not be adopted: {reason}")]
     Adopt { id: InstanceId, reason: String },
+    /// Its agent answers, but not in our words.
+    #[error(
+        "instance {id} could not be adopted: its agent speaks protocol generation {guest}, this server {host}"
+    )]
+    Generation { id: InstanceId, host: u32, guest: u32 },
+    /// It runs on as if nothing had been asked, unless it is gone.
+    #[error("instance {id} could not be saved: {reason}")]
+    Save { id: InstanceId, reason: String },
     #[error("{what}: {source}")]
     Io {
         what: String,
@@ -98,6 +113,18 @@ impl Error {
             source,
         }
     }
+
+    /// Why the agent of an instance to be adopted could not be greeted.
+    pub(crate) fn adopt(id: &InstanceId, error: &channel::ChannelError) -> Self {
+        let id = id.clone();
+        match *error {
+            channel::ChannelError::Generation { host, guest } => Self::Generation { id, host, guest },
+            _ => Self::Adopt {
+                id,
+                reason: error.to_string(),
+            },
+        }
+    }
 }
 
 #[async_trait]
@@ -110,7 +137,8 @@ pub trait Runtime: Send + Sync + std::fmt::Debug + 'static {
     /// Ids of everything of this runtime that is on this machine, whole or half-made.
     async fn discover(&self) -> Result<Vec<InstanceId>, Error>;
 
-    /// Takes over an instance that an earlier server started. `Error::Adopt` means: destroy it.
+    /// Takes over an instance that an earlier server started. `Error::Adopt` and `Error::Generation` mean:
+    /// destroy it.
     async fn adopt(&self, id: &InstanceId) -> Result<Instance, Error>;
 
     /// Changes the limits of a running instance (a pooled one gets its sandbox's size). The disk limit and its backing
@@ -119,6 +147,18 @@ pub trait Runtime: Send + Sync + std::fmt::Debug + 'static {
 
     /// What it has consumed, read on the host.
     async fn usage(&self, id: &InstanceId) -> Result<Usage, Error>;
+
+    /// What this runtime can save, and what a restore has to match.
+    fn saves(&self) -> Saves;
+
+    /// Holds the instance still, if it is not already, and writes it into the sink.
+    ///
+    /// On success it stays still until [`Runtime::thaw`] or [`Runtime::destroy`], also over the end of this server. On
+    /// error it runs on; whoever was interrupted half way (a crash, a dropped future) calls `thaw`.
+    async fn save(&self, id: &InstanceId, kind: SaveKind, sink: Arc<dyn SaveSink>) -> Result<(), Error>;
+
+    /// Lets an instance go on that [`Runtime::save`] holds still. Succeeds when it runs already.
+    async fn thaw(&self, id: &InstanceId) -> Result<(), Error>;
 
     /// Kills it and removes every trace. Succeeds when there is nothing.
     async fn destroy(&self, id: &InstanceId) -> Result<(), Error>;

@@ -130,6 +130,8 @@ async fn trial(config: &Config, runsc: &Path, id: InstanceId, resources: Resourc
         image: config.guest_image.clone(),
         resources,
         hostname: "probe".into(),
+        restore: None,
+        mounts: Vec::new(),
     };
     gvisor.start(spec).await?;
     gvisor.destroy(&id).await

@@ -53,7 +53,13 @@ pub(crate) fn release(state_dir: &Path, id: &InstanceId) -> io::Result<()> {
     for slot in slots(id) {
         let link = state_dir.join("uids").join(slot.to_string());
         match fs::read_link(&link) {
-            Ok(owner) if owner.as_os_str() == id.as_str() => return fs::remove_file(&link),
+            Ok(owner) if owner.as_os_str() == id.as_str() => {
+                return match fs::remove_file(&link) {
+                    // Somebody else destroys the same instance.
+                    Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+                    other => other,
+                };
+            }
             _ => {}
         }
     }

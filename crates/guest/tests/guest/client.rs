@@ -114,6 +114,7 @@ impl Guest {
         let hello = Hello {
             generation: GENERATION,
             nonce,
+            restored: false,
         };
         self.frame(FrameKind::Hello, 0, 0, &encode(&hello));
         self.inbox.clear();
@@ -264,6 +265,11 @@ impl Guest {
     pub(crate) fn idle(&mut self, time: Duration) {
         let deadline = Instant::now() + time;
         while self.receive(deadline) {}
+    }
+
+    /// Whether something arrived on this stream that was not yet asked for.
+    pub(crate) fn has_unread(&self, stream: u32) -> bool {
+        !self.inbox[&stream].is_empty()
     }
 
     pub(crate) fn unread(&self, stream: u32) -> usize {

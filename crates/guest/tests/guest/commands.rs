@@ -503,3 +503,94 @@ fn nothing_stays_a_zombie() {
         guest.run("awk -v parent=$PPID '$3 == \"Z\" && $4 == parent' /proc/[0-9]*/stat 2>/dev/null");
     assert_eq!(String::from_utf8_lossy(&zombies.stdout), "");
 }
+
+#[test]
+fn every_end_is_told_once_to_whoever_follows_and_before_anybody_else() {
+    let mut guest = Guest::start();
+    let early = guest.open(&Request::Exec(shell("early", "echo four")));
+    guest.finish(early);
+    let mut waits = exec("waits", &["cat"]);
+    waits.stdin = true;
+    let waiting = guest.open(&Request::Exec(waits));
+    assert!(matches!(guest.message(waiting), Message::Started { .. }));
+
+    let follower = guest.open(&Request::FollowCommands);
+    let Message::Commands(known) = guest.message(follower) else {
+        panic!("first, all that are known")
+    };
+    let known: Vec<_> = known
+        .iter()
+        .map(|info| (info.command.as_str(), info.state, info.output_bytes))
+        .collect();
+    assert_eq!(
+        known,
+        [
+            ("early", CommandState::Exited { code: 0 }, 5),
+            ("waits", CommandState::Running, 0)
+        ]
+    );
+    assert_eq!(guest.message(follower), Message::Watching);
+
+    // One that is forgotten with its stream is told of all the same.
+    let mut brief = shell("brief", "exit 7");
+    brief.kill_on_close = true;
+    let brief = guest.open(&Request::Exec(brief));
+    guest.finish(brief);
+    assert!(
+        guest.has_unread(follower),
+        "the attached stream was told before the one that follows"
+    );
+    guest.send(waiting, b"hello");
+    guest.send_end(waiting);
+    guest.finish(waiting);
+    let mut told = Vec::new();
+    for _ in 0..2 {
+        let Message::Commands(ended) = guest.message(follower) else {
+            panic!("then each that ends")
+        };
+        told.extend(ended);
+    }
+    let told: Vec<_> = told
+        .iter()
+        .map(|info| {
+            (
+                info.command.as_str(),
+                info.state,
+                info.input_bytes,
+                info.output_bytes,
+            )
+        })
+        .collect();
+    assert_eq!(
+        told,
+        [
+            ("brief", CommandState::Exited { code: 7 }, 0, 0),
+            ("waits", CommandState::Exited { code: 0 }, 5, 5)
+        ]
+    );
+    assert!(!guest.has_unread(follower));
+
+    // A later follower takes over, and nobody waits for the earlier one.
+    let later = guest.open(&Request::FollowCommands);
+    assert!(matches!(guest.message(later), Message::Commands(_)));
+    assert_eq!(guest.message(later), Message::Watching);
+    assert_eq!(guest.run("exit 1").state, CommandState::Exited { code: 1 });
+    assert!(matches!(guest.message(later), Message::Commands(_)));
+    guest.close(later);
+    assert_eq!(guest.run("exit 2").state, CommandState::Exited { code: 2 });
+}
+
+#[test]
+fn an_end_of_file_typed_for_the_host_is_no_input() {
+    let mut guest = Guest::start();
+    let mut cat = exec("cat", &["cat"]);
+    cat.pty = Some(PtySize { rows: 10, cols: 40 });
+    let stream = guest.open(&Request::Exec(cat));
+    guest.send(stream, b"abc\n");
+    guest.send_end(stream);
+    guest.finish(stream);
+    let Ok(Message::Commands(listed)) = guest.ask(&Request::ListCommands) else {
+        panic!("a list")
+    };
+    assert_eq!(listed[0].input_bytes, 4);
+}

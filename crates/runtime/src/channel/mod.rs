@@ -19,11 +19,13 @@
 
 mod fifo;
 mod outbox;
+mod still;
 mod stream;
 #[cfg(test)]
 mod tests;
 
 pub use fifo::Fifos;
+pub(crate) use still::WeakGuest;
 pub use stream::{Incoming, Stream, StreamReceiver, StreamSender};
 
 use std::collections::HashMap;
@@ -97,10 +99,20 @@ impl ChannelError {
 /// How to greet a guest.
 #[derive(Debug, Clone, Copy)]
 pub struct Connect {
-    /// Nobody spoke to it before, so there is no torn frame to complete.
-    pub fresh: bool,
+    pub agent: AgentState,
     /// How long to wait for its answer.
     pub within: Duration,
+}
+
+/// What the agent was doing before we greet it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AgentState {
+    /// Nobody spoke to it before, so there is no torn frame to complete.
+    Booting,
+    /// An earlier server spoke to it, and may have died in the middle of a frame.
+    Running,
+    /// It was saved in the middle of a conversation over other FIFOs.
+    Restored,
 }
 
 /// A handle to the agent in one instance. Clones are cheap; when the last one and the last stream are dropped, the
@@ -133,6 +145,9 @@ struct Shared {
     streams: Mutex<Streams>,
     finish: Notify,
     ignored: AtomicU64,
+    /// How many pings were sent, each with its number, and the last that was answered.
+    pings: AtomicU64,
+    ponged: AtomicU64,
     runtime: tokio::runtime::Handle,
 }
 
@@ -159,6 +174,8 @@ impl Guest {
             }),
             finish: Notify::new(),
             ignored: AtomicU64::new(0),
+            pings: AtomicU64::new(0),
+            ponged: AtomicU64::new(0),
             runtime: tokio::runtime::Handle::current(),
         });
         let nonce = getrandom::u64()
@@ -166,10 +183,12 @@ impl Guest {
         let hello = Hello {
             generation: GENERATION,
             nonce,
+            restored: how.agent == AgentState::Restored,
         };
         {
             let mut outbox = shared.lock_outbox();
-            if !how.fresh {
+            // What is saved is saved between two frames.
+            if how.agent == AgentState::Running {
                 static ZEROS: [u8; FILLER_LEN] = [0; FILLER_LEN];
                 outbox.push_filler(Bytes::from_static(&ZEROS));
             }
@@ -511,12 +530,15 @@ impl Shared {
                 outbox.set_pong(frame.payload);
                 self.flush(&mut outbox);
             }
-            FrameKind::Ping
-            | FrameKind::Pong
-            | FrameKind::Welcome
-            | FrameKind::Hello
-            | FrameKind::Open
-            | FrameKind::Close => ignore(),
+            FrameKind::Pong => match frame.payload.try_into().map(u64::from_le_bytes) {
+                Ok(number) if number <= self.pings.load(Ordering::Relaxed) => {
+                    self.ponged.store(number, Ordering::Relaxed);
+                }
+                _ => ignore(),
+            },
+            FrameKind::Ping | FrameKind::Welcome | FrameKind::Hello | FrameKind::Open | FrameKind::Close => {
+                ignore();
+            }
         }
     }
 }

@@ -58,6 +58,8 @@ pub(super) struct Outbox {
     urgent_written: usize,
     credits: Vec<(u32, u32)>,
     pong: Option<Vec<u8>>,
+    /// Nothing new is begun; see [`super::Guest::hold`].
+    pub(super) held: bool,
     /// The task that waits for room in the pipe and will flush, while there is one.
     pub(super) flusher: Option<AbortHandle>,
 }
@@ -106,9 +108,17 @@ impl Outbox {
         }
     }
 
-    /// Writes until nothing is left (`true`) or the pipe is full (`false`). Never blocks.
+    /// Whether the last bytes in the pipe are the end of a frame.
+    pub(super) fn is_at_border(&self) -> bool {
+        self.written == 0 && self.urgent_written == 0
+    }
+
+    /// Writes until nothing is left that may be written (`true`) or the pipe is full (`false`). Never blocks.
     pub(super) fn flush(&mut self, pipe: BorrowedFd<'_>) -> io::Result<bool> {
         loop {
+            if self.held && self.is_at_border() {
+                return Ok(true);
+            }
             self.collect_urgent();
             if self.urgent.is_empty() && self.queue.is_empty() {
                 if self.queue.capacity() > 64 {
@@ -123,11 +133,13 @@ impl Outbox {
             {
                 front.slices(self.written, &mut slices);
             }
-            if !self.urgent.is_empty() {
+            // Of what is held back only the frame that was begun goes out.
+            let border = self.held && self.written > 0;
+            if !self.urgent.is_empty() && !border {
                 slices.push(IoSlice::new(&self.urgent[self.urgent_written..]));
             }
             for frame in frames {
-                if slices.len() >= BATCH {
+                if self.held || slices.len() >= BATCH {
                     break;
                 }
                 frame.slices(0, &mut slices);
@@ -197,6 +209,43 @@ mod tests {
 
     use super::*;
     use std::os::fd::AsFd;
+
+    #[test]
+    fn what_is_held_back_stops_at_the_border_of_a_frame() {
+        let (read, write) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC).unwrap();
+        let mut outbox = Outbox::default();
+        // More than the pipe takes, so that a frame is torn.
+        for stream in 1..=3 {
+            outbox.push(FrameKind::Data, 0, stream, vec![7; 60_000].into(), None);
+        }
+        assert!(!outbox.flush(write.as_fd()).unwrap());
+        assert!(!outbox.is_at_border());
+        outbox.held = true;
+        outbox.push_credit(9, 1000);
+        let mut decoder = Decoder::new();
+        let mut seen = Vec::new();
+        let mut read_all = |outbox: &mut Outbox| loop {
+            let full = !outbox.flush(write.as_fd()).unwrap();
+            while let Ok(count) = rustix::io::read(&read, decoder.space()) {
+                decoder.filled(count);
+                while let Some(frame) = decoder.next_frame() {
+                    seen.push((frame.kind, frame.stream));
+                }
+            }
+            if !full {
+                break seen.clone();
+            }
+        };
+        let data = |stream| (FrameKind::Data, stream);
+        assert_eq!(read_all(&mut outbox), [data(1), data(2)]);
+        assert!(outbox.is_at_border());
+        outbox.held = false;
+        assert_eq!(
+            read_all(&mut outbox),
+            [data(1), data(2), (FrameKind::Credit, 9), data(3)]
+        );
+        assert_eq!(decoder.skipped(), 0);
+    }
 
     #[test]
     fn urgent_frames_overtake_at_frame_borders_and_never_pile_up() {

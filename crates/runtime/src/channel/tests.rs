@@ -110,7 +110,12 @@ impl Bench {
     }
 
     async fn connect(&self, fresh: bool) -> Result<Guest, ChannelError> {
-        let how = Connect { fresh, within: SOON };
+        let agent = if fresh {
+            AgentState::Booting
+        } else {
+            AgentState::Running
+        };
+        let how = Connect { agent, within: SOON };
         Guest::connect(&self.fifos.to_guest, &self.fifos.from_guest, how).await
     }
 }
@@ -517,7 +522,7 @@ async fn a_new_host_greets_over_the_remains_of_the_old_one() {
 async fn who_does_not_answer_or_speaks_another_generation_is_refused() {
     let bench = Bench::new();
     let how = Connect {
-        fresh: true,
+        agent: AgentState::Booting,
         within: Duration::from_millis(50),
     };
     let silent = Guest::connect(&bench.fifos.to_guest, &bench.fifos.from_guest, how).await;

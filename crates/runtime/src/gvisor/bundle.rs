@@ -5,10 +5,11 @@ use std::path::Path;
 use atoll_types::{DiskBacking, Resources};
 use serde_json::{Value, json};
 
+use super::volumes;
 use crate::{InstanceSpec, uids};
 
 /// Where the agent stands in a sandbox.
-const AGENT: &str = "/.atoll/atoll-guest";
+pub(super) const AGENT: &str = "/.atoll/atoll-guest";
 
 /// What root in the sandbox may do *to the sentry*: enough for sudo, package managers, debuggers and mounts of its own.
 /// None of these exist on the host. No `CAP_NET_RAW`, no `CAP_SYS_MODULE`, `_RAWIO`, `_BOOT`, `_TIME`.
@@ -41,6 +42,8 @@ pub(super) struct Places<'a> {
     /// An empty directory, for what must name one.
     pub(super) empty: &'a Path,
     pub(super) guest_image: &'a Path,
+    /// The instance's directory.
+    pub(super) dir: &'a Path,
     /// Where the file of a disk-backed writable layer is made (and unlinked at once).
     pub(super) disk: &'a Path,
 }
@@ -76,7 +79,10 @@ pub(super) fn config(spec: &InstanceSpec, places: &Places<'_>, first_uid: u32) -
         json!({"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["ro", "nosuid", "noexec", "nodev"]}),
         json!({"destination": "/.atoll", "type": "erofs", "source": places.guest_image, "options": ["ro"]}),
     ];
-    if resources.disk_backing == DiskBacking::Disk {
+    // What is lent takes the place of ours (`/tmp`).
+    mounts.retain(|ours| spec.mounts.iter().all(|lent| ours["destination"] != lent.path));
+    mounts.extend(volumes::entries(&spec.mounts, places.dir));
+    if resources.disk_backing == DiskBacking::Disk && !volumes::need_gofer(&spec.mounts) {
         // A disk overlay over EROFS works only where a gofer runs, and a gofer runs only for a bind mount.
         mounts.push(
             json!({"destination": "/.atoll-disk", "type": "bind", "source": places.empty,

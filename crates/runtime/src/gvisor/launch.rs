@@ -14,6 +14,8 @@ use std::process::Stdio;
 use atoll_types::{DiskBacking, Isolation};
 use tokio::process::{Child, Command};
 
+use super::restore::Boot;
+use super::volumes::{self, Volume};
 use super::{boot_limits, bundle};
 use crate::cgroup::Group;
 use crate::channel::Fifos;
@@ -55,6 +57,7 @@ pub(super) fn launch(
     dir: PathBuf,
     runsc: &Path,
     spec: &InstanceSpec,
+    boot: &Boot,
     mut record: Record,
 ) -> Result<Launched, String> {
     let say = |what: &str| {
@@ -81,8 +84,10 @@ pub(super) fn launch(
     let places = bundle::Places {
         empty: &empty,
         guest_image: &config.guest_image,
+        dir: &dir,
         disk: &disk,
     };
+    let volumes = volumes::take(&spec.mounts, &dir, first_uid)?;
     fs::write(dir.join("config.json"), bundle::config(spec, &places, first_uid))
         .map_err(say("writing config.json"))?;
     let kib = spec.resources.memory_bytes / 1024;
@@ -98,7 +103,9 @@ pub(super) fn launch(
         &boot_limits(&spec.resources),
     )
     .map_err(|error| error.to_string())?;
-    let child = spawn(runsc, spec, &dir, &disk, &meminfo, &group, &fifos)?;
+    let mut command = command(runsc, spec, boot, &dir, &disk);
+    let child = spawn(&mut command, &meminfo, volumes, &group, &fifos)
+        .map_err(|error| format!("starting {}: {error}", runsc.display()))?;
     Ok(Launched {
         dir,
         record,
@@ -108,21 +115,8 @@ pub(super) fn launch(
     })
 }
 
-fn spawn(
-    runsc: &Path,
-    spec: &InstanceSpec,
-    dir: &Path,
-    disk: &Path,
-    meminfo: &Path,
-    group: &Group,
-    fifos: &Fifos,
-) -> Result<Child, String> {
-    let (stdin, stdout) = fifos
-        .open_for_guest()
-        .map_err(|error| format!("opening the FIFOs: {error}"))?;
-    let entry = group.entry().map_err(|error| error.to_string())?;
-    let meminfo =
-        CString::new(meminfo.as_os_str().as_bytes()).map_err(|_| "a NUL in the state directory's name")?;
+/// What `runsc` is asked to do.
+fn command(runsc: &Path, spec: &InstanceSpec, boot: &Boot, dir: &Path, disk: &Path) -> Command {
     let mut command = Command::new(runsc);
     command
         .env_clear()
@@ -148,26 +142,52 @@ fn spawn(
     if spec.resources.disk_backing == DiskBacking::Disk {
         command.arg(format!("--overlay2=root:dir={}", disk.display()));
     }
+    match boot {
+        Boot::Fresh => {
+            command.args(["run", "-detach"]);
+        }
+        Boot::Blank => {
+            command.args(["--restore-spec-validation=ignore", "create"]);
+        }
+        Boot::Layer(layer, _) => {
+            command
+                .args(["run", "-detach", "-fs-restore-image-path"])
+                .arg(layer);
+        }
+    }
     command
-        .args(["run", "-detach", "-pid-file"])
+        .arg("-pid-file")
         .arg(dir.join(PID_FILE))
         .arg("-bundle")
         .arg(dir)
-        .arg(spec.id.as_str())
+        .arg(spec.id.as_str());
+    command
+}
+
+fn spawn(
+    command: &mut Command,
+    meminfo: &Path,
+    volumes: Vec<Volume>,
+    group: &Group,
+    fifos: &Fifos,
+) -> io::Result<Child> {
+    let (stdin, stdout) = fifos.open_for_guest()?;
+    let entry = group.entry().map_err(io::Error::other)?;
+    let meminfo = CString::new(meminfo.as_os_str().as_bytes())?;
+    command
         .stdin(Stdio::from(stdin))
         .stdout(Stdio::from(stdout))
         .stderr(Stdio::null());
-    // SAFETY: between fork and exec only async-signal-safe things happen: `enter` and `show_meminfo` are system calls
-    // on values that were made before the fork; neither allocates nor locks.
+    // SAFETY: between fork and exec only async-signal-safe things happen: `enter`, `show_meminfo` and `attach` are system
+    // calls on values that were made before the fork; none allocates or locks.
     unsafe {
         command.pre_exec(move || {
             entry.enter()?;
-            show_meminfo(&meminfo)
+            show_meminfo(&meminfo)?;
+            volumes.iter().try_for_each(Volume::attach)
         });
     }
-    command
-        .spawn()
-        .map_err(|error| format!("starting {}: {error}", runsc.display()))
+    command.spawn()
 }
 
 /// In a mount namespace of its own, replaces `/proc/meminfo` by a file that states the guest's limit.
@@ -246,4 +266,22 @@ pub fn version(runsc: &Path) -> Result<String, String> {
             String::from_utf8_lossy(&output.stderr).trim()
         )),
     }
+}
+
+/// The processor's features, as far as saved memory depends on them; in order.
+pub(super) fn cpu_features(runsc: &Path) -> Vec<String> {
+    let output = std::process::Command::new(runsc)
+        .arg("cpu-features")
+        .env_clear()
+        .stdin(Stdio::null())
+        .output();
+    let text = output.map_or_else(|_| Vec::new(), |output| output.stdout);
+    let text = String::from_utf8_lossy(&text);
+    let mut features: Vec<String> = text
+        .split(|c: char| c == ',' || c.is_whitespace())
+        .filter(|feature| !feature.is_empty())
+        .map(str::to_owned)
+        .collect();
+    features.sort_unstable();
+    features
 }

@@ -7,7 +7,10 @@
 //! ```
 //! The root is the template's EROFS image, shared by all, under a private writable layer in memory, or on disk (then
 //! with one gofer process more). The agent comes from a second EROFS image at `/.atoll`. Nothing of the host's
-//! filesystem is reachable: there is no bind mount, and the gofer of a disk-backed instance serves one empty directory.
+//! filesystem is reachable but the volumes it is lent ([`volumes`]): there is no other bind mount, and the gofer of a
+//! disk-backed instance without volumes serves one empty directory.
+//!
+//! An instance that goes on from saved memory is created empty and filled ([`restore`]); it is as any other afterwards.
 //!
 //! What must hold:
 //! - `runsc exec` is never used: sessions that it opens would break a later checkpoint. Everything goes through the
@@ -15,30 +18,38 @@
 //! - Every process of an instance is in its cgroup from before `exec` on, so killing the cgroup kills the instance.
 //! - Each instance has a range of host uids of its own (a user namespace; costs nothing measurable and no gofer). This
 //!   rules out `--directfs=false`, which runs every sentry as `nobody` instead; without a gofer there are no host files
-//!   that directfs could reach, and with one there is a single empty directory.
+//!   that directfs could reach, and with one there are its volumes or a single empty directory.
 //! - The network is gVisor's own loopback and nothing else.
 //! - The guest sees as much memory as it may use. `runsc --ignore-cgroups` takes that figure from `/proc/meminfo`, so it
 //!   is shown one of ours; letting runsc manage the cgroup would cost 10 ms per controller and start.
 
 mod bundle;
+mod control;
 mod launch;
+mod restore;
+mod save;
+mod volumes;
 
 #[cfg(test)]
 mod tests;
 
 use std::fs;
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use atoll_types::{InstanceId, Isolation, Resources, Usage};
 
 use crate::cgroup::Group;
-use crate::channel::{Connect, Fifos, Guest};
+use crate::channel::{AgentState, ChannelError, Connect, Fifos, Guest};
 use crate::instance_dir::{InstanceDirs, Record};
 use crate::process::Process;
-use crate::{Config, Error, Instance, InstanceSpec, Runtime, ending, uids};
+use crate::{
+    Config, Error, Instance, InstanceSpec, Restore, Runtime, SaveKind, SaveSink, Saves, ending, uids,
+};
+use restore::Boot;
+use save::{Mark, Residents, blocking};
 
 pub use launch::version;
 
@@ -46,6 +57,8 @@ pub use launch::version;
 const BOOT: Duration = Duration::from_secs(60);
 /// How long an adopted agent may take to answer.
 const ADOPT: Duration = Duration::from_secs(15);
+/// How long an agent that may have been left paused is given to prove that it was not.
+const PAUSED: Duration = Duration::from_secs(2);
 /// Threads and stub processes that the sentry needs beside those of the guest.
 const SENTRY_PIDS: u32 = 128;
 /// A boot gets at least this much CPU, whatever the sandbox is given afterwards.
@@ -57,6 +70,8 @@ pub struct Gvisor {
     config: Arc<Config>,
     dirs: InstanceDirs,
     runsc: PathBuf,
+    residents: Residents,
+    saves: Arc<OnceLock<Saves>>,
 }
 
 impl Gvisor {
@@ -64,7 +79,13 @@ impl Gvisor {
     pub fn new(config: Arc<Config>, runsc: PathBuf) -> Result<Self, Error> {
         let dirs = InstanceDirs::open(&config.state_dir)
             .map_err(|error| Error::io(format!("opening {}", config.state_dir.display()), error))?;
-        Ok(Self { config, dirs, runsc })
+        Ok(Self {
+            config,
+            dirs,
+            runsc,
+            residents: Residents::default(),
+            saves: Arc::default(),
+        })
     }
 
     fn group(&self, id: &InstanceId) -> Result<Group, Error> {
@@ -74,12 +95,12 @@ impl Gvisor {
 
     /// Everything after the directory exists; the caller cleans up after an error.
     async fn boot(&self, spec: &InstanceSpec, record: Record) -> Result<Instance, String> {
+        crate::jail::extras::check(&spec.mounts)?;
+        let boot = Arc::new(self.prepare(spec).await?);
         let launched = {
-            let (this, spec) = (self.clone(), spec.clone());
+            let (this, spec, boot) = (self.clone(), spec.clone(), Arc::clone(&boot));
             let dir = this.dirs.dir(&spec.id);
-            tokio::task::spawn_blocking(move || launch::launch(&this.config, dir, &this.runsc, &spec, record))
-                .await
-                .map_err(|error| error.to_string())??
+            blocking(move || launch::launch(&this.config, dir, &this.runsc, &spec, &boot, record)).await?
         };
         let launch::Launched {
             dir,
@@ -88,41 +109,125 @@ impl Gvisor {
             fifos,
             mut child,
         } = launched;
-        let connect = Guest::connect(
-            &fifos.to_guest,
-            &fifos.from_guest,
-            Connect {
-                fresh: true,
+        let memory = match &spec.restore {
+            Some(Restore {
+                kind: SaveKind::Memory,
+                source,
+            }) => Some(source),
+            _ => None,
+        };
+        let how = match memory {
+            Some(_) => Connect {
+                agent: AgentState::Restored,
+                within: restore::READING,
+            },
+            None => Connect {
+                agent: AgentState::Booting,
                 within: BOOT,
             },
-        );
-        let exit = async {
-            match child.wait().await {
-                Ok(status) if status.success() => std::future::pending().await,
-                Ok(status) => format!("runsc ended with {status}: {}", launch::complaint(&dir)),
-                Err(error) => format!("waiting for runsc: {error}"),
+        };
+        let connect = Guest::connect(&fifos.to_guest, &fifos.from_guest, how);
+        tokio::pin!(connect);
+        let mut process = None;
+        let mut early = None;
+        if let Some(source) = memory {
+            let fill = restore::fill(&dir, &spec.id, &mut child, source);
+            tokio::pin!(fill);
+            // The greeting waits in the FIFO; whoever wakes up answers at once, maybe before the sentry says that it is
+            // done.
+            tokio::select! {
+                filled = &mut fill => filled?,
+                connected = &mut connect => {
+                    early = Some(connected);
+                    fill.await?;
+                }
             }
+        }
+        let connected = match early {
+            Some(connected) => connected,
+            None => tokio::select! {
+            connected = &mut connect => connected,
+            exit = child.wait() => {
+                match exit {
+                    Ok(status) if status.success() => {}
+                    Ok(status) => return Err(format!("runsc ended with {status}: {}", launch::complaint(&dir))),
+                    Err(error) => return Err(format!("waiting for runsc: {error}")),
+                }
+                // The agent is only just starting, so this delays nobody.
+                process = Some(self.take_down(&dir, &mut record)?);
+                connect.await
+            }
+            },
         };
-        let guest = tokio::select! {
-            guest = connect => guest.map_err(|error| match launch::complaint(&dir) {
-                complaint if complaint.is_empty() => error.to_string(),
-                complaint => format!("{error}; {complaint}"),
-            })?,
-            failure = exit => return Err(failure),
-        };
+        let guest = connected.map_err(|error| match launch::complaint(&dir) {
+            complaint if complaint.is_empty() => error.to_string(),
+            complaint => format!("{error}; {complaint}"),
+        })?;
         // runsc may still be saying goodbye; tokio reaps it.
         drop(child);
+        if let (Boot::Fresh, Some(Restore { source, .. })) = (&*boot, &spec.restore) {
+            restore::apply(&guest, source).await?;
+        }
+        if let Boot::Layer(layer, _) = &*boot {
+            // Names of descriptors of ours that will mean something else.
+            fs::remove_dir_all(layer).map_err(|error| format!("removing {}: {error}", layer.display()))?;
+        }
+        // What a boot is given beyond the instance's own limits is CPU alone.
         group
-            .resize(&host_limits(&spec.resources))
+            .limit_cpu(spec.resources.cpu_millis)
             .map_err(|error| error.to_string())?;
+        let process = match process {
+            Some(process) => process,
+            None => self.take_down(&dir, &mut record)?,
+        };
+        self.instance(&spec.id, process, guest, group)
+    }
+
+    /// Records the sandbox process that runsc left.
+    fn take_down(&self, dir: &Path, record: &mut Record) -> Result<Option<Process>, String> {
         let pid = fs::read_to_string(dir.join(launch::PID_FILE))
             .map_err(|error| format!("reading the pid that runsc should have written: {error}"))?;
-        let process = pid.trim().parse().ok().and_then(Process::of);
-        record.process = process.clone();
+        record.process = pid.trim().parse().ok().and_then(Process::of);
         self.dirs
-            .update(&record)
+            .update(record)
             .map_err(|error| format!("recording its process: {error}"))?;
-        self.instance(&spec.id, process, guest, group)
+        Ok(record.process.clone())
+    }
+
+    /// Greets the agent of an instance that an earlier server may have left paused.
+    async fn greet_again(
+        &self,
+        id: &InstanceId,
+        fifos: &Fifos,
+    ) -> Result<Guest, Result<ChannelError, String>> {
+        let greet = |within| {
+            let how = Connect {
+                agent: AgentState::Running,
+                within,
+            };
+            Guest::connect(&fifos.to_guest, &fifos.from_guest, how)
+        };
+        let dir = self.dirs.dir(id);
+        let resume = || {
+            let (dir, id) = (dir.clone(), id.clone());
+            blocking(move || save::resume(&dir, &id))
+        };
+        let patience = match Mark::read(&dir) {
+            Mark::Runs => ADOPT,
+            Mark::Unsure => PAUSED,
+            Mark::Still => {
+                resume().await.map_err(Err)?;
+                ADOPT
+            }
+        };
+        let mut greeted = greet(patience).await;
+        if patience == PAUSED && matches!(greeted, Err(ChannelError::TimedOut(_))) {
+            resume().await.map_err(Err)?;
+            greeted = greet(ADOPT).await;
+        }
+        let guest = greeted.map_err(Ok)?;
+        save::runs(&dir).map_err(Err)?;
+        Ok(guest)
     }
 
     fn instance(
@@ -143,6 +248,7 @@ impl Gvisor {
             _ => launch::post_mortem(&dir),
         };
         let end = ending::watch(process, group, guest.clone(), explain);
+        self.residents.enter(id, &guest);
         Ok(Instance {
             id: id.clone(),
             isolation: Isolation::Gvisor,
@@ -214,17 +320,16 @@ impl Runtime for Gvisor {
         }
         let group = self.group(id)?;
         let fifos = Fifos::in_dir(&self.dirs.dir(id));
-        let how = Connect {
-            fresh: false,
-            within: ADOPT,
-        };
-        let guest = Guest::connect(&fifos.to_guest, &fifos.from_guest, how)
-            .await
-            .map_err(|error| fail(error.to_string()))?;
-        // The server may have died while it was booting.
-        group
-            .resize(&host_limits(&record.resources))
-            .map_err(|error| fail(error.to_string()))?;
+        let guest = self.greet_again(id, &fifos).await.map_err(|error| match error {
+            Ok(refused) => Error::adopt(id, &refused),
+            Err(reason) => fail(reason),
+        })?;
+        // The server may have died while it was booting, or being saved.
+        let limits = host_limits(&record.resources);
+        if group.resize(&limits).is_err() {
+            let extra = group.usage().map_or(0, |usage| usage.memory_bytes);
+            save::tighten(&group, limits.memory_bytes, extra, self.residents.stillness(id)).map_err(fail)?;
+        }
         self.instance(id, record.process, guest, group).map_err(fail)
     }
 
@@ -256,7 +361,25 @@ impl Runtime for Gvisor {
         })
     }
 
+    fn saves(&self) -> Saves {
+        let found = self.saves.get_or_init(|| Saves {
+            memory: true,
+            runtime_version: version(&self.runsc).unwrap_or_default(),
+            cpu_features: launch::cpu_features(&self.runsc),
+        });
+        found.clone()
+    }
+
+    async fn save(&self, id: &InstanceId, kind: SaveKind, sink: Arc<dyn SaveSink>) -> Result<(), Error> {
+        self.save_instance(id, kind, sink).await
+    }
+
+    async fn thaw(&self, id: &InstanceId) -> Result<(), Error> {
+        self.thaw_instance(id).await
+    }
+
     async fn destroy(&self, id: &InstanceId) -> Result<(), Error> {
+        self.residents.leave(id);
         let group = self.group(id)?;
         let fail = |error: crate::cgroup::CgroupError| {
             Error::io(format!("destroying {id}"), std::io::Error::other(error))

@@ -12,6 +12,8 @@ use crate::InstanceEnd;
 use crate::channel::{ChannelError, Incoming};
 use crate::probe::{Verdict, probe};
 
+mod saving;
+
 struct Bench {
     state: tempfile::TempDir,
     image: PathBuf,
@@ -46,8 +48,19 @@ impl Bench {
         let state = tempfile::tempdir().map_err(|error| error.to_string())?;
         let at = state.path();
         let (agent_dir, root) = (at.join("agent"), at.join("root"));
-        for dir in ["agent", "root/bin", "root/tmp", "root/etc", "root/root"] {
+        for dir in [
+            "agent",
+            "root/bin",
+            "root/tmp",
+            "root/etc",
+            "root/root",
+            "root/lower/dir/old",
+            "root/lower/gone/old",
+        ] {
             fs::create_dir_all(at.join(dir)).map_err(|error| error.to_string())?;
+        }
+        for file in ["moved", "file", "same", "dir/file"] {
+            fs::write(root.join("lower").join(file), file).map_err(|error| error.to_string())?;
         }
         fs::copy(&agent, agent_dir.join("atoll-guest")).map_err(|error| error.to_string())?;
         fs::copy(&busybox, root.join("bin/busybox")).map_err(|error| error.to_string())?;
@@ -88,6 +101,8 @@ impl Bench {
             image: self.image.clone(),
             resources,
             hostname: "box".into(),
+            restore: None,
+            mounts: Vec::new(),
         }
     }
 

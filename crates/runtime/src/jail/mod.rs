@@ -20,7 +20,9 @@
 
 mod blank;
 mod extracted;
+pub(crate) mod extras;
 mod memory;
+mod save;
 mod shared;
 
 use std::io;
@@ -34,10 +36,10 @@ use atoll_jailer::spec::{Ids, Lower, Spec, Upper};
 use atoll_types::{DiskBacking, InstanceId, Isolation, Resources, Usage};
 
 use crate::cgroup::{CgroupError, Group, Hierarchy};
-use crate::channel::{Connect, Fifos, Guest};
+use crate::channel::{AgentState, Connect, Fifos, Guest};
 use crate::instance_dir::{InstanceDirs, Record};
 use crate::process::Process;
-use crate::{Config, Error, Instance, InstanceSpec, Runtime, ending, uids};
+use crate::{Config, Error, Instance, InstanceSpec, Runtime, SaveKind, SaveSink, Saves, ending, uids};
 
 /// How long a jail may take to answer for the first time. It takes milliseconds; a machine may be busy.
 const BOOT_WITHIN: Duration = Duration::from_secs(20);
@@ -123,6 +125,8 @@ pub async fn trial(config: &Config) -> Result<String, String> {
         image: config.guest_image.clone(),
         resources: Resources::default(),
         hostname: "trial".into(),
+        restore: None,
+        mounts: Vec::new(),
     };
     let jail = Jail::new(Arc::new(config.clone())).map_err(|error| error.to_string())?;
     let instance = jail.start(spec).await.map_err(|error| error.to_string())?;
@@ -162,18 +166,20 @@ impl Jail {
     }
 
     /// Everything after the directory exists; the caller cleans up after an error.
-    async fn boot(&self, mut record: Record, dir: &Path) -> Result<Instance, String> {
+    async fn boot(&self, mut record: Record, dir: &Path, wanted: &InstanceSpec) -> Result<Instance, String> {
         let text = |error: &dyn std::fmt::Display| error.to_string();
         let group = Group::create(&self.config.cgroup_parent, record.id.as_str(), &record.resources)
             .map_err(|error| text(&error))?;
-        let (spec, _mounts) = self
+        let extras = extras::Extras::of(self, wanted).await?;
+        let (mut spec, _mounts) = self
             .plan(&record, dir, &group)
             .await
             .map_err(|error| text(&error))?;
+        extras.add_to(&mut spec);
         let fifos = Fifos::in_dir(dir);
         let connect = Connect {
-            fresh: true,
-            within: BOOT_WITHIN,
+            agent: AgentState::Booting,
+            within: extras.within(),
         };
         let connected = async {
             Guest::connect(&fifos.to_guest, &fifos.from_guest, connect)
@@ -266,6 +272,8 @@ impl Jail {
             ids: record.id_base.map_or(Ids::Own, |base| Ids::Range { base }),
             cgroups: group.procs_files().iter().map(|file| entrance(file)).collect(),
             shm_bytes: record.resources.memory_bytes / 2,
+            layer: None,
+            mounts: Vec::new(),
         };
         Ok((spec, lower.into_iter().chain(agent).collect()))
     }
@@ -304,8 +312,8 @@ impl Runtime for Jail {
         let mut record = Record {
             id: spec.id.clone(),
             isolation: Isolation::Jail,
-            image: spec.image,
-            hostname: spec.hostname,
+            image: spec.image.clone(),
+            hostname: spec.hostname.clone(),
             resources: spec.resources,
             id_base: None,
             process: None,
@@ -319,7 +327,7 @@ impl Runtime for Jail {
             .map_err(|error| fail(format!("its directory could not be made: {error}")))?;
         // After the directory, so that whatever a crash leaves is found by it.
         let booted = match self.take_ids(&mut record) {
-            Ok(()) => self.boot(record, &dir).await,
+            Ok(()) => self.boot(record, &dir, &spec).await,
             Err(error) => Err(format!("its user ids: {error}")),
         };
         match booted {
@@ -356,14 +364,16 @@ impl Runtime for Jail {
             .open()
             .ok_or_else(|| fail("its first process is gone".into()))?;
         let group = self.group(id).map_err(|error| fail(error.to_string()))?;
+        // Whoever held it still to save it is gone, and it could not answer.
+        group.thaw().map_err(|error| fail(error.to_string()))?;
         let fifos = Fifos::in_dir(&self.dirs.dir(id));
         let connect = Connect {
-            fresh: false,
+            agent: AgentState::Running,
             within: ADOPT_WITHIN,
         };
         let guest = Guest::connect(&fifos.to_guest, &fifos.from_guest, connect)
             .await
-            .map_err(|error| fail(error.to_string()))?;
+            .map_err(|error| Error::adopt(id, &error))?;
         instance(id.clone(), &process, guest, group).map_err(fail)
     }
 
@@ -397,6 +407,23 @@ impl Runtime for Jail {
                 Some((root.f_blocks - root.f_bfree) * root.f_frsize)
             });
         Ok(Usage { disk_bytes, ..usage })
+    }
+
+    fn saves(&self) -> Saves {
+        // Files are files: they come back under any version and on any processor.
+        Saves {
+            memory: false,
+            runtime_version: format!("jail {}", env!("CARGO_PKG_VERSION")),
+            cpu_features: Vec::new(),
+        }
+    }
+
+    async fn save(&self, id: &InstanceId, kind: SaveKind, sink: Arc<dyn SaveSink>) -> Result<(), Error> {
+        self.save_layer(id, kind, sink).await
+    }
+
+    async fn thaw(&self, id: &InstanceId) -> Result<(), Error> {
+        self.let_go_on(id)
     }
 
     async fn destroy(&self, id: &InstanceId) -> Result<(), Error> {
@@ -473,7 +500,15 @@ async fn run_jailer(jailer: &Path, spec: &Spec) -> Result<Process, String> {
     let said = String::from_utf8_lossy(&output.stdout);
     if !output.status.success() {
         let complaint = String::from_utf8_lossy(&output.stderr);
-        return Err(format!("{}{}", said.trim_end(), complaint.trim_end()));
+        let why = format!("{}{}", said.trim_end(), complaint.trim_end());
+        return Err(match why.as_str() {
+            // By the kernel, most likely: what it restores counts as the jail's memory.
+            "" => format!(
+                "the jailer ended with {}; is the memory limit too low?",
+                output.status
+            ),
+            _ => why,
+        });
     }
     said.strip_prefix("pid ")
         .and_then(|pid| pid.trim_end().parse().ok())

@@ -1,0 +1,233 @@
+//! Calls into a running sentry over its control socket: what the `runsc` commands do, without starting a `runsc`.
+//!
+//! One JSON object each way; descriptors travel beside the question.
+//!
+//! ```text
+//!   {"method": "containerManager.Pause", "arg": {}}  ──────>  <dir>/runsc-<id>.sock
+//!   <──────  {"success": true, "err": "", "result": {}}
+//! ```
+//! This is no stable interface: it belongs to the pinned `runsc`. Names and arguments here are those of its Go structures.
+//!
+//! What must hold: the other end is the sentry, which a guest may have taken over. Its answers are bounded in length and in
+//! time, and nothing but their success and their text is used.
+
+use std::io::{self, BufReader, ErrorKind, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use atoll_types::InstanceId;
+use rustix::fs::{Mode, OFlags};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+const LONGEST_ANSWER: u64 = 1 << 20;
+const MOST_FILES: usize = 8;
+
+/// A connection to the sentry of one instance. Blocking.
+#[derive(Debug)]
+pub(super) struct Control {
+    socket: UnixStream,
+}
+
+#[derive(Debug, Deserialize)]
+struct Answer {
+    success: bool,
+    #[serde(default)]
+    err: String,
+}
+
+impl Control {
+    pub(super) fn connect(dir: &Path, id: &InstanceId) -> Result<Self, String> {
+        let name = format!("runsc-{id}.sock");
+        let connected = || {
+            // By way of a descriptor: the name of a socket may have 107 bytes, a path has more.
+            let dir = rustix::fs::open(
+                dir,
+                OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+                Mode::empty(),
+            )?;
+            UnixStream::connect(format!("/proc/self/fd/{}/{name}", dir.as_raw_fd()))
+        };
+        let socket = connected().map_err(|error: io::Error| format!("reaching the sentry: {error}"))?;
+        Ok(Self { socket })
+    }
+
+    /// All tasks of the guest stop. Counted: it takes as many [`Control::resume`] to go on.
+    pub(super) fn pause(&mut self) -> Result<(), String> {
+        self.call("containerManager.Pause", &json!({}), &[], Duration::from_secs(30))
+    }
+
+    /// Ends one [`Control::pause`]. One too many kills the sentry.
+    pub(super) fn resume(&mut self) -> Result<(), String> {
+        self.call(
+            "containerManager.Resume",
+            &json!({}),
+            &[],
+            Duration::from_secs(30),
+        )
+    }
+
+    /// Writes everything into three files: state, page metadata, pages.
+    pub(super) fn checkpoint(&mut self, files: &[BorrowedFd<'_>; 3], within: Duration) -> Result<(), String> {
+        let arg = json!({
+            "metadata": {"compression": "none"},
+            "have_pages_file": true,
+            // Otherwise the end of a checkpoint, also of a failed one, is the end of the sandbox.
+            "Resume": true,
+        });
+        self.call("containerManager.Checkpoint", &arg, files, within)
+    }
+
+    /// Writes the writable layer of a disk-backed root into four files.
+    pub(super) fn save_files(&mut self, files: &[BorrowedFd<'_>; 4], within: Duration) -> Result<(), String> {
+        let arg = json!({"paths": null, "exit_after_saving": false});
+        self.call("containerManager.FSSave", &arg, files, within)
+    }
+
+    /// Writes the writable layer as a tar archive.
+    pub(super) fn tar_layer(
+        &mut self,
+        id: &InstanceId,
+        file: BorrowedFd<'_>,
+        within: Duration,
+    ) -> Result<(), String> {
+        let arg = json!({"ContainerID": id.as_str()});
+        self.call("Fs.TarRootfsUpperLayer", &arg, &[file], within)
+    }
+
+    /// Puts what [`Control::checkpoint`] wrote into a sentry that was created and not started, and starts it.
+    pub(super) fn restore(&mut self, files: &[BorrowedFd<'_>; 3], within: Duration) -> Result<(), String> {
+        self.call(
+            "containerManager.SetNetworkArgs",
+            &loopback(),
+            &[],
+            Duration::from_secs(30),
+        )?;
+        // In the background: it goes on while pages are still being read.
+        let arg = json!({"HavePagesFile": true, "HaveDeviceFile": false, "Background": true});
+        self.call("containerManager.Restore", &arg, files, within)
+    }
+
+    fn call(
+        &mut self,
+        method: &str,
+        arg: &Value,
+        files: &[BorrowedFd<'_>],
+        within: Duration,
+    ) -> Result<(), String> {
+        let question =
+            serde_json::to_vec(&json!({"method": method, "arg": arg})).map_err(|e| e.to_string())?;
+        let answer = (|| {
+            self.socket.set_write_timeout(Some(within))?;
+            self.socket.set_read_timeout(Some(within))?;
+            self.send(&question, files)?;
+            let mut reader = BufReader::new((&self.socket).take(LONGEST_ANSWER));
+            let mut json = serde_json::Deserializer::from_reader(&mut reader);
+            Answer::deserialize(&mut json).map_err(io::Error::from)
+        })();
+        match answer {
+            Ok(Answer { success: true, .. }) => Ok(()),
+            // Sometimes a Go stack follows.
+            Ok(Answer { err, .. }) => {
+                let first: String = err
+                    .lines()
+                    .next()
+                    .unwrap_or_default()
+                    .chars()
+                    .take(1000)
+                    .collect();
+                Err(format!("{method}: {first}"))
+            }
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+                Err(format!("{method}: the sentry hung up"))
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                Err(format!("{method}: no answer within {} s", within.as_secs()))
+            }
+            Err(error) => Err(format!("{method}: {error}")),
+        }
+    }
+
+    fn send(&mut self, question: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
+        if files.is_empty() {
+            return self.socket.write_all(question);
+        }
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
+        let mut beside = SendAncillaryBuffer::new(&mut space);
+        if !beside.push(SendAncillaryMessage::ScmRights(files)) {
+            return Err(io::Error::other("too many files"));
+        }
+        let slices = [IoSlice::new(question)];
+        let sent = sendmsg(&self.socket, &slices, &mut beside, SendFlags::NOSIGNAL)?;
+        self.socket.write_all(&question[sent..])
+    }
+}
+
+/// The only network of a sandbox.
+fn loopback() -> Value {
+    let route =
+        |ip: &str, mask: &str| json!({"Destination": {"IP": ip, "Mask": mask}, "Gateway": "", "MTU": 0});
+    json!({
+        "LoopbackLinks": [{
+            "Name": "lo",
+            "Addresses": [
+                {"Address": "127.0.0.1", "PrefixLen": 8},
+                {"Address": "::1", "PrefixLen": 128},
+            ],
+            // Go writes masks as base64: 255.0.0.0, and 128 bits.
+            "Routes": [route("127.0.0.0", "/wAAAA=="), route("::1", "/////////////////////w==")],
+            "GVisorGRO": false,
+        }],
+        "IsRestore": true,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    /// What a sentry that answers with these bytes makes of a call.
+    fn answered(answer: &'static [u8]) -> Result<(), String> {
+        let dir = tempfile::tempdir().unwrap();
+        let id = InstanceId::from_entropy([1; 20]);
+        let listener = UnixListener::bind(dir.path().join(format!("runsc-{id}.sock"))).unwrap();
+        let sentry = std::thread::spawn(move || {
+            let (mut peer, _) = listener.accept().unwrap();
+            let mut question = [0; 4096];
+            let length = peer.read(&mut question).unwrap();
+            let _ = peer.write_all(answer);
+            String::from_utf8(question[..length].to_vec()).unwrap()
+        });
+        let file = tempfile::tempfile().unwrap();
+        let result = Control::connect(dir.path(), &id).unwrap().call(
+            "x.Y",
+            &json!({"a": 1}),
+            &[file.as_fd()],
+            Duration::from_secs(5),
+        );
+        assert_eq!(sentry.join().unwrap(), r#"{"arg":{"a":1},"method":"x.Y"}"#);
+        result
+    }
+
+    #[test]
+    fn answers_are_believed_only_when_they_are_whole() {
+        assert_eq!(answered(br#"{"success":true,"err":"","result":{}}"#), Ok(()));
+        assert_eq!(
+            answered(br#"{"success":false,"err":"no","result":null}"#),
+            Err("x.Y: no".into())
+        );
+        assert_eq!(answered(b""), Err("x.Y: the sentry hung up".into()));
+        assert_eq!(
+            answered(br#"{"success":tr"#),
+            Err("x.Y: the sentry hung up".into())
+        );
+        assert!(answered(b"nonsense").is_err());
+    }
+}

@@ -1,0 +1,212 @@
+//! Starting an instance from what [`super::save`] wrote.
+//!
+//! ```text
+//!   memory:      runsc create ── a sentry waits ──┐
+//!                parts are being put together ────┴── Restore ── Hello{restored} ──> Welcome
+//!   filesystem:  runsc run -fs-restore-image-path, if the layer was on disk
+//!                an ordinary boot, if it was in memory (or a jail's); the agent unpacks it before anything else
+//! ```
+//! A filesystem comes back with times to the second, and without sockets and attributes (`xattr`).
+//!
+//! What must hold:
+//! - What is restored was made by a guest or came from elsewhere. It is read by the sentry, behind all its walls, never by
+//!   this server.
+//! - The instance gets its own user ids, limits and FIFOs, not those of the one that was saved; `runsc` is told not to
+//!   insist (`--restore-spec-validation=ignore`). Sizes of filesystems stay what they were.
+
+use std::fs::{self, File};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use atoll_guest_protocol::{CommandState, Exec, Message, Request};
+use atoll_types::{DiskBacking, InstanceId, SaveKind};
+use bytes::Bytes;
+use tokio::io::AsyncReadExt;
+use tokio::process::Child;
+
+use super::control::Control;
+use super::save::{DISK, LAYER, MEMORY, blocking};
+use super::{Gvisor, bundle, launch};
+use crate::channel::{Guest, Incoming};
+use crate::{InstanceSpec, Restore, SaveSource};
+
+/// How long the sentry or the agent may take to read gigabytes.
+pub(super) const READING: Duration = Duration::from_secs(600);
+/// How much of a layer is sent at a time.
+const PIECE: usize = 256 * 1024;
+/// What of the agent's complaint is passed on.
+const LONGEST_COMPLAINT: usize = 2000;
+
+/// How a sentry comes up.
+#[derive(Debug)]
+pub(super) enum Boot {
+    /// With the agent started by it.
+    Fresh,
+    /// It waits for a memory image.
+    Blank,
+    /// As `Fresh`, over a layer that `runsc` finds in this directory. The files are open as long as it needs them.
+    Layer(PathBuf, #[expect(dead_code, reason = "kept open")] Vec<File>),
+}
+
+impl Gvisor {
+    /// What to start for this specification.
+    pub(super) async fn prepare(&self, spec: &InstanceSpec) -> Result<Boot, String> {
+        let Some(Restore { kind, source }) = &spec.restore else {
+            return Ok(Boot::Fresh);
+        };
+        if *kind == SaveKind::Memory {
+            require(source, &MEMORY)?;
+            return Ok(Boot::Blank);
+        }
+        if require(source, &[LAYER]).is_ok() {
+            return Ok(Boot::Fresh);
+        }
+        let names = DISK.map(|(name, _)| name);
+        require(source, &names)?;
+        if spec.resources.disk_backing == DiskBacking::Memory {
+            // The sentry would boot with an empty layer and say nothing.
+            return Err(
+                "what was saved was on disk, and comes back only with the disk backing `disk`".into(),
+            );
+        }
+        let files = parts(source, &names).await?;
+        let dir = self.dirs.dir(&spec.id).join("layer");
+        let named = || {
+            fs::create_dir(&dir)?;
+            for (file, (_, name)) in files.iter().zip(DISK) {
+                let open = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+                symlink(open, dir.join(name))?;
+            }
+            Ok(())
+        };
+        named().map_err(|error: std::io::Error| format!("giving names to a saved layer: {error}"))?;
+        Ok(Boot::Layer(dir, files))
+    }
+}
+
+/// Says before anything is started that a save is of another sort.
+fn require(source: &Arc<dyn SaveSource>, names: &[&str]) -> Result<(), String> {
+    let has = source.names();
+    match names.iter().all(|name| has.iter().any(|has| has == name)) {
+        true => Ok(()),
+        false => Err(format!(
+            "the saved state consists of {}; needed are {} (was it saved by another tier?)",
+            has.join(", "),
+            names.join(", ")
+        )),
+    }
+}
+
+async fn parts(source: &Arc<dyn SaveSource>, names: &[&str]) -> Result<Vec<File>, String> {
+    let mut files = Vec::with_capacity(names.len());
+    for name in names {
+        let file = source.file(name).await;
+        files.push(file.map_err(|error| format!("reading the saved {name}: {error}"))?);
+    }
+    Ok(files)
+}
+
+/// Fills a sentry that waits, once both it and the image are there.
+pub(super) async fn fill(
+    dir: &Path,
+    id: &InstanceId,
+    child: &mut Child,
+    source: &Arc<dyn SaveSource>,
+) -> Result<(), String> {
+    let began = Instant::now();
+    let created = async {
+        match child.wait().await {
+            Ok(status) if status.success() => {
+                tracing::debug!(instance = %id, after = ?began.elapsed(), "a sentry waits for its image");
+                Ok(())
+            }
+            Ok(status) => Err(format!("runsc ended with {status}: {}", launch::complaint(dir))),
+            Err(error) => Err(format!("waiting for runsc: {error}")),
+        }
+    };
+    let read = async {
+        let files = parts(source, &MEMORY).await?;
+        tracing::debug!(instance = %id, after = ?began.elapsed(), "the image is there");
+        Ok(files)
+    };
+    let ((), files) = tokio::try_join!(created, read)?;
+    let (at, id) = (dir.to_owned(), id.clone());
+    let filled = blocking(move || {
+        let [state, meta, pages] = [0, 1, 2].map(|part: usize| files[part].as_fd());
+        Control::connect(&at, &id)?.restore(&[state, meta, pages], READING)
+    });
+    let filled = filled.await;
+    tracing::debug!(after = ?began.elapsed(), "filled");
+    filled.map_err(|reason| match launch::complaint(dir) {
+        complaint if complaint.is_empty() => reason,
+        complaint => format!("{reason}; {complaint}"),
+    })
+}
+
+/// Lets the agent unpack a saved layer over its root.
+pub(super) async fn apply(guest: &Guest, source: &Arc<dyn SaveSource>) -> Result<(), String> {
+    let mut layer = source.file(LAYER).await.map(tokio::fs::File::from_std);
+    let layer = layer
+        .as_mut()
+        .map_err(|error| format!("reading the saved {LAYER}: {error}"))?;
+    layer.set_max_buf_size(PIECE);
+    let exec = Exec {
+        command: "apply-layer".into(),
+        argv: vec![bundle::AGENT.into(), "apply-layer".into()],
+        env: Vec::new(),
+        cwd: None,
+        user: Some("0".into()),
+        pty: None,
+        stdin: true,
+        timeout_millis: None,
+        log_bytes: 4096,
+        wait_for_reader: true,
+        // Also: forgotten afterwards.
+        kill_on_close: true,
+    };
+    let stream = guest
+        .open(&Request::Exec(exec))
+        .await
+        .map_err(|error| error.to_string())?;
+    let (mut into, mut from) = stream.split();
+    let feed = async {
+        let mut piece = vec![0; PIECE];
+        loop {
+            let count = layer.read(&mut piece).await;
+            let count = count.map_err(|error| format!("reading the saved {LAYER}: {error}"))?;
+            let sent = match count {
+                0 => into.send_end().await,
+                _ => into.send_data(Bytes::copy_from_slice(&piece[..count])).await,
+            };
+            // If it does not take more, it says why at the other end.
+            if count == 0 || sent.is_err() {
+                return Ok(());
+            }
+        }
+    };
+    let listen = async {
+        let mut said = Vec::new();
+        while let Some(incoming) = from.next().await {
+            match incoming.map_err(|error| error.to_string())? {
+                Incoming::Data { bytes, .. } if said.len() < LONGEST_COMPLAINT => {
+                    said.extend_from_slice(&bytes);
+                }
+                Incoming::Message(Message::Exited(CommandState::Exited { code: 0 })) => return Ok(()),
+                Incoming::Message(Message::Exited(state)) => {
+                    let said = String::from_utf8_lossy(&said);
+                    return Err(format!("{} ({state:?})", said.trim()));
+                }
+                Incoming::Data { .. } | Incoming::Message(_) => {}
+            }
+        }
+        Err("the agent did not say whether the saved layer was unpacked".to_owned())
+    };
+    let applied = tokio::time::timeout(READING, async { tokio::try_join!(feed, listen) });
+    applied
+        .await
+        .map_err(|_| "unpacking the saved layer takes too long".to_owned())?
+        .map(drop)
+}

@@ -1,0 +1,379 @@
+//! Holding an instance still, saving it, and letting it go on.
+//!
+//! ```text
+//!   hold back what is asked ── guest has taken what was asked ── pause ── we have read what it said ── checkpoint
+//!          ▲                                                       │                                     │
+//!          └───────────── release, ping <── resume <── thaw, or any failure of these ────────────────────┘
+//! ```
+//! A memory save is the sentry's checkpoint: `checkpoint` (its state), `pages_meta` and `pages`. A filesystem save of an
+//! instance whose writable layer is on disk is the sentry's own format, again in several parts; of one in memory it is a
+//! tar archive of that layer, `layer`. Neither holds `/tmp` or `/dev/shm`, which are mounts of their own.
+//!
+//! What must hold:
+//! - Nothing is in the FIFOs when memory is saved. The sentry would take unread bytes of both into the image: what the
+//!   guest said would be lost, what it was asked would be done by every copy.
+//! - Between pause and thaw no task of the guest runs, also while and after the sentry writes its checkpoint: pauses are
+//!   counted, and the checkpoint ends only its own.
+//! - A resume too many kills the sentry, one too few leaves the guest still for ever. So the mark in the instance's
+//!   directory says which it is, and says `unsure` while that changes; whoever finds `unsure` asks the guest first.
+//! - A save that failed or was abandoned half way ends in a running instance: it goes on in a task of its own, and
+//!   [`Gvisor::thaw_instance`] waits for it.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Seek};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use atoll_types::{DiskBacking, InstanceId, MIB, Resources, SaveKind};
+
+use super::control::Control;
+use super::{Gvisor, host_limits};
+use crate::cgroup::{CgroupError, Group};
+use crate::channel::{Guest, WeakGuest};
+use crate::instance_dir::Record;
+use crate::{Error, SaveSink};
+
+/// The parts of a memory save, in the order in which the sentry wants their files.
+pub(super) const MEMORY: [&str; 3] = ["checkpoint", "pages_meta", "pages"];
+/// The parts of a filesystem save of a layer on disk, in that order, and how `runsc` wants them to be called.
+pub(super) const DISK: [(&str, &str); 4] = [
+    ("fs_manifest", "fscheckpoint.pb"),
+    ("fs_tar", "multitar.img"),
+    ("fs_pages_meta", "pages_meta.img"),
+    ("fs_pages", "pages.img"),
+];
+/// The part of a filesystem save of a layer in memory.
+pub(super) const LAYER: &str = "layer";
+
+/// How long a guest may take to read what it was sent; one that does not gets it again after a restore.
+const TAKING: Duration = Duration::from_millis(100);
+/// How long we may take to read what a paused guest has said.
+const READING: Duration = Duration::from_secs(10);
+/// How long the sentry may take to write gigabytes.
+const WRITING: Duration = Duration::from_secs(1800);
+/// How long a guest that may be paused is given to prove that it is not.
+const ANSWERING: Duration = Duration::from_secs(2);
+
+/// Where an instance's directory says that it is paused.
+const MARK: &str = "still";
+const STILL: &str = "still";
+const UNSURE: &str = "unsure";
+
+/// What is known of the instances that run, beyond what stands in their directories.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Residents(Arc<Mutex<HashMap<InstanceId, Resident>>>);
+
+#[derive(Debug, Clone)]
+struct Resident {
+    guest: Option<WeakGuest>,
+    /// Held by whoever pauses, saves or resumes it.
+    stillness: Stillness,
+    /// What was charged to it before it was saved.
+    charged: Option<u64>,
+}
+
+pub(super) type Stillness = Arc<tokio::sync::Mutex<()>>;
+
+impl Residents {
+    fn all(&self) -> std::sync::MutexGuard<'_, HashMap<InstanceId, Resident>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn get(&self, id: &InstanceId) -> Resident {
+        let mut all = self.all();
+        let resident = all.entry(id.clone()).or_insert_with(|| Resident {
+            guest: None,
+            stillness: Arc::default(),
+            charged: None,
+        });
+        resident.clone()
+    }
+
+    fn note_charged(&self, id: &InstanceId, bytes: u64) {
+        if let Some(resident) = self.all().get_mut(id) {
+            resident.charged = Some(bytes);
+        }
+    }
+
+    pub(super) fn stillness(&self, id: &InstanceId) -> Stillness {
+        self.get(id).stillness
+    }
+
+    pub(super) fn enter(&self, id: &InstanceId, guest: &Guest) {
+        self.get(id);
+        if let Some(resident) = self.all().get_mut(id) {
+            resident.guest = Some(guest.downgrade());
+        }
+    }
+
+    pub(super) fn leave(&self, id: &InstanceId) {
+        self.all().remove(id);
+    }
+}
+
+/// Whether the tasks of a guest are paused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mark {
+    Runs,
+    /// Somebody was about to change it.
+    Unsure,
+    Still,
+}
+
+impl Mark {
+    pub(super) fn read(dir: &Path) -> Self {
+        match fs::read_to_string(dir.join(MARK)) {
+            Ok(text) if text == STILL => Self::Still,
+            Err(error) if error.kind() == ErrorKind::NotFound => Self::Runs,
+            // Also torn by a crash.
+            _ => Self::Unsure,
+        }
+    }
+
+    fn write(self, dir: &Path) -> Result<(), String> {
+        let mark = dir.join(MARK);
+        let written = match self {
+            Self::Still => fs::write(mark, STILL),
+            Self::Unsure => fs::write(mark, UNSURE),
+            Self::Runs => fs::remove_file(mark),
+        };
+        written.map_err(|error| format!("noting whether it is paused: {error}"))
+    }
+}
+
+fn pause(dir: &Path, id: &InstanceId) -> Result<(), String> {
+    if Mark::read(dir) == Mark::Still {
+        return Ok(());
+    }
+    let mut control = Control::connect(dir, id)?;
+    Mark::Unsure.write(dir)?;
+    control.pause()?;
+    Mark::Still.write(dir)
+}
+
+/// Of one that is known to be paused.
+pub(super) fn resume(dir: &Path, id: &InstanceId) -> Result<(), String> {
+    let mut control = Control::connect(dir, id)?;
+    Mark::Unsure.write(dir)?;
+    control.resume()?;
+    Mark::Runs.write(dir)
+}
+
+/// A guest answered, so it runs, whatever the mark says.
+pub(super) fn runs(dir: &Path) -> Result<(), String> {
+    match Mark::read(dir) {
+        Mark::Runs => Ok(()),
+        _ => Mark::Runs.write(dir),
+    }
+}
+
+impl Gvisor {
+    pub(super) async fn save_instance(
+        &self,
+        id: &InstanceId,
+        kind: SaveKind,
+        sink: Arc<dyn SaveSink>,
+    ) -> Result<(), Error> {
+        let record = self.record(id)?;
+        let fail = |reason| Error::Save {
+            id: id.clone(),
+            reason,
+        };
+        let resident = self.residents.get(id);
+        let guest = resident.guest.and_then(|guest| guest.upgrade());
+        let guest = guest.ok_or_else(|| fail("it was not adopted".into()))?;
+        let (this, id) = (self.clone(), id.clone());
+        // Its own task: if nobody waits for it any more, it must still come to an end that is known.
+        let saving = tokio::spawn(async move {
+            let _one_at_a_time = resident.stillness.lock().await;
+            let saved = this.save_still(&record, kind, sink, &guest).await;
+            if saved.is_err()
+                && let Err(error) = this.let_go(&id, Some(&guest)).await
+            {
+                tracing::warn!(instance = %id, error, "an instance that could not be saved does not go on");
+            }
+            saved
+        });
+        saving
+            .await
+            .map_err(|error| fail(error.to_string()))?
+            .map_err(fail)
+    }
+
+    async fn save_still(
+        &self,
+        record: &Record,
+        kind: SaveKind,
+        sink: Arc<dyn SaveSink>,
+        guest: &Guest,
+    ) -> Result<(), String> {
+        let names: Vec<&'static str> = match (kind, record.resources.disk_backing) {
+            (SaveKind::Memory, _) => MEMORY.to_vec(),
+            (SaveKind::Filesystem, DiskBacking::Disk) => DISK.map(|(name, _)| name).to_vec(),
+            (SaveKind::Filesystem, DiskBacking::Memory) => vec![LAYER],
+        };
+        let (dir, id) = (self.dirs.dir(&record.id), record.id.clone());
+        // An archive is written from its beginning to its end, so whoever keeps it can read along.
+        let in_order = names == [LAYER];
+        let files: Vec<File> = names
+            .iter()
+            .map(|name| match in_order {
+                true => sink.stream(name).map(File::from),
+                false => sink.scratch(),
+            })
+            .collect::<Result<_, _>>()
+            .map_err(|error| format!("making room for it: {error}"))?;
+        guest.hold();
+        guest.taken(TAKING).await;
+        {
+            let (dir, id) = (dir.clone(), id.clone());
+            blocking(move || pause(&dir, &id)).await?;
+        }
+        if !guest.delivered(READING).await {
+            return Err("what its agent has said could not be read in time".into());
+        }
+        let group = self.group(&id).map_err(|error| error.to_string())?;
+        let roomy = while_saving(&record.resources);
+        let usage = group.usage().map_err(|error| error.to_string())?;
+        self.residents.note_charged(&id, usage.memory_bytes);
+        let written = blocking(move || {
+            group.resize(&roomy).map_err(|error| error.to_string())?;
+            write(&dir, &id, &files)?;
+            if in_order {
+                return Ok(());
+            }
+            // The largest comes last in the list, and takes the sink the longest.
+            for (name, mut file) in names.into_iter().zip(files).rev() {
+                file.rewind()
+                    .and_then(|()| sink.part(name, file))
+                    .map_err(|error| format!("keeping its {name}: {error}"))?;
+            }
+            Ok(())
+        });
+        written.await
+    }
+
+    /// Lets an instance go on, whether it is paused or not.
+    pub(super) async fn thaw_instance(&self, id: &InstanceId) -> Result<(), Error> {
+        self.record(id)?;
+        let resident = self.residents.get(id);
+        let guest = resident.guest.and_then(|guest| guest.upgrade());
+        let _one_at_a_time = resident.stillness.lock().await;
+        self.let_go(id, guest.as_ref())
+            .await
+            .map_err(|reason| Error::io(format!("letting {id} go on"), std::io::Error::other(reason)))
+    }
+
+    async fn let_go(&self, id: &InstanceId, guest: Option<&Guest>) -> Result<(), String> {
+        let (dir, id) = (self.dirs.dir(id), id.clone());
+        let mark = Mark::read(&dir);
+        if mark != Mark::Runs
+            && let (Ok(Some(record)), Ok(group)) = (self.dirs.read(&id), self.group(&id))
+        {
+            // Before it goes on; afterwards it could fill the room.
+            let usage = group.usage().map_err(|error| error.to_string())?;
+            let resident = self.residents.get(&id);
+            let extra = usage.memory_bytes.saturating_sub(resident.charged.unwrap_or(0));
+            tighten(&group, record.resources.memory_bytes, extra, resident.stillness)?;
+        }
+        match (mark, guest) {
+            (Mark::Runs, _) => {}
+            (Mark::Unsure, None) => return Err("it has to be adopted first".into()),
+            (Mark::Unsure, Some(guest))
+                if {
+                    guest.release();
+                    guest.answers(ANSWERING).await
+                } =>
+            {
+                runs(&dir)?;
+            }
+            (Mark::Unsure | Mark::Still, _) => blocking(move || resume(&dir, &id)).await?,
+        }
+        if let Some(guest) = guest {
+            guest.release();
+        }
+        Ok(())
+    }
+
+    fn record(&self, id: &InstanceId) -> Result<Record, Error> {
+        match self.dirs.read(id) {
+            Ok(Some(record)) => Ok(record),
+            Ok(None) => Err(Error::NotFound(id.clone())),
+            Err(error) => Err(Error::io(format!("reading the record of {id}"), error)),
+        }
+    }
+}
+
+fn write(dir: &Path, id: &InstanceId, files: &[File]) -> Result<(), String> {
+    let mut control = Control::connect(dir, id)?;
+    match files {
+        [layer] => control.tar_layer(id, layer.as_fd(), WRITING),
+        [state, meta, pages] => control.checkpoint(&[state.as_fd(), meta.as_fd(), pages.as_fd()], WRITING),
+        [manifest, tar, meta, pages] => control.save_files(
+            &[manifest.as_fd(), tar.as_fd(), meta.as_fd(), pages.as_fd()],
+            WRITING,
+        ),
+        _ => unreachable!("saves have one, three or four parts"),
+    }
+}
+
+/// The limits while the sentry writes. What it writes is charged to it as long as it is in memory, and an archive is made
+/// of copies of the files. The guest is paused, so it gains nothing by that.
+fn while_saving(resources: &Resources) -> Resources {
+    let limits = host_limits(resources);
+    Resources {
+        memory_bytes: limits.memory_bytes.saturating_mul(3).saturating_add(256 * MIB),
+        ..limits
+    }
+}
+
+/// Takes back what [`while_saving`] gave: at once all but the `extra` that the sentry itself holds since, and that too as
+/// soon as it is free. Not while it is being saved again.
+///
+/// The sentry frees memory when it thinks fit, after minutes maybe. A limit below what it holds and the guest may use would
+/// kill a guest that did no wrong; a guest that uses the extra for itself is not let have it for long.
+pub(super) fn tighten(group: &Group, limit: u64, extra: u64, stillness: Stillness) -> Result<(), String> {
+    const SLACK: u64 = 16 * MIB;
+    const TRIES: u32 = 600;
+    let lowered = group
+        .lower_memory(limit.saturating_add(extra))
+        .map_err(|error| error.to_string())?;
+    if lowered && extra == 0 {
+        return Ok(());
+    }
+    let group = group.clone();
+    tokio::spawn(async move {
+        let mut tries = 0;
+        while group.exists() {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            tries += 1;
+            let _not_being_saved = stillness.lock().await;
+            let group = group.clone();
+            let tighter = move || -> Result<bool, CgroupError> {
+                if group.lower_memory(limit)? {
+                    return Ok(true);
+                }
+                if tries > TRIES {
+                    let used = group.usage()?.memory_bytes;
+                    group.lower_memory(limit.max(used.saturating_add(SLACK)))?;
+                }
+                Ok(false)
+            };
+            if let Ok(Ok(true) | Err(_)) = tokio::task::spawn_blocking(tighter).await {
+                break;
+            }
+        }
+    });
+    Ok(())
+}
+
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<T, String> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|error| error.to_string())?
+}
