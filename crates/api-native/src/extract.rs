@@ -153,6 +153,23 @@ impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
     }
 }
 
+/// A JSON body that may be left out or `null`; then every field has its default.
+#[derive(Debug)]
+pub(crate) struct MaybeJson<T>(pub(crate) T);
+
+impl<T: DeserializeOwned + Default> FromRequest<App> for MaybeJson<T> {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, app: &App) -> Result<Self, Failure> {
+        use axum::body::HttpBody as _;
+        if request.body().is_end_stream() {
+            return Ok(Self(T::default()));
+        }
+        let Json(body) = Json::<Option<T>>::from_request(request, app).await?;
+        Ok(Self(body.unwrap_or_default()))
+    }
+}
+
 /// Reads a JSON text into a wire type, naming the field that is wrong.
 pub(crate) fn parse_json<T: DeserializeOwned>(text: &[u8]) -> Result<T, Failure> {
     match axum::Json::<T>::from_bytes(text) {

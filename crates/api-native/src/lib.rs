@@ -34,9 +34,11 @@ mod range;
 mod sandboxes;
 mod server;
 mod session;
+mod snapshots;
 mod templates;
 mod transfer;
 mod upload;
+mod volumes;
 mod wire;
 
 pub use openapi::openapi;

@@ -12,8 +12,8 @@ use utoipa_axum::router::OpenApiRouter;
 
 use crate::error::{ErrorBody, ErrorDetail};
 use crate::{
-    App, artifacts, commands, exec, files, keys, ledger, ports, sandboxes, server, session, templates,
-    transfer,
+    App, artifacts, commands, exec, files, keys, ledger, ports, sandboxes, server, session, snapshots,
+    templates, transfer, volumes,
 };
 
 const ERROR: &str = "Error";
@@ -32,6 +32,8 @@ pub(crate) fn documented() -> OpenApiRouter<App> {
         .merge(ports::routes())
         .merge(artifacts::routes())
         .merge(templates::routes())
+        .merge(snapshots::routes())
+        .merge(volumes::routes())
         .merge(keys::routes())
         .merge(server::routes())
 }

@@ -1,12 +1,13 @@
 //! Templates: looking them up, and building them in the background with progress.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 
 use atoll_image::{DebianOptions, DockerfileOptions, ImageSource, Limits, OciOptions, Progress, Update};
 use atoll_store::{Fact, NewFact};
-use atoll_types::{Fault, FaultKind, StartCommand, TemplateManifest};
+use atoll_types::{Fault, FaultKind, StartCommand, TemplateId, TemplateManifest};
 use futures_util::Stream;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -105,8 +106,13 @@ impl Sandboxes {
 
     pub async fn delete_template(&self, which: &str) -> Result<(), Fault> {
         let manifest = self.resolve_template(which)?.manifest;
-        let (templates, service, which) = (self.inner.templates.clone(), self.clone(), which.to_owned());
-        blocking(move || templates.delete(&which, &|manifest| service.template_in_use(manifest))).await?;
+        let (templates, in_use, which) = (
+            self.inner.templates.clone(),
+            self.templates_in_use().await?,
+            which.to_owned(),
+        );
+        blocking(move || templates.delete(&which, &|manifest| in_use.contains(&manifest.id))).await?;
+        self.drop_running_state(&manifest.id).await;
         let fact = NewFact {
             at: self.now(),
             project: self.default_project().clone(),
@@ -123,15 +129,43 @@ impl Sandboxes {
 
     /// Removes what no name and no sandbox uses; returns the bytes freed.
     pub async fn prune_templates(&self) -> Result<u64, Fault> {
-        let (templates, service) = (self.inner.templates.clone(), self.clone());
-        let pruned = blocking(move || templates.prune(&|manifest| service.template_in_use(manifest))).await?;
+        let (templates, in_use) = (self.inner.templates.clone(), self.templates_in_use().await?);
+        let pruned = blocking(move || templates.prune(&|manifest| in_use.contains(&manifest.id))).await?;
         Ok(pruned.bytes)
     }
 
-    fn template_in_use(&self, manifest: &TemplateManifest) -> bool {
-        self.live()
-            .values()
-            .any(|cell| cell.seen.borrow().template == manifest.id)
+    /// What sandboxes run on, and what snapshots need to come back.
+    async fn templates_in_use(&self) -> Result<HashSet<TemplateId>, Fault> {
+        let of_snapshots = self.store().templates_of_snapshots().await;
+        let mut in_use: HashSet<TemplateId> = of_snapshots
+            .map_err(|e| crate::faults::from_store(&e))?
+            .into_iter()
+            .collect();
+        in_use.extend(
+            self.live()
+                .values()
+                .map(|cell| cell.seen.borrow().template.clone()),
+        );
+        Ok(in_use)
+    }
+
+    /// The template of these very bytes, under whatever id it has here.
+    pub(crate) fn template_with_digest(
+        &self,
+        id: &TemplateId,
+        digest: &str,
+    ) -> Result<Option<TemplateId>, Fault> {
+        let templates = &self.inner.templates;
+        if let Some(manifest) = templates.find(id.as_str()).map_err(|e| from_image(&e))?
+            && manifest.digest == digest
+        {
+            return Ok(Some(manifest.id));
+        }
+        let listed = templates.list().map_err(|e| from_image(&e))?;
+        Ok(listed
+            .into_iter()
+            .find(|listed| listed.manifest.digest == digest)
+            .map(|listed| listed.manifest.id))
     }
 
     /// Builds a template in the background.

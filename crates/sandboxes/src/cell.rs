@@ -4,14 +4,16 @@
 //! sandbox happen one after the other; `seen` shows what was committed last and never waits.
 
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use atoll_lifecycle::Record;
 use atoll_runtime::Instance;
 use atoll_store::SandboxRow;
-use atoll_types::{Fault, FaultKind, ProjectId, SandboxId, Timestamp};
+use atoll_types::{Fault, FaultKind, InstanceId, ProjectId, SandboxId, SandboxState, Timestamp};
 use tokio::sync::watch;
+
+use crate::endings::OpenCommands;
 
 /// How long to wait for the reason of an end that was just noticed.
 const REASON_WITHIN: Duration = Duration::from_secs(5);
@@ -24,8 +26,13 @@ pub(crate) struct Cell {
     pub(crate) row: tokio::sync::Mutex<SandboxRow>,
     /// The same, for readers.
     pub(crate) seen: watch::Sender<SandboxRow>,
-    /// Set once, when there is a guest to talk to.
-    pub(crate) instance: OnceLock<Instance>,
+    /// The instance that runs now, while there is a guest to talk to. A resumed sandbox has another one.
+    instance: RwLock<Option<Instance>>,
+    /// Held while the instance is held still to be saved: one save at a time.
+    pub(crate) saving: tokio::sync::Mutex<()>,
+    /// Why the last pause, stop or resume did not work out, for those who wait for it.
+    trouble: Mutex<Option<Fault>>,
+    pub(crate) commands: OpenCommands,
     /// What the ledger has been told of its consumption.
     pub(crate) metered: Mutex<Metered>,
     /// Operations under way. A sandbox that is in use is not idle, however long the operation takes.
@@ -50,7 +57,10 @@ impl Cell {
             project: row.project.clone(),
             seen: watch::Sender::new(row.clone()),
             row: tokio::sync::Mutex::new(row),
-            instance: OnceLock::new(),
+            instance: RwLock::default(),
+            saving: tokio::sync::Mutex::default(),
+            trouble: Mutex::default(),
+            commands: OpenCommands::default(),
             metered: Mutex::default(),
             active: AtomicUsize::new(0),
             last_used: AtomicI64::new(i64::MIN),
@@ -72,10 +82,42 @@ impl Cell {
 
     /// Notes a use, if anybody cares.
     pub(crate) fn touch(&self, store: &atoll_store::Store, now: Timestamp) {
-        if self.seen.borrow().record.idle.is_some() {
+        if self.seen.borrow().record.policy.idle.is_some() {
             self.last_used.fetch_max(now.0, Ordering::Relaxed);
             store.note_sandbox_used(&self.id, now);
         }
+    }
+
+    pub(crate) fn instance(&self) -> Option<Instance> {
+        self.instance
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    pub(crate) fn set_instance(&self, instance: Instance) {
+        *self.instance.write().unwrap_or_else(PoisonError::into_inner) = Some(instance);
+    }
+
+    /// Hangs up, so that whoever is in the middle of something hears of it. Only if it is this instance that is here.
+    pub(crate) fn let_go_of(&self, id: &InstanceId) {
+        let mut instance = self.instance.write().unwrap_or_else(PoisonError::into_inner);
+        if instance.as_ref().is_some_and(|here| here.id == *id)
+            && let Some(gone) = instance.take()
+        {
+            gone.guest.close();
+        }
+    }
+
+    pub(crate) fn set_trouble(&self, trouble: Option<Fault>) {
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+    }
+
+    pub(crate) fn trouble(&self) -> Option<Fault> {
+        self.trouble
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     pub(crate) fn is_in_use(&self) -> bool {
@@ -90,11 +132,35 @@ impl Cell {
         *self.metered.lock().unwrap_or_else(PoisonError::into_inner) = metered;
     }
 
+    /// Whether this is its instance, and is to stay it.
+    pub(crate) fn still_has(&self, instance: &InstanceId) -> bool {
+        let seen = self.seen.borrow();
+        seen.record.instance.as_ref() == Some(instance) && seen.record.end.is_none()
+    }
+
     /// Its instance is gone in the middle of something: says why, as soon as that is known.
     pub(crate) async fn explain_end(&self) -> Fault {
         let mut seen = self.seen.subscribe();
-        let ended = tokio::time::timeout(REASON_WITHIN, seen.wait_for(|row| row.record.end.is_some())).await;
+        let settled = |row: &SandboxRow| {
+            row.record.end.is_some()
+                || matches!(row.record.state, SandboxState::Paused | SandboxState::Stopped)
+        };
+        let ended = tokio::time::timeout(REASON_WITHIN, seen.wait_for(settled)).await;
         let why = match ended {
+            Ok(Ok(row)) if row.record.end.is_none() => {
+                let (code, hint) = match row.record.state {
+                    SandboxState::Stopped => ("sandbox_stopped", "start it, then do it again"),
+                    _ => (
+                        "sandbox_paused",
+                        "resume it; commands go on from where they were, attach to them again",
+                    ),
+                };
+                let message = format!(
+                    "sandbox {} was {} during this operation",
+                    self.id, row.record.state
+                );
+                return Fault::new(FaultKind::Conflict, code, message).hint(hint);
+            }
             Ok(Ok(row)) => row.record.end.as_ref().map(|end| (end.name(), end.explain())),
             _ => None,
         };

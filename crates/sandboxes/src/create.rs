@@ -3,8 +3,9 @@
 //! ```text
 //!   warm:  claim ──┬─ commit row (Running) ─┬─> answer          a crash before the commit leaves an instance
 //!                  └─ configure the guest  ─┘                   that no row names: recovery destroys it
-//!   cold:  ┬─ commit row (Starting) ─┬─ configure ─ ready check ─ commit (Running) ─> answer
-//!          └─ boot the instance     ─┘
+//!   cold:  ┬─ commit row (Starting) ─┬─┬─ configure        ─┬─> answer
+//!          └─ boot the instance     ─┘ └─ commit (Running) ─┘  one after the other if servers, hooks or saved state
+//!                                                              decide whether it runs
 //! ```
 //! What must hold: when the caller is told of success the row says `Running` on disk and the guest has its identity; when
 //! it is told of a failure nothing runs.
@@ -13,16 +14,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_guest_protocol::{CommandState, Configure, Exec, Message, Request, Start};
-use atoll_lifecycle::{Boot, Input, NewRecord, Transition, admit};
+use atoll_lifecycle::{Admitted, Boot, Input, NewRecord, Transition, admit};
 use atoll_runtime::channel::{ChannelError, Guest, Incoming};
-use atoll_runtime::{Instance, InstanceSpec};
-use atoll_store::{Idempotency, Inserted, NewSandbox, SandboxRow};
-use atoll_types::{Fault, FaultKind, InstanceId, ReadyCheck, SandboxId, SandboxSpec, TemplateManifest};
+use atoll_runtime::{Instance, InstanceSpec, Restore};
+use atoll_store::{Idempotency, Inserted, NewSandbox, SandboxRow, SnapshotRow};
+use atoll_types::{
+    EndReason, Fault, FaultKind, InstanceId, ReadyCheck, SandboxId, SandboxSpec, SaveKind, SnapshotOwner,
+    TemplateManifest,
+};
 use sha2::{Digest as _, Sha256};
 
+use crate::builds::Resolved;
 use crate::cell::Cell;
 use crate::faults::{from_channel, from_store};
-use crate::{Caller, CreateSandbox, Sandbox, Sandboxes, entropy, views};
+use crate::{Caller, CreateSandbox, Sandbox, Sandboxes, entropy, hooks, views};
 
 /// How often a ready check looks.
 const READY_POLL: Duration = Duration::from_millis(20);
@@ -62,12 +67,17 @@ impl Sandboxes {
                 return self.settled(caller, &row.id).await;
             }
         }
-        let admitted = admit(request.spec, &self.settings().limits, &self.tiers())?;
-        let template = self.resolve_template(&admitted.spec.template)?;
+        let (mut admitted, template, origin) = self
+            .admit_origin(caller, request.spec, request.resources_given)
+            .await?;
+        self.name_volumes(&caller.project, &mut admitted.spec).await?;
         let id: SandboxId = entropy::id();
 
-        // A start command that is to see this sandbox's environment cannot have been started ahead.
-        let poolable = template.manifest.start.is_none() || admitted.spec.env.is_empty();
+        // A start command that is to see this sandbox's environment cannot have been started ahead, and what is mounted
+        // is decided at the start.
+        let poolable = origin.is_none()
+            && admitted.spec.volumes.is_empty()
+            && (template.manifest.start.is_none() || admitted.spec.env.is_empty());
         let claimed = poolable
             .then(|| {
                 self.claim(
@@ -84,8 +94,7 @@ impl Sandboxes {
         let transition = atoll_lifecycle::create(
             NewRecord {
                 boot,
-                timeout_millis: admitted.spec.timeout_millis,
-                idle: admitted.spec.idle,
+                policy: atoll_lifecycle::Policy::of(&admitted.spec),
             },
             self.now(),
         );
@@ -96,7 +105,6 @@ impl Sandboxes {
             template: template.manifest.id.clone(),
             isolation: admitted.isolation,
             record: transition.next.clone(),
-            token_hash: None,
             version: 0,
         };
         match claimed {
@@ -104,8 +112,67 @@ impl Sandboxes {
                 self.create_warm(row, &transition, idempotency, instance, &template.manifest)
                     .await
             }
-            None => self.create_cold(row, &transition, idempotency, &template).await,
+            None => {
+                self.create_cold(row, &transition, idempotency, &template, origin)
+                    .await
+            }
         }
+    }
+
+    /// What a request means: the template below it, and the saved state to begin with if it names a snapshot or the
+    /// template comes up running.
+    async fn admit_origin(
+        &self,
+        caller: &Caller,
+        mut spec: SandboxSpec,
+        resources_given: bool,
+    ) -> Result<(Admitted, Resolved, Option<SnapshotRow>), Fault> {
+        let is_template = || self.resolve_template(&spec.template);
+        let snapshot = match is_template() {
+            Ok(template) => {
+                let admitted = admit(spec, &self.settings().limits, &self.tiers())?;
+                let running = self.running_state(&template.manifest, &admitted).await;
+                return Ok((admitted, template, running));
+            }
+            Err(no_template) => match self.find_snapshot(&caller.project, &spec.template).await? {
+                Some(snapshot) => snapshot,
+                None => return Err(no_template),
+            },
+        };
+        self.check_fits(&snapshot)?;
+        if resources_given {
+            // Its files lie where and as large as they were saved.
+            spec.resources.disk_bytes = snapshot.spec.resources.disk_bytes;
+            spec.resources.disk_backing = snapshot.spec.resources.disk_backing;
+        } else {
+            spec.resources = snapshot.spec.resources;
+        }
+        for (name, value) in &snapshot.spec.env {
+            spec.env.entry(name.clone()).or_insert_with(|| value.clone());
+        }
+        if snapshot.kind == SaveKind::Memory {
+            take_its_volumes(&mut spec, &snapshot)?;
+        }
+        if spec.hooks.is_empty() {
+            spec.hooks = snapshot.spec.hooks.clone();
+        }
+        let mut admitted = admit(spec, &self.settings().limits, &self.tiers())?;
+        if let Some(floor) = admitted.spec.isolation_floor
+            && snapshot.isolation < floor
+        {
+            return Err(Fault::new(
+                FaultKind::Conflict,
+                "snapshot_tier_too_weak",
+                format!(
+                    "it was saved on the {} tier, below the floor of {floor}",
+                    snapshot.isolation
+                ),
+            )
+            .hint("take a snapshot of a sandbox on that tier"));
+        }
+        admitted.isolation = snapshot.isolation;
+        let template = self.resolve_template(snapshot.template.as_str())?;
+        Ok((admitted, template, Some(snapshot)))
     }
 
     async fn create_warm(
@@ -139,19 +206,46 @@ impl Sandboxes {
                 return Err(fault);
             }
         };
+        let id = instance.id.clone();
         self.give_instance(&cell, instance);
         if let Err(error) = configured {
             let fault = from_channel(&cell, error).await;
             self.apply(
                 &cell,
                 Input::Ended {
+                    instance: id,
                     fate: atoll_lifecycle::InstanceFate::Died(fault.message.clone()),
                 },
             )
             .await?;
             return Err(fault);
         }
-        Ok(views::sandbox(cell.last_seen()))
+        let row = cell.last_seen();
+        if let Some(instance) = cell.instance()
+            && let Err(fault) = self.run_create_hooks(&cell, &instance, &row).await
+        {
+            let reason = EndReason::StartFailed(fault.message.clone());
+            self.apply(&cell, Input::Kill { reason }).await?;
+            return Err(fault);
+        }
+        Ok(views::sandbox(row))
+    }
+
+    /// A creation whose hooks fail is none.
+    async fn run_create_hooks(
+        &self,
+        cell: &Arc<Cell>,
+        instance: &Instance,
+        row: &SandboxRow,
+    ) -> Result<(), Fault> {
+        match hooks::run(&instance.guest, &row.spec.hooks.on_create).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(failed)) => Err(
+                Fault::new(FaultKind::GuestFailed, "hook_failed", failed.to_string())
+                    .hint("the sandbox was removed; run the hook by hand in one without it to see more"),
+            ),
+            Err(error) => Err(from_channel(cell, error).await),
+        }
     }
 
     async fn create_cold(
@@ -159,7 +253,8 @@ impl Sandboxes {
         row: SandboxRow,
         transition: &Transition,
         idempotency: Option<Idempotency>,
-        template: &crate::builds::Resolved,
+        template: &Resolved,
+        origin: Option<SnapshotRow>,
     ) -> Result<Sandbox, Fault> {
         let id = row
             .record
@@ -172,14 +267,16 @@ impl Sandboxes {
             image: template.image.clone(),
             resources: row.spec.resources,
             hostname: row.id.bare().to_owned(),
+            restore: match &origin {
+                Some(saved) => Some(Restore {
+                    kind: saved.kind,
+                    source: self.read_saved(&saved.id).await?,
+                }),
+                None => None,
+            },
+            mounts: self.attach_volumes(&row.project, &row.spec).await?,
         };
         let _held = self.hold(id.clone());
-        let configure = configure(
-            &row.id,
-            &row.spec,
-            &template.manifest,
-            template.manifest.start.as_ref(),
-        );
         let (inserted, started) = tokio::join!(
             self.insert(row, transition, idempotency),
             self.boot(isolation, spec)
@@ -215,28 +312,43 @@ impl Sandboxes {
                 return Err(fault);
             }
         };
-        let guest = instance.guest.clone();
-        self.give_instance(&cell, instance);
+        self.give_instance(&cell, instance.clone());
+        let row = cell.last_seen();
+        let kind = origin.as_ref().map_or(SaveKind::Filesystem, |saved| saved.kind);
         let prepared = async {
-            match guest.call(&configure).await {
-                Ok(_) => match await_ready(&guest, &template.manifest).await {
-                    Ok(ready) => ready,
-                    Err(error) => Err(from_channel(&cell, error).await),
-                },
-                Err(error) => Err(from_channel(&cell, error).await),
+            self.introduce(&cell, &instance, &row, &template.manifest, kind)
+                .await?;
+            // One that comes from saved state was created before; whoever wants to know of that has hooks for it.
+            let from_user = origin
+                .as_ref()
+                .is_some_and(|saved| saved.owner == SnapshotOwner::User);
+            if from_user {
+                self.run_resume_hooks(&cell, &instance, &row).await
+            } else {
+                self.run_create_hooks(&cell, &instance, &row).await
             }
         };
-        if let Err(fault) = prepared.await {
-            self.apply(
-                &cell,
-                Input::StartFailed {
-                    why: fault.message.clone(),
-                },
-            )
-            .await?;
-            return Err(fault);
-        }
-        let row = self.apply(&cell, Input::Started { instance: id }).await?;
+        // With nothing to wait for, that it runs is written down while it is told its name: whoever sees it run speaks to
+        // the guest after that.
+        let at_once =
+            template.manifest.start.is_none() && origin.is_none() && row.spec.hooks.on_create.is_empty();
+        let started = Input::Started { instance: id.clone() };
+        let row = if at_once {
+            let (prepared, row) = tokio::join!(prepared, self.apply(&cell, started));
+            if let Err(fault) = prepared {
+                let fate = atoll_lifecycle::InstanceFate::Died(fault.message.clone());
+                self.apply(&cell, Input::Ended { instance: id, fate }).await?;
+                return Err(fault);
+            }
+            row?
+        } else {
+            if let Err(fault) = prepared.await {
+                let why = fault.message.clone();
+                self.apply(&cell, Input::StartFailed { why }).await?;
+                return Err(fault);
+            }
+            self.apply(&cell, started).await?
+        };
         // A kill may have come between.
         if !row.record.state.is_live() || row.record.end.is_some() {
             return Err(cell.explain_end().await);
@@ -245,7 +357,7 @@ impl Sandboxes {
     }
 
     /// Commits a new row and looks after it; the inner error is the row that the idempotency key made before.
-    async fn insert(
+    pub(crate) async fn insert(
         &self,
         row: SandboxRow,
         transition: &Transition,
@@ -281,10 +393,12 @@ impl Sandboxes {
 
     /// From now on there is a guest to talk to, and an end to notice.
     pub(crate) fn give_instance(&self, cell: &Arc<Cell>, instance: Instance) {
-        if cell.instance.set(instance).is_err() {
-            tracing::error!(sandbox = %cell.id, "a sandbox was given a second instance");
-        }
+        let guest = instance.guest.clone();
+        cell.set_instance(instance);
+        // The host's counters begin anew with each instance.
+        cell.set_metered(crate::cell::Metered::default());
         self.watch_end(cell);
+        self.resume_commands(cell, &guest);
     }
 
     /// The sandbox that an idempotency key found, once its creation (by whoever was first) has come to an end.
@@ -420,6 +534,34 @@ pub(crate) fn configure(
     })
 }
 
+/// Memory comes back with what was mounted in it: the same places, though other volumes may stand there.
+fn take_its_volumes(spec: &mut SandboxSpec, snapshot: &SnapshotRow) -> Result<(), Fault> {
+    let places = |mounts: &[atoll_types::VolumeMount]| {
+        let places = mounts.iter().map(|mount| (mount.path.clone(), mount.read_only));
+        places.collect::<std::collections::BTreeSet<_>>()
+    };
+    if spec.volumes.is_empty() {
+        spec.volumes.clone_from(&snapshot.spec.volumes);
+    }
+    let needed = places(&snapshot.spec.volumes);
+    if places(&spec.volumes) == needed {
+        return Ok(());
+    }
+    let needed: Vec<String> = needed.into_iter().map(|(path, _)| path).collect();
+    Err(Fault::new(
+        FaultKind::Conflict,
+        "snapshot_volumes_differ",
+        match needed.as_slice() {
+            [] => "its memory was saved without volumes, and comes back without".to_owned(),
+            paths => format!(
+                "its memory was saved with volumes at {}, and needs the same",
+                paths.join(", ")
+            ),
+        },
+    )
+    .hint("take a snapshot of its files to choose other volumes"))
+}
+
 /// See [`Sandboxes::hold`].
 #[derive(Debug)]
 pub(crate) struct Held {
@@ -458,7 +600,7 @@ fn idempotency(key: String, spec: &SandboxSpec) -> Result<Idempotency, Fault> {
     })
 }
 
-fn insert_fault(error: &atoll_store::Error) -> Fault {
+pub(crate) fn insert_fault(error: &atoll_store::Error) -> Fault {
     match error {
         atoll_store::Error::IdempotencyConflict { .. } => {
             Fault::new(FaultKind::Conflict, "idempotency_conflict", error.to_string())

@@ -54,18 +54,18 @@ impl Sandboxes {
             wait_for_reader: !spec.background,
             kill_on_close: !spec.background,
         });
+        self.follow_commands(&cell, &guest).await?;
+        cell.commands.begin(&command, started, self.now())?;
         let stream = guest.open(&request).await;
         let (sender, receiver) = match stream {
             Ok(stream) => stream.split(),
-            Err(error) => return Err(from_channel(&cell, error).await),
+            Err(error) => {
+                cell.commands.never_began(&command);
+                return Err(from_channel(&cell, error).await);
+            }
         };
         let mut events = ExecEvents {
             service: self.clone(),
-            ledger: Some(Ledger {
-                command: command.clone(),
-                started_at: self.now(),
-                bytes_out: 0,
-            }),
             cell,
             receiver,
             first: None,
@@ -76,10 +76,13 @@ impl Sandboxes {
         match tokio::time::timeout(ANSWER_WITHIN, events.advance()).await {
             Ok(Some(Ok(started @ ExecEvent::Started { .. }))) => events.first = Some(started),
             Ok(Some(Ok(_)) | None) => return Err(unexpected()),
-            Ok(Some(Err(fault))) => return Err(fault),
+            Ok(Some(Err(fault))) => {
+                events.cell.commands.never_began(&command);
+                return Err(fault);
+            }
             Err(_) => return Err(unreachable_guest()),
         }
-        self.append(&events.cell, started);
+        self.record_start(&events.cell, &command, spec.background).await?;
         Ok(Execution {
             command,
             input: ExecInput {
@@ -109,7 +112,6 @@ impl Sandboxes {
         };
         let events = ExecEvents {
             service: self.clone(),
-            ledger: None,
             cell,
             receiver,
             first: None,
@@ -233,7 +235,6 @@ pub struct ExecEvents {
     receiver: StreamReceiver,
     first: Option<ExecEvent>,
     over: bool,
-    ledger: Option<Ledger>,
     _in_use: InUse,
 }
 
@@ -252,9 +253,6 @@ impl ExecEvents {
         }
         let event = match self.receiver.next().await {
             Some(Ok(Incoming::Data { sub, bytes })) => {
-                if let Some(ledger) = &mut self.ledger {
-                    ledger.bytes_out += bytes.len() as u64;
-                }
                 let stream = if sub == SUB_STDERR {
                     OutputStream::Stderr
                 } else {
@@ -266,7 +264,6 @@ impl ExecEvents {
             Some(Ok(Incoming::Message(Message::Dropped { bytes, .. }))) => Ok(ExecEvent::Dropped { bytes }),
             Some(Ok(Incoming::Message(Message::Exited(state)))) => {
                 self.over = true;
-                self.record_exit(state);
                 // A kill for memory takes the whole sandbox; its first victim may be heard of before that is noticed.
                 if state == (CommandState::Signaled { signal: 9 })
                     && self.service.ran_out_of_memory(&self.cell).await
@@ -287,37 +284,6 @@ impl ExecEvents {
         };
         Some(event)
     }
-
-    fn record_exit(&mut self, state: CommandState) {
-        if let Some(ledger) = self.ledger.take() {
-            let (exit_code, signal) = match state {
-                CommandState::Running => (None, None),
-                CommandState::Exited { code } => (Some(code), None),
-                CommandState::Signaled { signal } => (None, Some(signal)),
-                // What its timeout sends.
-                CommandState::TimedOut => (None, Some(9)),
-            };
-            self.service.append(
-                &self.cell,
-                Fact::CommandExited {
-                    command: ledger.command,
-                    exit_code,
-                    signal,
-                    duration_millis: self.service.now().millis_since(ledger.started_at),
-                    bytes_in: 0,
-                    bytes_out: ledger.bytes_out,
-                },
-            );
-        }
-    }
-}
-
-/// What the ledger will say of the command.
-#[derive(Debug)]
-struct Ledger {
-    command: CommandId,
-    started_at: Timestamp,
-    bytes_out: u64,
 }
 
 /// What the caller says to the command. May be moved to another task; dropping it does not close stdin, `close` does.

@@ -95,9 +95,59 @@ pub(crate) fn from_store(error: &atoll_store::Error) -> Fault {
 }
 
 pub(crate) fn from_runtime(error: &atoll_runtime::Error) -> Fault {
-    Fault::new(FaultKind::Internal, "runtime_failed", error.to_string())
+    let message = error.to_string();
+    // Other programs write into our files, and say so in words, Go's or ours.
+    if message.to_lowercase().contains("no space left on device") {
+        return disk_full(message);
+    }
+    Fault::new(FaultKind::Internal, "runtime_failed", message)
+}
+
+/// A file to work with could not be made.
+pub(crate) fn from_scratch(error: &std::io::Error) -> Fault {
+    match error.kind() {
+        std::io::ErrorKind::StorageFull => disk_full(format!("making room for saved state: {error}")),
+        _ => Fault::internal(format!("making room for saved state: {error}")),
+    }
+}
+
+fn disk_full(message: String) -> Fault {
+    Fault::new(FaultKind::LimitExceeded, "disk_full", message)
+        .hint("free space on the host (`atoll gc`) and try again; nothing was changed")
 }
 
 pub(crate) fn from_image(error: &atoll_image::Error) -> Fault {
-    Fault::invalid("template_failed", error.to_string())
+    match error {
+        atoll_image::Error::InUse { .. } => {
+            Fault::new(FaultKind::Conflict, "template_in_use", error.to_string())
+        }
+        _ => Fault::invalid("template_failed", error.to_string()),
+    }
+}
+
+pub(crate) fn from_vault(error: &atoll_vault::Error) -> Fault {
+    use atoll_vault::Error;
+    match error {
+        Error::Full { .. } => disk_full(error.to_string()),
+        Error::Damaged { .. } => Fault::new(FaultKind::Internal, "saved_state_damaged", error.to_string())
+            .hint("the file on disk changed since it was saved; delete the snapshot or sandbox, it cannot come back"),
+        Error::Limit { .. } => Fault::new(FaultKind::TooLarge, "too_large", error.to_string()),
+        Error::NotFound { .. } => Fault::new(FaultKind::Gone, "saved_state_lost", error.to_string()),
+        _ => Fault::new(FaultKind::Internal, "vault_failed", error.to_string()),
+    }
+}
+
+pub(crate) fn from_volumes(error: &atoll_volumes::Error) -> Fault {
+    use atoll_volumes::Error;
+    let (kind, code) = match error {
+        Error::Size { .. } => (FaultKind::Invalid, "volume_size_invalid"),
+        Error::Busy { .. } => (FaultKind::Conflict, "volume_in_use"),
+        Error::Full { .. } => (FaultKind::LimitExceeded, "disk_full"),
+        Error::Sealed(_) => (FaultKind::Conflict, "volume_read_only"),
+        Error::Archive { .. } => (FaultKind::Invalid, "archive_invalid"),
+        Error::NotFound(_) => (FaultKind::Gone, "volume_lost"),
+        Error::Damaged { .. } => (FaultKind::Internal, "volume_damaged"),
+        _ => (FaultKind::Internal, "volume_failed"),
+    };
+    Fault::new(kind, code, error.to_string())
 }

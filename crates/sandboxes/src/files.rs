@@ -277,7 +277,8 @@ impl Open {
     }
 
     /// The rest of the stream as bytes.
-    fn into_bytes(self) -> ByteStream {
+    fn into_bytes(mut self) -> ByteStream {
+        self.stream.widen();
         Box::pin(futures_util::stream::unfold(Some(self), |open| async move {
             let mut open = open?;
             match open.stream.next().await {

@@ -19,20 +19,31 @@ mod artifacts;
 mod builds;
 mod cell;
 mod create;
+mod endings;
 mod entropy;
 mod exec;
 mod faults;
 mod files;
+mod forks;
+mod garbage;
+mod hooks;
 mod keys;
 mod lives;
 mod loops;
 mod pool;
+mod portable;
 mod ports;
 mod recovery;
 mod request;
+mod resuming;
+mod running;
+mod saving;
 mod settings;
+mod snapshots;
+mod state_files;
 mod steps;
 mod views;
+mod volumes;
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -45,7 +56,9 @@ use atoll_runtime::channel::Guest;
 use atoll_runtime::probe::{Probe, Verdict};
 use atoll_runtime::{Instance, InstanceSpec, Runtime, Runtimes};
 use atoll_store::{Cursor, Fact, NewFact, Store};
-use atoll_types::{Fault, InstanceId, Isolation, ProjectId, SandboxId, Timestamp};
+use atoll_types::{Fault, InstanceId, Isolation, ProjectId, SandboxId, SandboxState, Timestamp};
+use atoll_vault::Vault;
+use atoll_volumes::Volumes;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -53,10 +66,14 @@ use tokio_util::task::TaskTracker;
 pub use builds::{BuildEvent, BuildFrom, BuildStream, BuildTemplate, Template};
 pub use exec::{ExecEvents, ExecInput, Execution};
 pub use files::Watch;
+pub use forks::{ForkSandbox, MAX_COPIES};
+pub use garbage::Collected;
 pub use ports::{PortReader, PortStream, PortWriter};
 pub use request::*;
 pub use settings::{PoolSetting, Settings, wall_clock};
+pub use snapshots::{Snapshot, TakeSnapshot};
 pub use views::{FactView, Overview, PoolView, TierView, UsageTotal};
+pub use volumes::{CreateVolume, Volume};
 
 use cell::{Cell, InUse};
 use faults::{from_runtime, from_store};
@@ -76,6 +93,8 @@ struct Inner {
     settings: Settings,
     store: Store,
     templates: Templates,
+    vault: Vault,
+    volumes: Arc<Volumes>,
     runtimes: Runtimes,
     tiers: Vec<Probe>,
     live: Mutex<HashMap<SandboxId, Arc<Cell>>>,
@@ -86,6 +105,12 @@ struct Inner {
     boots: Semaphore,
     /// Rung when a deadline may have come closer.
     deadlines: Notify,
+    /// Snapshots that are being written and have no row yet.
+    unfinished: Mutex<HashSet<String>>,
+    /// Rung when something became garbage.
+    garbage: Notify,
+    /// Held while volumes are attached or let go, so that none is let go that was just attached.
+    volume_lock: Arc<tokio::sync::Mutex<()>>,
     facts: mpsc::Sender<NewFact>,
     artifact_lock: tokio::sync::Mutex<()>,
     access_secret: [u8; 32],
@@ -95,15 +120,29 @@ struct Inner {
     stop: CancellationToken,
 }
 
+/// Everything that outlives the server.
+#[derive(Debug)]
+pub struct Storage {
+    pub store: Store,
+    pub templates: Templates,
+    pub vault: Vault,
+    pub volumes: Volumes,
+}
+
 impl Sandboxes {
     /// Takes over what an earlier server left, then starts the loops.
     pub async fn start(
         settings: Settings,
         runtimes: Runtimes,
         tiers: Vec<Probe>,
-        store: Store,
-        templates: Templates,
+        storage: Storage,
     ) -> Result<Self, Fault> {
+        let Storage {
+            store,
+            templates,
+            vault,
+            volumes,
+        } = storage;
         let access_secret = prepare_data_dir(&settings)?;
         let now = (settings.now)();
         let project = store
@@ -117,12 +156,17 @@ impl Sandboxes {
                 settings,
                 store,
                 templates,
+                vault,
+                volumes: Arc::new(volumes),
                 runtimes,
                 tiers,
                 live: Mutex::default(),
                 held: Mutex::default(),
                 boots: Semaphore::new(boots_at_once()),
                 deadlines: Notify::new(),
+                unfinished: Mutex::default(),
+                garbage: Notify::new(),
+                volume_lock: Arc::default(),
                 facts,
                 artifact_lock: tokio::sync::Mutex::new(()),
                 access_secret,
@@ -179,7 +223,16 @@ impl Sandboxes {
             .await
             .map_err(|_| Fault::internal("the server is stopping"))?;
         let runtime = self.runtime(isolation)?;
-        runtime.start(spec).await.map_err(|error| from_runtime(&error))
+        let source = spec.restore.as_ref().map(|restore| Arc::clone(&restore.source));
+        let error = match runtime.start(spec).await {
+            Ok(instance) => return Ok(instance),
+            Err(error) => error,
+        };
+        let unreadable = match source {
+            Some(source) => state_files::why_unreadable(&*source).await,
+            None => None,
+        };
+        Err(unreadable.unwrap_or_else(|| from_runtime(&error)))
     }
 
     /// The tiers of this machine, as admission wants to know them.
@@ -210,11 +263,19 @@ impl Sandboxes {
         self.inner.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Ids of snapshots that are being written and have no row yet.
+    fn unfinished(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.inner
+            .unfinished
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn live_cell(&self, id: &SandboxId) -> Option<Arc<Cell>> {
         self.live().get(id).cloned()
     }
 
-    /// The way to a running sandbox's guest, for one operation.
+    /// The way to a running sandbox's guest, for one operation. One that rests and asks for it is woken first.
     async fn enter(&self, caller: &Caller, id: &SandboxId) -> Result<(Arc<Cell>, Guest, InUse), Fault> {
         let cell = self.live_cell(id).filter(|cell| cell.project == caller.project);
         let Some(cell) = cell else {
@@ -226,33 +287,52 @@ impl Sandboxes {
                 },
             );
         };
+        let (state, asks_for_it) = {
+            let seen = cell.seen.borrow();
+            (seen.record.state, seen.spec.auto_resume)
+        };
+        match state {
+            // Somebody has woken it already.
+            SandboxState::Resuming => drop(self.wake(&cell, None).await?),
+            SandboxState::Pausing | SandboxState::Paused | SandboxState::Stopping | SandboxState::Stopped
+                if asks_for_it =>
+            {
+                self.wake(&cell, None).await?;
+                self.inner.deadlines.notify_one();
+            }
+            _ => {}
+        }
         // A sandbox that is in use is not idle, however long that takes.
         if cell.is_in_use() {
             cell.touch(self.store(), self.now());
         }
         let touched = atoll_lifecycle::step(&cell.record(), atoll_lifecycle::Input::Touched, self.now());
         touched.map_err(Fault::from)?;
-        let Some(instance) = cell.instance.get() else {
+        let Some(instance) = cell.instance() else {
             return Err(Fault::internal("a running sandbox has no instance"));
         };
-        let guest = instance.guest.clone();
+        let guest = instance.guest;
         let in_use = InUse::new(Arc::clone(&cell), self.store().clone(), self.settings().now);
         Ok((cell, guest, in_use))
     }
 
     /// Queues a fact that goes with no row. The ledger gets it within a moment.
     fn append(&self, cell: &Cell, fact: Fact) {
-        let fact = NewFact {
-            at: self.now(),
-            project: cell.project.clone(),
-            sandbox: Some(cell.id.clone()),
-            fact,
-        };
+        let fact = self.fact(cell, fact);
         if let Err(mpsc::error::TrySendError::Full(fact)) = self.inner.facts.try_send(fact) {
             let queue = self.inner.facts.clone();
             self.inner.tasks.spawn(async move {
                 let _ = queue.send(fact).await;
             });
+        }
+    }
+
+    fn fact(&self, cell: &Cell, fact: Fact) -> NewFact {
+        NewFact {
+            at: self.now(),
+            project: cell.project.clone(),
+            sandbox: Some(cell.id.clone()),
+            fact,
         }
     }
 

@@ -1,11 +1,12 @@
 //! The life of a sandbox after its creation: transitions are decided, committed, and then performed.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_lifecycle::{Effect, Extension, Input, step};
 use atoll_runtime::InstanceEnd;
-use atoll_store::{SandboxQuery, SandboxRow};
+use atoll_store::{SandboxQuery, SandboxRow, SnapshotRow};
 use atoll_types::{EndReason, Fault, FaultKind, InstanceId, Isolation, SandboxId, SandboxState};
 
 use crate::cell::Cell;
@@ -101,7 +102,7 @@ impl Sandboxes {
     }
 
     /// The sandbox, to apply something to: the one that is looked after or, when it has ended, its record.
-    async fn cell(&self, caller: &Caller, id: &SandboxId) -> Result<Arc<Cell>, Fault> {
+    pub(crate) async fn cell(&self, caller: &Caller, id: &SandboxId) -> Result<Arc<Cell>, Fault> {
         // A row that was committed this moment may not be looked after yet.
         for _ in 0..1000 {
             if let Some(cell) = self.live_cell(id)
@@ -135,7 +136,30 @@ impl Sandboxes {
             .map_err(|_| Fault::internal("a transition was interrupted"))?
     }
 
+    /// The same for a save that is durable: its row is committed with the transition, if that makes it the one that the
+    /// sandbox rests on.
+    pub(crate) async fn apply_saved(
+        &self,
+        cell: &Arc<Cell>,
+        saved: SnapshotRow,
+    ) -> Result<SandboxRow, Fault> {
+        let input = Input::Saved {
+            snapshot: saved.id.clone(),
+            bytes: saved.total_bytes,
+        };
+        self.decide(cell, input, Some(saved)).await
+    }
+
     async fn apply_here(&self, cell: &Arc<Cell>, input: Input) -> Result<SandboxRow, Fault> {
+        self.decide(cell, input, None).await
+    }
+
+    async fn decide(
+        &self,
+        cell: &Arc<Cell>,
+        input: Input,
+        saved: Option<SnapshotRow>,
+    ) -> Result<SandboxRow, Fault> {
         let mut row = cell.row.lock().await;
         row.record.last_used_at = row.record.last_used_at.max(cell.record().last_used_at);
         let transition = step(&row.record, input, self.now()).map_err(Fault::from)?;
@@ -144,31 +168,105 @@ impl Sandboxes {
                 record: transition.next.clone(),
                 ..row.clone()
             };
-            let facts = next.facts(&transition.facts, self.now());
-            let saved = self
-                .store()
-                .update_sandbox(next, facts)
-                .await
-                .map_err(|e| from_store(&e))?;
-            if saved.record.state != row.record.state {
-                tracing::info!(sandbox = %cell.id, from = %row.record.state, to = %saved.record.state, end = ?saved.record.end, "state changed");
+            let is_over = !next.record.state.is_live();
+            let mut facts = if is_over {
+                self.commands_lost_with(cell)
+            } else {
+                Vec::new()
+            };
+            facts.extend(next.facts(&transition.facts, self.now()));
+            let rests_on = |snapshot: &SnapshotRow| {
+                next.record.saved.as_ref().map(|saved| &saved.snapshot) == Some(&snapshot.id)
+            };
+            let wakes = next.record.state == SandboxState::Resuming && row.record.state != next.record.state;
+            let committed = match saved.filter(rests_on) {
+                Some(snapshot) => self.store().commit_saved(next, snapshot, facts).await,
+                None if wakes => {
+                    let most = self.settings().max_live_per_project;
+                    self.store().update_sandbox_within(next, facts, most).await
+                }
+                None => self.store().update_sandbox(next, facts).await,
+            };
+            let committed = committed.map_err(|e| quota_fault(&e))?;
+            if is_over {
+                cell.commands.clear();
             }
-            *row = saved.clone();
-            cell.seen.send_replace(saved);
+            note_change(cell, &row, &committed);
+            *row = committed;
         }
         let now = row.clone();
         drop(row);
+        self.perform(cell, &now, transition.effects);
+        Ok(now)
+    }
+
+    /// The same input to several sandboxes, committed in one transaction: all or none.
+    pub(crate) async fn apply_all(&self, changes: Vec<(Arc<Cell>, Input)>) -> Result<Vec<SandboxRow>, Fault> {
+        let mut locked = Vec::with_capacity(changes.len());
+        let mut commits = Vec::with_capacity(changes.len());
+        for (cell, input) in &changes {
+            let row = cell.row.lock().await;
+            let transition = step(&row.record, input.clone(), self.now()).map_err(Fault::from)?;
+            let next = SandboxRow {
+                record: transition.next.clone(),
+                ..row.clone()
+            };
+            let facts = next.facts(&transition.facts, self.now());
+            commits.push((next, facts));
+            locked.push((cell, row, transition.effects));
+        }
+        let committed = self.store().update_sandboxes(commits).await;
+        let committed = committed.map_err(|e| from_store(&e))?;
+        for ((cell, mut row, effects), committed) in locked.into_iter().zip(&committed) {
+            note_change(cell, &row, committed);
+            *row = committed.clone();
+            drop(row);
+            self.perform(cell, committed, effects);
+        }
+        Ok(committed)
+    }
+
+    /// Has tasks of the server's own do what a committed transition asks for.
+    fn perform(&self, cell: &Arc<Cell>, now: &SandboxRow, effects: Vec<Effect>) {
         if !now.record.state.is_live() {
             self.live().remove(&cell.id);
         }
-        for effect in transition.effects {
-            match effect {
-                // Creation performs the start itself, where its outcome is awaited.
-                Effect::StartInstance(_) => {}
-                Effect::DestroyInstance(instance) => self.destroy_later(cell, now.isolation, instance),
-            }
+        if now.record.instance.is_none() && !now.spec.volumes.is_empty() {
+            self.volumes_may_rest();
         }
-        Ok(now)
+        for effect in effects {
+            let (service, cell, isolation) = (self.clone(), Arc::clone(cell), now.isolation);
+            // Boxed: each of them applies inputs in turn.
+            let work: Pin<Box<dyn Future<Output = ()> + Send>> = match effect {
+                // Creation performs the start itself, where its outcome is awaited.
+                Effect::StartInstance(_) => continue,
+                Effect::DestroyInstance(instance) => {
+                    self.destroy_later(&cell, isolation, instance);
+                    continue;
+                }
+                Effect::SaveInstance {
+                    instance,
+                    snapshot,
+                    kind,
+                } => Box::pin(async move { service.perform_save(&cell, instance, snapshot, kind).await }),
+                Effect::RestoreInstance {
+                    instance,
+                    snapshot,
+                    kind,
+                } => Box::pin(async move { service.perform_restore(&cell, instance, &snapshot, kind).await }),
+                Effect::ThawInstance(instance) => {
+                    Box::pin(async move {
+                        // Not in the middle of the next save, which would run on half-saved.
+                        let _one_at_a_time = cell.saving.lock().await;
+                        service.thaw(&cell, isolation, &instance).await;
+                    })
+                }
+                Effect::DropSnapshot(snapshot) => {
+                    Box::pin(async move { service.drop_saved(&snapshot).await })
+                }
+            };
+            self.inner.tasks.spawn(work);
+        }
     }
 
     /// Destroys an instance in the background and records that it is gone; tries until it works.
@@ -177,10 +275,9 @@ impl Sandboxes {
         let cell = Arc::clone(cell);
         self.inner.tasks.spawn(async move {
             service.meter(&cell).await;
-            if let Some(running) = cell.instance.get()
-                && running.id == instance
-            {
-                running.guest.close();
+            cell.let_go_of(&instance);
+            if cell.instance().is_none() {
+                cell.commands.hang_up().await;
             }
             service.destroy_surely(isolation, &instance).await;
             // Boxed: this future is part of the task that `apply` spawned.
@@ -210,10 +307,11 @@ impl Sandboxes {
 
     /// Notices the end of a sandbox's instance.
     pub(crate) fn watch_end(&self, cell: &Arc<Cell>) {
-        let Some(instance) = cell.instance.get() else {
+        let Some(instance) = cell.instance() else {
             return;
         };
         let mut end = instance.end.clone();
+        let instance = instance.id;
         let service = self.clone();
         let cell = Arc::clone(cell);
         self.inner.tasks.spawn(async move {
@@ -225,9 +323,24 @@ impl Sandboxes {
                 },
                 () = service.inner.stop.cancelled() => return,
             };
-            if let Err(fault) = service.apply_here(&cell, Input::Ended { fate }).await {
+            if let Err(fault) = service.apply_here(&cell, Input::Ended { instance, fate }).await {
                 tracing::error!(sandbox = %cell.id, %fault, "the end of an instance could not be recorded");
             }
         });
+    }
+}
+
+fn note_change(cell: &Cell, before: &SandboxRow, after: &SandboxRow) {
+    let (from, to) = (before.record.state, after.record.state);
+    if from != to {
+        tracing::info!(sandbox = %cell.id, %from, %to, end = ?after.record.end, "state changed");
+    }
+    cell.seen.send_replace(after.clone());
+}
+
+fn quota_fault(error: &atoll_store::Error) -> Fault {
+    match error {
+        atoll_store::Error::QuotaExceeded { .. } => crate::create::insert_fault(error),
+        other => from_store(other),
     }
 }

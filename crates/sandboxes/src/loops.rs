@@ -1,6 +1,7 @@
 //! What the server does while nobody calls: deadlines, metering, the ledger's queue, housekeeping.
 //!
-//! None of them ticks per sandbox: a thousand idle sandboxes cost one sleeping task each at most.
+//! None of them ticks per sandbox: a thousand idle sandboxes cost one sleeping task each, and a
+//! second one where a command has run.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,6 +30,8 @@ impl Sandboxes {
         tasks.spawn(async move { service.keep_house().await });
         let service = self.clone();
         tasks.spawn(async move { service.write_facts(facts).await });
+        let service = self.clone();
+        tasks.spawn(async move { service.keep_collecting().await });
         self.start_pools();
     }
 
@@ -60,7 +63,18 @@ impl Sandboxes {
             let Some(cell) = self.live_cell(&row.id) else {
                 continue;
             };
-            if let Err(fault) = self.apply(&cell, Input::DeadlineReached).await {
+            let can_keep_memory = self
+                .runtime(row.isolation)
+                .is_ok_and(|runtime| runtime.saves().memory);
+            let reached = Input::DeadlineReached {
+                snapshot: crate::entropy::id(),
+                pause_keeps: if can_keep_memory {
+                    atoll_types::SaveKind::Memory
+                } else {
+                    atoll_types::SaveKind::Filesystem
+                },
+            };
+            if let Err(fault) = self.apply(&cell, reached).await {
                 tracing::error!(sandbox = %cell.id, %fault, "a deadline could not be kept; trying again");
                 return Ok(Duration::from_secs(1));
             }
@@ -90,7 +104,7 @@ impl Sandboxes {
     /// Writes down what a sandbox has consumed since the last time, as the host counts it.
     pub(crate) async fn meter(&self, cell: &Cell) {
         let row = cell.last_seen();
-        let (Some(instance), Some(started_at)) = (cell.instance.get(), row.record.started_at) else {
+        let (Some(instance), Some(started_at)) = (cell.instance(), row.record.started_at) else {
             return;
         };
         let Ok(runtime) = self.runtime(row.isolation) else {
@@ -127,7 +141,7 @@ impl Sandboxes {
     /// Whether the host's kernel has killed something in this sandbox for its memory.
     pub(crate) async fn ran_out_of_memory(&self, cell: &Cell) -> bool {
         let isolation = cell.seen.borrow().isolation;
-        let (Some(instance), Ok(runtime)) = (cell.instance.get(), self.runtime(isolation)) else {
+        let (Some(instance), Ok(runtime)) = (cell.instance(), self.runtime(isolation)) else {
             return false;
         };
         // One that is gone already was killed as a whole; its end says why.

@@ -8,8 +8,12 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use atoll_guest_protocol::{Configure, Request};
+use atoll_runtime::channel::Guest;
 use atoll_runtime::{Instance, InstanceSpec};
-use atoll_types::{Fault, IdlePolicy, InstanceId, Isolation, Resources, SandboxId, SandboxSpec, TemplateId};
+use atoll_types::{
+    Fault, InstanceId, Isolation, Resources, SandboxId, SandboxSpec, TemplateId, TemplateManifest,
+};
 use tokio::sync::Notify;
 
 use crate::create::Held;
@@ -205,10 +209,8 @@ impl Sandboxes {
             template: pool.setting.template.clone(),
             resources: pool.setting.resources,
             timeout_millis: Some(self.settings().limits.min_timeout_millis),
-            idle: None::<IdlePolicy>,
-            env: Default::default(),
-            labels: Default::default(),
             isolation_floor: pool.setting.isolation,
+            ..SandboxSpec::default()
         };
         let admitted = atoll_lifecycle::admit(spec, &self.settings().limits, &self.tiers())?;
         let template = self.resolve_template(&pool.setting.template)?;
@@ -220,36 +222,14 @@ impl Sandboxes {
             image: template.image.clone(),
             resources: pool.setting.resources,
             hostname: "atoll".into(),
+            restore: None,
+            mounts: Vec::new(),
         };
         let instance = self.boot(admitted.isolation, spec).await?;
-        // The first program that runs pays for loading the loader and the C library; let it be this one. A template
-        // without a shell is as good without.
-        let warmed = create::succeeds(&instance.guest, &["/bin/sh", "-c", "/bin/true"]);
-        let _ = tokio::time::timeout(WARM_WITHIN, warmed).await;
-        if template.manifest.start.is_some() {
-            // The servers of a pooled instance run before anybody claims it.
-            let nobody: SandboxId = entropy::id();
-            let request = create::configure(
-                &nobody,
-                &admitted.spec,
-                &template.manifest,
-                template.manifest.start.as_ref(),
-            );
-            let prepared = async {
-                instance
-                    .guest
-                    .call(&request)
-                    .await
-                    .map_err(|error| error.to_string())?;
-                let ready = create::await_ready(&instance.guest, &template.manifest).await;
-                ready
-                    .map_err(|error| error.to_string())?
-                    .map_err(|fault| fault.to_string())
-            };
-            if let Err(why) = prepared.await {
-                self.discard(admitted.isolation, id);
-                return Err(Fault::internal(why));
-            }
+        let prepared = prepare(&instance.guest, &admitted.spec, &template.manifest).await;
+        if let Err(why) = prepared {
+            self.discard(admitted.isolation, id);
+            return Err(Fault::internal(why));
         }
         let stale = {
             let mut state = pool.state();
@@ -267,4 +247,26 @@ impl Sandboxes {
             .for_each(|instance| self.discard(instance.isolation, instance.id));
         Ok(())
     }
+}
+
+/// Does ahead what does not depend on who claims the instance: it is told all but its name, the servers of its template
+/// run, and one program has run, since the first pays for loading the loader and the C library (a template without a shell
+/// is as good without).
+async fn prepare(guest: &Guest, spec: &SandboxSpec, template: &TemplateManifest) -> Result<(), String> {
+    let nobody: SandboxId = entropy::id();
+    let request = match create::configure(&nobody, spec, template, template.start.as_ref()) {
+        Request::Configure(configure) => Request::Configure(Configure {
+            hostname: String::new(),
+            ..configure
+        }),
+        other => other,
+    };
+    guest.call(&request).await.map_err(|error| error.to_string())?;
+    let ready = create::await_ready(guest, template).await;
+    ready
+        .map_err(|error| error.to_string())?
+        .map_err(|fault| fault.to_string())?;
+    let warmed = create::succeeds(guest, &["/bin/sh", "-c", "/bin/true"]);
+    let _ = tokio::time::timeout(WARM_WITHIN, warmed).await;
+    Ok(())
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use atoll_lifecycle::{Input, Liveness};
-use atoll_runtime::Runtime;
+use atoll_runtime::{Instance, Runtime};
 use atoll_store::{SandboxRow, Scope};
 use atoll_types::{Fault, InstanceId, SandboxState, Timestamp};
 use futures_util::StreamExt as _;
@@ -15,6 +15,8 @@ use crate::faults::{from_runtime, from_store};
 
 /// Instances taken over, or destroyed, at a time.
 const AT_ONCE: usize = 16;
+/// A guest that works answers within milliseconds; one that does not must not hold up the others.
+const TOLD_WITHIN: std::time::Duration = std::time::Duration::from_secs(2);
 
 impl Sandboxes {
     /// Adopts what runs, ends what is gone, destroys what nobody owns.
@@ -44,6 +46,9 @@ impl Sandboxes {
         if let Some(fault) = failures.into_iter().next() {
             return Err(fault);
         }
+        self.recover_volumes().await?;
+        // What was being saved when the last server went.
+        self.inner.garbage.notify_one();
         futures_util::stream::iter(found)
             .for_each_concurrent(AT_ONCE, |(id, runtime)| async move {
                 self.destroy_surely(runtime.isolation(), &id).await;
@@ -57,23 +62,34 @@ impl Sandboxes {
 
     async fn recover_one(&self, row: SandboxRow, runtime: Option<Arc<dyn Runtime>>) -> Result<(), Fault> {
         let adopted = match (&runtime, &row.record.instance, row.record.state) {
-            (Some(runtime), Some(id), SandboxState::Running) => match runtime.adopt(id).await {
-                Ok(instance) => Some(instance),
-                Err(error) => {
+            (
+                Some(runtime),
+                Some(id),
+                SandboxState::Running | SandboxState::Pausing | SandboxState::Stopping,
+            ) => {
+                let adopted = runtime.adopt(id).await;
+                if let Err(error) = &adopted {
                     tracing::warn!(sandbox = %row.id, %error, "a running sandbox could not be taken over");
-                    None
                 }
-            },
+                Some(adopted)
+            }
             _ => None,
         };
-        let liveness = if adopted.is_some() {
-            Liveness::Alive
-        } else {
-            Liveness::Gone
+        let (adopted, liveness) = match adopted {
+            Some(Ok(instance)) => (Some(instance), Liveness::Alive),
+            Some(Err(atoll_runtime::Error::Generation { host, guest, .. })) => {
+                let (agent, server) = (guest, host);
+                (None, Liveness::Incompatible { agent, server })
+            }
+            Some(Err(_)) | None => (None, Liveness::Gone),
         };
         let metered = self.metered_so_far(&row).await?;
+        let open = self.store().open_commands(&row.id).await;
+        let open = open.map_err(|e| from_store(&e))?;
         let cell = self.look_after(row);
+        cell.commands.restore(open);
         if let Some(instance) = adopted {
+            self.tell_its_name(&cell.last_seen(), &instance).await;
             self.give_instance(&cell, instance);
         }
         cell.set_metered(metered);
@@ -81,11 +97,26 @@ impl Sandboxes {
         Ok(())
     }
 
+    /// A server that died may have written down that a sandbox runs before its guest was told who it is. Telling it again
+    /// changes nothing.
+    async fn tell_its_name(&self, row: &SandboxRow, instance: &Instance) {
+        let Ok(template) = self.resolve_template(row.template.as_str()) else {
+            return;
+        };
+        let request = crate::create::configure(&row.id, &row.spec, &template.manifest, None);
+        let told = tokio::time::timeout(TOLD_WITHIN, instance.guest.call(&request)).await;
+        if !matches!(told, Ok(Ok(_))) {
+            tracing::warn!(sandbox = %row.id, "a sandbox that was taken over could not be told its name");
+        }
+    }
+
     async fn metered_so_far(&self, row: &SandboxRow) -> Result<Metered, Fault> {
         let scope = Scope::Sandbox(row.project.clone(), row.id.clone());
+        // Counters of the host begin anew with each instance.
+        let since = row.record.started_at.unwrap_or(row.record.created_at);
         let total = self
             .store()
-            .usage_total(scope, Timestamp(0), Timestamp(i64::MAX))
+            .usage_total(scope, since, Timestamp(i64::MAX))
             .await
             .map_err(|e| from_store(&e))?;
         Ok(Metered {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use atoll_guest_protocol::{CommandState, FileStat, PtySize, WriteMode};
 use atoll_types::{
     ArtifactId, CommandId, EndReason, InstanceId, Isolation, ProjectId, SandboxId, SandboxSpec, SandboxState,
-    TemplateId, Timestamp, Usage,
+    Saved, TemplateId, Timestamp, Usage,
 };
 use bytes::Bytes;
 
@@ -18,6 +18,9 @@ pub struct Caller {
 #[derive(Debug, Clone)]
 pub struct CreateSandbox {
     pub spec: SandboxSpec,
+    /// Whether its resources were asked for, rather than filled in. A sandbox that is made of a snapshot has that one's
+    /// unless they were.
+    pub resources_given: bool,
     /// The same key with the same request finds the sandbox that was already made.
     pub idempotency_key: Option<String>,
 }
@@ -36,6 +39,8 @@ pub struct Sandbox {
     pub started_at: Option<Timestamp>,
     pub ended_at: Option<Timestamp>,
     pub deadline: Option<Timestamp>,
+    /// What it comes back from, while it rests and until it is back.
+    pub saved: Option<Saved>,
     pub end: Option<EndReason>,
 }
 

@@ -20,6 +20,10 @@ pub struct Settings {
     /// How long artifacts are kept that name no retention; `None`: until they are deleted.
     pub artifact_retention_millis: Option<u64>,
     pub max_artifact_bytes: u64,
+    /// How much snapshots, resting sandboxes, volumes and artifacts of one project may take; `None`: as much as there is.
+    pub max_storage_per_project: Option<u64>,
+    /// Whether saved state is on the disk itself before a pause is answered. Only benchmarks say no.
+    pub durable_saves: bool,
     /// How long ended sandboxes can still be looked at.
     pub ended_retention_millis: u64,
     /// What a step of a Dockerfile gets.
@@ -48,6 +52,8 @@ impl Settings {
             metering_interval_millis: 60_000,
             artifact_retention_millis: Some(30 * 24 * 60 * 60 * 1000),
             max_artifact_bytes: 64 * GIB,
+            max_storage_per_project: None,
+            durable_saves: true,
             ended_retention_millis: 7 * 24 * 60 * 60 * 1000,
             build_resources: Resources {
                 cpu_millis: 2000,

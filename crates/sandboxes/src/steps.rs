@@ -40,10 +40,7 @@ impl StepRunner for Steps {
             template: "build".into(),
             resources: service.settings().build_resources,
             timeout_millis: Some(service.settings().limits.min_timeout_millis),
-            idle: None,
-            env: Default::default(),
-            labels: Default::default(),
-            isolation_floor: None,
+            ..SandboxSpec::default()
         };
         let admitted = atoll_lifecycle::admit(spec, &service.settings().limits, &service.tiers())
             .map_err(|fault| fault.to_string())?;
@@ -54,6 +51,8 @@ impl StepRunner for Steps {
             image: image.to_owned(),
             resources: admitted.spec.resources,
             hostname: "build".into(),
+            restore: None,
+            mounts: Vec::new(),
         };
         let instance = service
             .boot(admitted.isolation, spec)

@@ -50,8 +50,7 @@ impl Sandboxes {
         let (cell, guest, _in_use) = self.enter(caller, id).await?;
         let isolation = cell.seen.borrow().isolation;
         let instance = cell
-            .instance
-            .get()
+            .instance()
             .ok_or_else(|| Fault::internal("a running sandbox has no instance"))?;
         let usage = self
             .runtime(isolation)?
@@ -158,6 +157,7 @@ pub(crate) fn sandbox(row: SandboxRow) -> Sandbox {
         started_at: row.record.started_at,
         ended_at: row.record.ended_at,
         deadline: row.record.deadline,
+        saved: row.record.saved,
         end: row.record.end,
     }
 }

@@ -1,0 +1,242 @@
+//! What a new sandbox is asked to be.
+
+use std::collections::BTreeMap;
+
+use atoll_types::{DiskBacking, IdlePolicy, Resources, SandboxSpec};
+use serde::{Deserialize, Deserializer};
+use utoipa::ToSchema;
+
+use super::words::{ActionName, BackingName, HooksWords, Idle, IsolationName, VolumeMountWords};
+use crate::error::Answer;
+use crate::wire;
+
+/// Hard limits; what is absent has the server's default.
+#[derive(Debug, Clone, Copy, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ResourcesRequest {
+    /// Thousandths of a CPU core.
+    #[schema(minimum = 1, examples(1000))]
+    cpu_millis: Option<u32>,
+    #[schema(minimum = 1, examples(536_870_912))]
+    memory_bytes: Option<u64>,
+    #[schema(minimum = 1)]
+    disk_bytes: Option<u64>,
+    disk_backing: Option<BackingName>,
+    /// Processes and threads.
+    #[schema(minimum = 1)]
+    pids: Option<u32>,
+}
+
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CreateSandboxRequest {
+    /// Name or id of a template or of a snapshot; `base` if absent.
+    #[schema(examples("base"), min_length = 1, max_length = 255)]
+    template: Option<String>,
+    /// Absent: the server's defaults; of a snapshot, those of the sandbox that it was taken of.
+    pub(crate) resources: Option<ResourcesRequest>,
+    /// Lifetime from now. Absent: the server's default. `null`: none, where the operator allows that.
+    #[serde(default, deserialize_with = "present")]
+    #[schema(value_type = Option<u64>, minimum = 1, maximum = 9_007_199_254_740_991_i64)]
+    timeout_ms: Option<Option<u64>>,
+    /// What happens when it is over.
+    #[serde(default)]
+    on_timeout: ActionName,
+    idle: Option<Idle>,
+    /// Whether a use of it while it is paused or stopped resumes it, rather than being refused.
+    #[serde(default)]
+    auto_resume: bool,
+    /// Whether a pause also keeps its files apart from its memory, so that it can come back on them, with its processes
+    /// started anew, where its memory cannot be used: by another runtime version, on another CPU. Pauses take longer.
+    #[serde(default)]
+    fallback_to_files: bool,
+    /// How long it may rest, paused or stopped, before it is deleted. Absent: until somebody deletes it.
+    #[schema(minimum = 1, maximum = 9_007_199_254_740_991_i64)]
+    retention_ms: Option<u64>,
+    /// Environment of every command.
+    #[serde(default)]
+    env: BTreeMap<String, String>,
+    /// Your own names for it, to find it again.
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
+    /// The weakest isolation that you accept; the server refuses rather than go below it.
+    isolation_floor: Option<IsolationName>,
+    hooks: Option<HooksWords>,
+    #[serde(default)]
+    volumes: Vec<VolumeMountWords>,
+}
+
+impl ResourcesRequest {
+    pub(crate) fn into_resources(self) -> Resources {
+        let default = Resources::default();
+        Resources {
+            cpu_millis: self.cpu_millis.unwrap_or(default.cpu_millis),
+            memory_bytes: self.memory_bytes.unwrap_or(default.memory_bytes),
+            disk_bytes: self.disk_bytes.unwrap_or(default.disk_bytes),
+            disk_backing: match self.disk_backing {
+                Some(BackingName::Memory) => DiskBacking::Memory,
+                Some(BackingName::Disk) => DiskBacking::Disk,
+                None => default.disk_backing,
+            },
+            pids: self.pids.unwrap_or(default.pids),
+        }
+    }
+}
+
+/// Tells `null` from absent.
+fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<u64>>, D::Error> {
+    Option::deserialize(deserializer).map(Some)
+}
+
+impl CreateSandboxRequest {
+    pub(crate) fn into_spec(self, default_timeout_millis: u64) -> Answer<SandboxSpec> {
+        let template = self.template.unwrap_or_else(|| "base".into());
+        let timeout_millis = match self.timeout_ms {
+            None => Some(default_timeout_millis),
+            Some(asked) => asked
+                .map(|millis| wire::duration("timeout_ms", millis))
+                .transpose()?,
+        };
+        let idle = match self.idle {
+            None => None,
+            Some(Idle { after_ms, action }) => Some(IdlePolicy {
+                after_millis: wire::duration("idle.after_ms", after_ms)?,
+                action: action.when_idle(),
+            }),
+        };
+        Ok(SandboxSpec {
+            template: wire::name("template", template)?,
+            resources: self.resources.unwrap_or_default().into_resources(),
+            timeout_millis,
+            on_timeout: self.on_timeout.at_timeout(),
+            idle,
+            auto_resume: self.auto_resume,
+            fallback_to_files: self.fallback_to_files,
+            retention_millis: self
+                .retention_ms
+                .map(|millis| wire::duration("retention_ms", millis))
+                .transpose()?,
+            env: self.env,
+            labels: self.labels,
+            isolation_floor: self.isolation_floor.map(IsolationName::into_isolation),
+            hooks: self.hooks.unwrap_or_default().into_hooks()?,
+            volumes: self
+                .volumes
+                .into_iter()
+                .map(VolumeMountWords::into_mount)
+                .collect(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use atoll_types::{Hook, IdleAction, Isolation, TimeoutAction, VolumeMount};
+
+    use super::*;
+    use crate::extract::parse_json;
+
+    fn spec(json: &str) -> SandboxSpec {
+        parse_json::<CreateSandboxRequest>(json.as_bytes())
+            .unwrap()
+            .into_spec(300_000)
+            .unwrap()
+    }
+
+    #[test]
+    fn an_empty_request_means_the_defaults() {
+        let spec = spec("{}");
+        assert_eq!(spec.template, "base");
+        assert_eq!(spec.resources, Resources::default());
+        assert_eq!(spec.timeout_millis, Some(300_000));
+        assert_eq!(spec.isolation_floor, None);
+        assert_eq!(spec.on_timeout, TimeoutAction::Kill);
+        assert_eq!((spec.auto_resume, spec.retention_millis), (false, None));
+        assert!(spec.hooks.is_empty() && spec.volumes.is_empty());
+    }
+
+    #[test]
+    fn null_asks_for_no_timeout() {
+        assert_eq!(spec(r#"{"timeout_ms":null}"#).timeout_millis, None);
+        assert_eq!(spec(r#"{"timeout_ms":7}"#).timeout_millis, Some(7));
+    }
+
+    #[test]
+    fn every_field_arrives() {
+        let spec = spec(
+            r#"{"template":"py","resources":{"cpu_millis":500,"memory_bytes":1,"disk_bytes":2,"disk_backing":"disk",
+                "pids":3},"idle":{"after_ms":4},"env":{"A":"b"},"labels":{"c":"d"},"isolation_floor":"gvisor"}"#,
+        );
+        assert_eq!(spec.template, "py");
+        assert_eq!(
+            spec.resources,
+            Resources {
+                cpu_millis: 500,
+                memory_bytes: 1,
+                disk_bytes: 2,
+                disk_backing: DiskBacking::Disk,
+                pids: 3
+            }
+        );
+        assert_eq!(
+            spec.idle,
+            Some(IdlePolicy {
+                after_millis: 4,
+                action: IdleAction::Kill
+            })
+        );
+        assert_eq!(spec.env["A"], "b");
+        assert_eq!(spec.labels["c"], "d");
+        assert_eq!(spec.isolation_floor, Some(Isolation::Gvisor));
+    }
+
+    #[test]
+    fn what_is_kept_arrives_too() {
+        let spec = spec(
+            r#"{"on_timeout":"pause","idle":{"after_ms":4,"action":"stop"},"auto_resume":true,"retention_ms":5,
+                "hooks":{"on_create":[{"argv":["a","b"],"timeout_ms":6}],"on_resume":[{"argv":["c"]}]},
+                "volumes":[{"volume":"data","path":"/data","read_only":true},{"volume":"x","path":"/x"}]}"#,
+        );
+        assert_eq!(spec.on_timeout, TimeoutAction::Pause);
+        assert_eq!(spec.idle.map(|idle| idle.action), Some(IdleAction::Stop));
+        assert_eq!((spec.auto_resume, spec.retention_millis), (true, Some(5)));
+        let hook = |argv: &[&str], timeout_millis| Hook {
+            argv: argv.iter().map(|word| (*word).to_owned()).collect(),
+            timeout_millis,
+        };
+        assert_eq!(spec.hooks.on_create, [hook(&["a", "b"], 6)]);
+        assert_eq!(spec.hooks.on_resume, [hook(&["c"], 60_000)]);
+        let mount = |volume: &str, path: &str, read_only| VolumeMount {
+            volume: volume.into(),
+            path: path.into(),
+            read_only,
+        };
+        assert_eq!(
+            spec.volumes,
+            [mount("data", "/data", true), mount("x", "/x", false)]
+        );
+    }
+
+    #[test]
+    fn unknown_fields_are_refused_by_name() {
+        for (json, named) in [
+            (r#"{"memory":1}"#, "memory"),
+            (r#"{"resources":{"gpus":1}}"#, "gpus"),
+            (
+                r#"{"resources":{"memory_bytes":"512M"}}"#,
+                "resources.memory_bytes",
+            ),
+            (r#"{"isolation_floor":"docker"}"#, "docker"),
+            (r#"{"on_timeout":"sleep"}"#, "sleep"),
+            (r#"{"hooks":{"on_stop":[]}}"#, "on_stop"),
+            (r#"{"volumes":[{"volume":"a","path":"/a","size":1}]}"#, "size"),
+        ] {
+            let failure = parse_json::<CreateSandboxRequest>(json.as_bytes()).unwrap_err();
+            assert!(
+                failure.fault().message.contains(named),
+                "{}",
+                failure.fault().message
+            );
+        }
+    }
+}

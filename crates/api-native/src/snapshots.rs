@@ -1,0 +1,287 @@
+//! `/v1/snapshots`: saved state with a name of its own.
+
+use atoll_sandboxes::{Snapshot, TakeSnapshot};
+use atoll_types::{Fault, Resources, SandboxId};
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::error::Answer;
+use crate::extract::{Args, As, At, MaybeJson};
+use crate::sandboxes::{IsolationName, SaveKindName};
+use crate::{App, upload, wire};
+
+pub(crate) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(take_snapshot))
+        .routes(routes!(list_snapshots))
+        .routes(routes!(import_snapshot))
+        .routes(routes!(get_snapshot, delete_snapshot))
+        .routes(routes!(export_snapshot))
+        .routes(routes!(keep_template_running))
+        .routes(routes!(collect_garbage))
+}
+
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SnapshotRequest {
+    /// Unique among your snapshots.
+    #[schema(min_length = 1, max_length = 64)]
+    name: Option<String>,
+    /// What is kept. Absent: memory where the isolation can, else files.
+    kind: Option<SaveKindName>,
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct SnapshotsQuery {
+    /// `next` of the page before.
+    cursor: Option<String>,
+    #[param(minimum = 1, maximum = 100, default = 50)]
+    limit: Option<u64>,
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct ImportQuery {
+    /// Instead of the name that is in the file.
+    #[param(min_length = 1, max_length = 64)]
+    name: Option<String>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Snapshot)]
+pub(crate) struct SnapshotView {
+    id: String,
+    name: Option<String>,
+    kind: SaveKindName,
+    /// Which sandbox it was taken of.
+    sandbox: Option<String>,
+    /// The snapshot before it in the same line.
+    parent: Option<String>,
+    template: String,
+    isolation: IsolationName,
+    /// What wrote it; the same is needed to bring it back.
+    runtime: String,
+    /// What its programs may rely on of the CPU.
+    cpu_features: Vec<String>,
+    memory_bytes: u64,
+    disk_bytes: u64,
+    /// All of it.
+    total_bytes: u64,
+    /// What it added to the disk; the rest is shared with others.
+    stored_bytes: u64,
+    #[schema(format = DateTime)]
+    created_at: String,
+}
+
+impl SnapshotView {
+    fn of(snapshot: Snapshot) -> Self {
+        Self {
+            id: snapshot.id.to_string(),
+            name: snapshot.name,
+            kind: SaveKindName::of(snapshot.kind),
+            sandbox: snapshot.sandbox.map(|id| id.to_string()),
+            parent: snapshot.parent.map(|id| id.to_string()),
+            template: snapshot.template.to_string(),
+            isolation: IsolationName::of(snapshot.isolation),
+            runtime: snapshot.runtime,
+            cpu_features: snapshot.cpu_features,
+            memory_bytes: snapshot.resources.memory_bytes,
+            disk_bytes: snapshot.resources.disk_bytes,
+            total_bytes: snapshot.total_bytes,
+            stored_bytes: snapshot.stored_bytes,
+            created_at: wire::time(snapshot.created_at),
+        }
+    }
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct SnapshotPage {
+    items: Vec<SnapshotView>,
+    /// Pass it as `cursor` to get what follows; absent at the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next: Option<String>,
+}
+
+/// Takes a snapshot of a running, paused or stopped sandbox, and answers when it is durable.
+#[utoipa::path(
+    post, path = "/v1/sandboxes/{id}/snapshots", tag = "snapshots", request_body = Option<SnapshotRequest>,
+    responses((status = 201, description = "It is taken.", body = SnapshotView))
+)]
+pub(crate) async fn take_snapshot(
+    State(app): State<App>,
+    As(caller): As,
+    At(id): At<SandboxId>,
+    MaybeJson(body): MaybeJson<SnapshotRequest>,
+) -> Answer<(StatusCode, axum::Json<SnapshotView>)> {
+    let request = TakeSnapshot {
+        name: body.name,
+        kind: body.kind.map(SaveKindName::into_kind),
+    };
+    let snapshot = app.sandboxes.take_snapshot(&caller, &id, request).await?;
+    Ok((StatusCode::CREATED, axum::Json(SnapshotView::of(snapshot))))
+}
+
+/// Lists snapshots, newest first.
+#[utoipa::path(
+    get, path = "/v1/snapshots", tag = "snapshots", params(SnapshotsQuery),
+    responses((status = 200, description = "A page of them.", body = SnapshotPage))
+)]
+pub(crate) async fn list_snapshots(
+    State(app): State<App>,
+    As(caller): As,
+    Args(query): Args<SnapshotsQuery>,
+) -> Answer<axum::Json<SnapshotPage>> {
+    let limit = wire::within("limit", query.limit.unwrap_or(50), 1..=100)?;
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    let page = app.sandboxes.snapshots(&caller, query.cursor, limit).await?;
+    Ok(axum::Json(SnapshotPage {
+        items: page.items.into_iter().map(SnapshotView::of).collect(),
+        next: page.next,
+    }))
+}
+
+/// Shows a snapshot, by id or name.
+#[utoipa::path(
+    get, path = "/v1/snapshots/{snapshot}", tag = "snapshots",
+    responses((status = 200, description = "The snapshot.", body = SnapshotView))
+)]
+pub(crate) async fn get_snapshot(
+    State(app): State<App>,
+    As(caller): As,
+    At(which): At<String>,
+) -> Answer<axum::Json<SnapshotView>> {
+    let snapshot = app.sandboxes.snapshot(&caller, &which).await?;
+    Ok(axum::Json(SnapshotView::of(snapshot)))
+}
+
+/// Deletes a snapshot. Sandboxes that were made of it go on.
+#[utoipa::path(
+    delete, path = "/v1/snapshots/{snapshot}", tag = "snapshots",
+    responses((status = 204, description = "It is gone."))
+)]
+pub(crate) async fn delete_snapshot(
+    State(app): State<App>,
+    As(caller): As,
+    At(which): At<String>,
+) -> Answer<StatusCode> {
+    app.sandboxes.delete_snapshot(&caller, &which).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Streams a snapshot as one file that another server can take in.
+#[utoipa::path(
+    get, path = "/v1/snapshots/{snapshot}/export", tag = "snapshots",
+    responses((status = 200, description = "The file.", content((Vec<u8> = "application/octet-stream"))))
+)]
+pub(crate) async fn export_snapshot(
+    State(app): State<App>,
+    As(caller): As,
+    At(which): At<String>,
+) -> Answer<Response> {
+    let body = app.sandboxes.export_snapshot(&caller, &which).await?;
+    let headers = [
+        (header::CONTENT_TYPE, "application/octet-stream"),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    ];
+    Ok((headers, Body::from_stream(body)).into_response())
+}
+
+/// Takes in a file that an export made.
+#[utoipa::path(
+    post, path = "/v1/snapshots/import", tag = "snapshots", params(ImportQuery),
+    request_body(content = Vec<u8>, content_type = "application/octet-stream"),
+    responses((status = 201, description = "It is here.", body = SnapshotView))
+)]
+pub(crate) async fn import_snapshot(
+    State(app): State<App>,
+    As(caller): As,
+    Args(query): Args<ImportQuery>,
+    body: Body,
+) -> Answer<(StatusCode, axum::Json<SnapshotView>)> {
+    let upload = upload::archive(&app, body).await?;
+    let file = std::fs::File::open(upload.file())
+        .map_err(|error| Fault::internal(format!("the upload cannot be read: {error}")))?;
+    let snapshot = app
+        .sandboxes
+        .import_snapshot(&caller, query.name, std::io::BufReader::new(file))
+        .await?;
+    Ok((StatusCode::CREATED, axum::Json(SnapshotView::of(snapshot))))
+}
+
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct KeepRunningRequest {
+    resources: Option<crate::sandboxes::ResourcesRequest>,
+    isolation_floor: Option<IsolationName>,
+}
+
+/// Boots a template that has a start command, waits until that is ready, and keeps the memory: sandboxes of this size
+/// come up with their servers running.
+#[utoipa::path(
+    post, path = "/v1/templates/{template}/running", tag = "templates", request_body = Option<KeepRunningRequest>,
+    responses((status = 201, description = "What is kept.", body = SnapshotView))
+)]
+pub(crate) async fn keep_template_running(
+    State(app): State<App>,
+    As(_caller): As,
+    At(which): At<String>,
+    MaybeJson(body): MaybeJson<KeepRunningRequest>,
+) -> Answer<(StatusCode, axum::Json<SnapshotView>)> {
+    let resources = body
+        .resources
+        .map_or_else(Resources::default, |asked| asked.into_resources());
+    let floor = body.isolation_floor.map(IsolationName::into_isolation);
+    let kept = app.sandboxes.keep_running(&which, resources, floor).await?;
+    Ok((StatusCode::CREATED, axum::Json(SnapshotView::of(kept))))
+}
+
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CollectRequest {
+    /// Only say what there is.
+    #[serde(default)]
+    dry_run: bool,
+}
+
+/// What nobody refers to.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Garbage {
+    dry_run: bool,
+    /// Saved states without a record.
+    snapshots: Vec<String>,
+    /// Volumes without a record.
+    volumes: Vec<String>,
+    /// Disk space that came free, or would.
+    bytes: u64,
+    /// Saved states that cannot be read; while they are there, the space of others cannot be reclaimed.
+    unreadable: Vec<String>,
+}
+
+/// Collects garbage, or says what there is.
+#[utoipa::path(
+    post, path = "/v1/gc", tag = "server", request_body = Option<CollectRequest>,
+    responses((status = 200, description = "What went, or would.", body = Garbage))
+)]
+pub(crate) async fn collect_garbage(
+    State(app): State<App>,
+    As(_caller): As,
+    MaybeJson(body): MaybeJson<CollectRequest>,
+) -> Answer<axum::Json<Garbage>> {
+    let collected = app.sandboxes.collect_garbage(body.dry_run).await?;
+    Ok(axum::Json(Garbage {
+        dry_run: collected.dry_run,
+        snapshots: collected.snapshots,
+        volumes: collected.volumes,
+        bytes: collected.bytes,
+        unreadable: collected.unreadable,
+    }))
+}

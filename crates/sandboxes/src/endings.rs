@@ -1,0 +1,265 @@
+//! How commands end, for the ledger: every command that was started gets exactly one `command.exited`.
+//!
+//! ```text
+//!   exec ──> open ──┬── its agent tells how it ended ──────────────> command.exited
+//!                   └── its sandbox ends, or its agent forgot it ──> command.exited, lost
+//! ```
+//! The agent knows how a command ended also when nobody was attached to it, and when there was no server; one stream per
+//! instance ([`Request::FollowCommands`]), opened with the first command, brings it here.
+//!
+//! What must hold:
+//! - A command is open from before its agent hears of it until its end is recorded, and what ends it takes it out: once.
+//! - What is open can be read from the ledger: a start without an end. So it can after a restart; to that end, the start
+//!   of a background command is durable before anybody learns its id. (One in the foreground ends with its server.)
+//! - A command outlives its server, and a pause with memory. Whenever a sandbox gets an agent that may not know a command
+//!   that is open, the agent is asked; one that it does not know is lost.
+//! - Whatever is open when its sandbox ends is recorded with that end, in one transaction.
+//! - What the agent tells of commands that are not open means nothing.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use atoll_guest_protocol::{CommandInfo, CommandState, Message, Request};
+use atoll_runtime::channel::{ChannelError, Guest, Incoming, Stream};
+use atoll_store::{CommandEnd, Fact, NewFact};
+use atoll_types::{CommandId, Fault, FaultKind, Timestamp};
+use tokio::task::JoinHandle;
+
+use crate::Sandboxes;
+use crate::cell::Cell;
+use crate::faults::{from_channel, from_store};
+
+/// No honest agent runs as many commands at once. One that never tells of an end must not make us remember without end.
+const MOST_OPEN: usize = 4096;
+
+/// The commands of one sandbox that have not ended, as far as the ledger knows.
+#[derive(Debug, Default)]
+pub(crate) struct OpenCommands {
+    open: Mutex<HashMap<CommandId, Open>>,
+    follower: tokio::sync::Mutex<Option<Follower>>,
+}
+
+/// Listens to one instance's agent.
+#[derive(Debug)]
+struct Follower {
+    guest: Guest,
+    task: JoinHandle<()>,
+}
+
+#[derive(Debug)]
+struct Open {
+    started_at: Timestamp,
+    /// Its `command.started`, until that was recorded.
+    start: Option<Fact>,
+    /// It was open before the agent of now was there, which may not know it.
+    inherited: bool,
+}
+
+impl OpenCommands {
+    fn lock(&self) -> MutexGuard<'_, HashMap<CommandId, Open>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the ledger knows of an earlier server's commands.
+    pub(crate) fn restore(&self, open: Vec<(CommandId, Timestamp)>) {
+        let entry = |(id, started_at)| {
+            let open = Open {
+                started_at,
+                start: None,
+                inherited: true,
+            };
+            (id, open)
+        };
+        self.lock().extend(open.into_iter().map(entry));
+    }
+
+    /// A command is about to be started; `start` is what the ledger will say once it is known to run.
+    pub(crate) fn begin(&self, id: &CommandId, start: Fact, started_at: Timestamp) -> Result<(), Fault> {
+        let mut open = self.lock();
+        if open.len() >= MOST_OPEN {
+            return Err(Fault::new(
+                FaultKind::LimitExceeded,
+                "sandbox_busy",
+                format!("{MOST_OPEN} commands of this sandbox have not ended"),
+            )
+            .hint("wait for one to end, or kill the sandbox"));
+        }
+        let entry = Open {
+            started_at,
+            start: Some(start),
+            inherited: false,
+        };
+        open.insert(id.clone(), entry);
+        Ok(())
+    }
+
+    /// It could not be started, so there is nothing to record.
+    pub(crate) fn never_began(&self, id: &CommandId) {
+        self.lock().remove(id);
+    }
+
+    /// Their ends were recorded with the sandbox's own.
+    pub(crate) fn clear(&self) {
+        self.lock().clear();
+    }
+
+    /// Waits until all is recorded that arrived before the channel was closed.
+    pub(crate) async fn hang_up(&self) {
+        if let Some(follower) = self.follower.lock().await.take() {
+            let _ = follower.task.await;
+        }
+    }
+}
+
+impl Sandboxes {
+    /// A sandbox has a new agent: finds out what became of the commands that it had before.
+    pub(crate) fn resume_commands(&self, cell: &Arc<Cell>, guest: &Guest) {
+        if cell.commands.lock().is_empty() {
+            return;
+        }
+        let (service, cell, guest) = (self.clone(), Arc::clone(cell), guest.clone());
+        self.inner.tasks.spawn(async move {
+            if let Err(fault) = service.follow_commands(&cell, &guest).await {
+                tracing::warn!(sandbox = %cell.id, %fault, "its commands could not be asked how they ended");
+            }
+        });
+    }
+
+    /// Has the agent tell of every end, unless it does already. What is sent to it afterwards is covered.
+    pub(crate) async fn follow_commands(&self, cell: &Arc<Cell>, guest: &Guest) -> Result<(), Fault> {
+        let mut follower = cell.commands.follower.lock().await;
+        if let Some(now) = follower.as_mut() {
+            if !now.task.is_finished() && !now.guest.is_closed() {
+                return Ok(());
+            }
+            let _ = (&mut now.task).await;
+            *follower = None;
+        }
+        let stream = match guest.open(&Request::FollowCommands).await {
+            Ok(stream) => stream,
+            Err(error) => return Err(from_channel(cell, error).await),
+        };
+        let (service, cell) = (self.clone(), Arc::clone(cell));
+        let listen = async move { service.hear_of_ends(&cell, stream).await };
+        *follower = Some(Follower {
+            guest: guest.clone(),
+            task: self.inner.tasks.spawn(listen),
+        });
+        Ok(())
+    }
+
+    async fn hear_of_ends(&self, cell: &Cell, mut stream: Stream) {
+        loop {
+            let incoming = tokio::select! {
+                // What has arrived is recorded, also when the server stops.
+                biased;
+                incoming = stream.next() => incoming,
+                () = self.inner.stop.cancelled() => return,
+            };
+            match incoming {
+                Some(Ok(Incoming::Message(Message::Commands(told)))) => {
+                    for info in told {
+                        // The template's start command and such have names that are not ids of ours.
+                        if let Ok(id) = info.command.parse() {
+                            self.hear_of(cell, &id, &info);
+                        }
+                    }
+                }
+                // The agent has named all that it knew at first.
+                Some(Ok(Incoming::Message(Message::Watching))) => {
+                    let mut open = cell.commands.lock();
+                    for (id, unknown) in open.extract_if(|_, open| open.inherited) {
+                        self.append(cell, self.lost(&id, &unknown));
+                    }
+                }
+                Some(Err(ChannelError::Closed)) => {
+                    for open in cell.commands.lock().values_mut() {
+                        open.inherited = true;
+                    }
+                    return;
+                }
+                other => {
+                    tracing::warn!(sandbox = %cell.id, ?other, "the agent stopped telling how commands end");
+                    return;
+                }
+            }
+        }
+    }
+
+    /// The command runs.
+    pub(crate) async fn record_start(
+        &self,
+        cell: &Cell,
+        id: &CommandId,
+        background: bool,
+    ) -> Result<(), Fault> {
+        let durable = {
+            let mut open = cell.commands.lock();
+            // It may have ended already, and was recorded as a whole.
+            let Some(start) = open.get_mut(id).and_then(|open| open.start.take()) else {
+                return Ok(());
+            };
+            if !background {
+                self.append(cell, start);
+                return Ok(());
+            }
+            self.fact(cell, start)
+        };
+        let written = self.store().append_facts(vec![durable]).await;
+        written.map_err(|e| from_store(&e))
+    }
+
+    fn hear_of(&self, cell: &Cell, id: &CommandId, info: &CommandInfo) {
+        let mut open = cell.commands.lock();
+        let (state, exit_code, signal) = match info.state {
+            CommandState::Running => {
+                if let Some(open) = open.get_mut(id) {
+                    open.inherited = false;
+                }
+                return;
+            }
+            CommandState::Exited { code } => (CommandEnd::Exited, Some(code), None),
+            CommandState::Signaled { signal } => (CommandEnd::Signaled, None, Some(signal)),
+            CommandState::TimedOut => (CommandEnd::TimedOut, None, None),
+        };
+        let Some(ended) = open.remove(id) else {
+            return;
+        };
+        drop(open);
+        if let Some(start) = ended.start {
+            self.append(cell, start);
+        }
+        let ended_millis = info.ended_millis.unwrap_or(info.started_millis);
+        let fact = Fact::CommandExited {
+            command: id.clone(),
+            state,
+            exit_code,
+            signal,
+            duration_millis: ended_millis.saturating_sub(info.started_millis),
+            bytes_in: info.input_bytes,
+            bytes_out: info.output_bytes,
+        };
+        self.append(cell, fact);
+    }
+
+    /// The sandbox ends: what the ledger has to say of the commands that are open still.
+    pub(crate) fn commands_lost_with(&self, cell: &Cell) -> Vec<NewFact> {
+        let open = cell.commands.lock();
+        // Of one whose start was never confirmed, nobody knows that it ran.
+        let ran = open.iter().filter(|(_, open)| open.start.is_none());
+        ran.map(|(id, open)| self.fact(cell, self.lost(id, open)))
+            .collect()
+    }
+
+    fn lost(&self, command: &CommandId, open: &Open) -> Fact {
+        Fact::CommandExited {
+            command: command.clone(),
+            state: CommandEnd::Lost,
+            exit_code: None,
+            signal: None,
+            duration_millis: self.now().millis_since(open.started_at),
+            bytes_in: 0,
+            bytes_out: 0,
+        }
+    }
+}

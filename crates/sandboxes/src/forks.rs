@@ -1,0 +1,227 @@
+//! Forks: running copies of a running sandbox.
+//!
+//! ```text
+//!   parent ── held still ── saved into files without a name ── goes on
+//!                                     ├──> copy 1: own row, instance, host name, seed, token ──┐
+//!                                     ├──> copy 2                                              ├── all run: one commit
+//!                                     └──> copy N                                              ┘   one fails: none stays
+//! ```
+//! What must hold: all copies or none. Until the one commit that says `Running` for all, each is `Starting`, and what a
+//! crash leaves in `Starting` is ended by recovery.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use atoll_lifecycle::{Boot, Input, NewRecord, Policy};
+use atoll_runtime::SaveSource;
+use atoll_store::{Fact, SandboxRow};
+use atoll_types::{EndReason, Fault, FaultKind, SandboxId, SandboxState, SaveKind};
+use futures_util::future::join_all;
+
+use crate::cell::Cell;
+use crate::faults::from_runtime;
+use crate::state_files::Parts;
+use crate::{Caller, Sandbox, Sandboxes, entropy, views};
+
+/// More copies than this are asked for in several calls.
+pub const MAX_COPIES: usize = 64;
+
+#[derive(Debug, Clone)]
+pub struct ForkSandbox {
+    /// How many copies.
+    pub count: usize,
+    /// `None`: with memory, or a refusal where the tier cannot; `Filesystem`: copies that start anew on the same files.
+    pub kind: Option<SaveKind>,
+    /// Lifetime of the copies; `None`: as the parent was created with.
+    pub timeout_millis: Option<u64>,
+    /// Added to the parent's labels.
+    pub labels: BTreeMap<String, String>,
+}
+
+impl Sandboxes {
+    /// Makes running copies of a running (or paused) sandbox, all or none.
+    pub async fn fork(
+        &self,
+        caller: &Caller,
+        id: &SandboxId,
+        request: ForkSandbox,
+    ) -> Result<Vec<Sandbox>, Fault> {
+        if !(1..=MAX_COPIES).contains(&request.count) {
+            return Err(Fault::invalid(
+                "fork_count_invalid",
+                format!("a fork makes 1 to {MAX_COPIES} copies, not {}", request.count),
+            ));
+        }
+        if request.timeout_millis.is_some() {
+            atoll_lifecycle::admit_timeout(request.timeout_millis, &self.settings().limits)?;
+        }
+        let cell = self.cell(caller, id).await?;
+        let service = self.clone();
+        let task = self
+            .inner
+            .tasks
+            .spawn(async move { service.fork_here(&cell, request).await });
+        task.await
+            .map_err(|_| Fault::internal("the fork was interrupted"))?
+    }
+
+    async fn fork_here(&self, parent: &Arc<Cell>, request: ForkSandbox) -> Result<Vec<Sandbox>, Fault> {
+        let row = parent.last_seen();
+        // A copy without memory is not what `fork` means; who wants that says so.
+        let kind = self.kind_to_save(row.isolation, Some(request.kind.unwrap_or(SaveKind::Memory)))?;
+        let source = self.state_to_copy(parent, &row, kind).await?;
+        let copies = self.insert_copies(&row, &request).await?;
+        let started = join_all(
+            copies
+                .iter()
+                .map(|copy| self.start_copy(copy, kind, Arc::clone(&source))),
+        );
+        let outcome = started.await.into_iter().collect::<Result<Vec<()>, Fault>>();
+        let committed = match outcome {
+            Ok(_) => self.commit_started(&copies).await,
+            Err(fault) => Err(fault),
+        };
+        match committed {
+            Ok(rows) => {
+                for copy in &copies {
+                    let fact = Fact::SandboxForked { from: row.id.clone() };
+                    self.append(copy, fact);
+                }
+                self.inner.deadlines.notify_one();
+                Ok(rows.into_iter().map(views::sandbox).collect())
+            }
+            Err(fault) => {
+                self.undo_copies(&copies, &fault).await;
+                Err(fault)
+            }
+        }
+    }
+
+    /// The parent's state: taken now, or what it rests on.
+    async fn state_to_copy(
+        &self,
+        parent: &Arc<Cell>,
+        row: &SandboxRow,
+        kind: SaveKind,
+    ) -> Result<Arc<dyn SaveSource>, Fault> {
+        if let (SandboxState::Paused | SandboxState::Stopped, Some(saved)) =
+            (row.record.state, row.record.saved.as_ref())
+        {
+            if saved.kind != kind {
+                return Err(Fault::new(
+                    FaultKind::Conflict,
+                    "saved_state_differs",
+                    format!("{} rests on its {}, not on its {kind}", row.id, saved.kind),
+                )
+                .hint("resume it first, or fork what it rests on"));
+            }
+            return self.read_saved(&saved.snapshot).await;
+        }
+        let _one_at_a_time = parent.saving.lock().await;
+        // Not before: whoever had the lock may have put it to rest.
+        let instance = self.running_instance(parent)?;
+        let parts = Arc::new(Parts::new(self.scratch()));
+        let runtime = self.runtime(row.isolation)?;
+        let saved = runtime.save(&instance, kind, parts.clone()).await;
+        self.thaw(parent, row.isolation, &instance).await;
+        if saved.is_err() && !parent.still_has(&instance) {
+            return Err(parent.explain_end().await);
+        }
+        saved.map_err(|e| from_runtime(&e))?;
+        Ok(parts)
+    }
+
+    /// Commits a row for each copy, or for none.
+    async fn insert_copies(
+        &self,
+        parent: &SandboxRow,
+        request: &ForkSandbox,
+    ) -> Result<Vec<Arc<Cell>>, Fault> {
+        let mut copies = Vec::with_capacity(request.count);
+        for _ in 0..request.count {
+            let mut spec = parent.spec.clone();
+            spec.timeout_millis = request.timeout_millis.or(spec.timeout_millis);
+            spec.labels.extend(request.labels.clone());
+            let transition = atoll_lifecycle::create(
+                NewRecord {
+                    boot: Boot::Cold(entropy::id()),
+                    policy: Policy::of(&spec),
+                },
+                self.now(),
+            );
+            let row = SandboxRow {
+                id: entropy::id(),
+                spec,
+                record: transition.next.clone(),
+                version: 0,
+                ..parent.clone()
+            };
+            match self.insert(row, &transition, None).await {
+                Ok(Ok(cell)) => copies.push(cell),
+                // Only a request with an idempotency key finds an earlier one.
+                Ok(Err(_)) => return Err(Fault::internal("a copy was found to exist already")),
+                Err(fault) => {
+                    self.undo_copies(&copies, &fault).await;
+                    return Err(fault);
+                }
+            }
+        }
+        Ok(copies)
+    }
+
+    async fn start_copy(
+        &self,
+        copy: &Arc<Cell>,
+        kind: SaveKind,
+        source: Arc<dyn SaveSource>,
+    ) -> Result<(), Fault> {
+        let row = copy.last_seen();
+        let id = row
+            .record
+            .instance
+            .clone()
+            .ok_or_else(|| Fault::internal("a new sandbox names no instance"))?;
+        let _held = self.hold(id.clone());
+        let instance = self.boot_saved(&row, &id, kind, source).await?;
+        let template = self.resolve_template(row.template.as_str())?.manifest;
+        self.give_instance(copy, instance.clone());
+        self.introduce(copy, &instance, &row, &template, kind).await?;
+        self.run_resume_hooks(copy, &instance, &row).await
+    }
+
+    /// Says `Running` for all of them in one transaction.
+    async fn commit_started(&self, copies: &[Arc<Cell>]) -> Result<Vec<SandboxRow>, Fault> {
+        let mut changes = Vec::with_capacity(copies.len());
+        for copy in copies {
+            let instance = copy
+                .record()
+                .instance
+                .ok_or_else(|| Fault::internal("a copy names no instance"))?;
+            changes.push((Arc::clone(copy), Input::Started { instance }));
+        }
+        let rows = self.apply_all(changes).await?;
+        // A kill may have come between.
+        for (copy, row) in copies.iter().zip(&rows) {
+            if row.record.state != SandboxState::Running {
+                return Err(copy.explain_end().await);
+            }
+        }
+        Ok(rows)
+    }
+
+    async fn undo_copies(&self, copies: &[Arc<Cell>], why: &Fault) {
+        let undone = join_all(copies.iter().map(|copy| async move {
+            let reason = EndReason::StartFailed(why.message.clone());
+            match self.apply(copy, Input::Kill { reason }).await {
+                Ok(_) => self
+                    .settle(copy, |row| !row.record.state.is_live())
+                    .await
+                    .map(drop),
+                Err(fault) => Err(fault),
+            }
+        }));
+        for fault in undone.await.into_iter().filter_map(Result::err) {
+            tracing::error!(%fault, "a copy could not be undone");
+        }
+    }
+}

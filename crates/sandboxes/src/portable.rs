@@ -1,0 +1,209 @@
+//! Snapshots as one file, to another machine and back.
+//!
+//! What must hold: an imported file is as trustworthy as the one who brings it, and no more: what it says of itself is
+//! checked against this machine before a row exists, its lengths are bounded, and its bytes belong to the importing
+//! project alone.
+
+use std::io::Read;
+
+use atoll_store::SnapshotRow;
+use atoll_types::{
+    Fault, FaultKind, Isolation, SandboxSpec, SaveKind, SnapshotId, SnapshotOwner, TemplateId,
+};
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+
+use crate::faults::from_vault;
+use crate::snapshots::{Unfinished, blocking, check_name};
+use crate::{ByteStream, Caller, Sandboxes, Snapshot, entropy};
+
+/// Pieces of a file on their way out.
+const PIECE: usize = 256 * 1024;
+
+/// What an exported file says of itself.
+#[derive(Debug, Serialize, Deserialize)]
+struct Header {
+    version: u32,
+    kind: SaveKind,
+    name: Option<String>,
+    template: TemplateId,
+    /// SHA-256 of the template's image: what it is, whatever its name is here.
+    template_digest: String,
+    isolation: Isolation,
+    runtime: String,
+    cpu_features: Vec<String>,
+    spec: SandboxSpec,
+}
+
+const VERSION: u32 = 1;
+
+impl Sandboxes {
+    /// The snapshot as one file.
+    pub async fn export_snapshot(&self, caller: &Caller, which: &str) -> Result<ByteStream, Fault> {
+        let row = self.snapshot_row(&caller.project, which).await?;
+        let template = self.resolve_template(row.template.as_str())?.manifest;
+        let header = Header {
+            version: VERSION,
+            kind: row.kind,
+            name: row.name,
+            template: row.template,
+            template_digest: template.digest,
+            isolation: row.isolation,
+            runtime: row.runtime,
+            cpu_features: row.cpu_features,
+            spec: row.spec,
+        };
+        let header = serde_json::to_vec(&header)
+            .map_err(|e| Fault::internal(format!("a snapshot's description has no JSON form: {e}")))?;
+        let (sender, receiver) = mpsc::channel(4);
+        let (vault, id) = (self.inner.vault.clone(), row.id.to_string());
+        tokio::task::spawn_blocking(move || {
+            let mut out = std::io::BufWriter::with_capacity(PIECE, Pieces(sender.clone()));
+            let exported = vault.export(&id, &header, &mut out);
+            let flushed = std::io::Write::flush(&mut out);
+            if let Err(error) = exported {
+                let _ = sender.blocking_send(Err(from_vault(&error)));
+            } else if let Err(error) = flushed {
+                let _ = sender.blocking_send(Err(Fault::internal(error.to_string())));
+            }
+        });
+        Ok(Box::pin(ReceiverStream::new(receiver)))
+    }
+
+    /// Takes in what `export_snapshot` made, here or elsewhere.
+    pub async fn import_snapshot(
+        &self,
+        caller: &Caller,
+        name: Option<String>,
+        mut file: impl Read + Send + 'static,
+    ) -> Result<Snapshot, Fault> {
+        if let Some(name) = &name {
+            check_name(name)?;
+        }
+        self.check_storage(&caller.project).await?;
+        let id: SnapshotId = entropy::id();
+        let _unfinished = Unfinished::new(self, &id);
+        let (vault, as_id, domain) = (
+            self.inner.vault.clone(),
+            id.to_string(),
+            caller.project.to_string(),
+        );
+        let most = self.settings().max_artifact_bytes;
+        let imported = tokio::task::spawn_blocking(move || vault.import(&mut file, &as_id, &domain, most));
+        let imported = imported
+            .await
+            .map_err(|_| Fault::internal("an import was interrupted"))?;
+        let (header, saved) = imported.map_err(|error| match &error {
+            // Theirs, not ours.
+            atoll_vault::Error::Damaged { .. } => Fault::invalid("snapshot_file_invalid", error.to_string())
+                .hint("export it again, and see that it arrives whole"),
+            _ => from_vault(&error),
+        })?;
+        let row = self.describe_import(caller, &id, name, &header, &saved);
+        match row {
+            Ok(row) => self.commit_snapshot(row).await,
+            Err(fault) => {
+                let (vault, id) = (self.inner.vault.clone(), id.to_string());
+                let _ = blocking(move || vault.delete(&id)).await;
+                self.inner.garbage.notify_one();
+                Err(fault)
+            }
+        }
+    }
+
+    /// The row of imported bytes, if this machine can do anything with them.
+    fn describe_import(
+        &self,
+        caller: &Caller,
+        id: &SnapshotId,
+        name: Option<String>,
+        header: &[u8],
+        saved: &atoll_vault::Saved,
+    ) -> Result<SnapshotRow, Fault> {
+        let unreadable = |why: String| {
+            Fault::invalid(
+                "snapshot_file_invalid",
+                format!("this is not a snapshot of ours: {why}"),
+            )
+        };
+        let header: Header = serde_json::from_slice(header).map_err(|e| unreadable(e.to_string()))?;
+        if header.version != VERSION {
+            return Err(unreadable(format!(
+                "it has version {}, this server knows {VERSION}",
+                header.version
+            )));
+        }
+        let template = self
+            .template_with_digest(&header.template, &header.template_digest)?
+            .ok_or_else(|| {
+                Fault::new(
+                    FaultKind::Conflict,
+                    "snapshot_needs_template",
+                    format!(
+                        "it builds on template {} (sha256 {}), which is not here",
+                        header.template, header.template_digest
+                    ),
+                )
+                .hint("build or copy that template first; its digest must be the same")
+            })?;
+        if header.kind == SaveKind::Memory && !header.spec.volumes.is_empty() {
+            return Err(Fault::new(
+                FaultKind::Conflict,
+                "snapshot_needs_volumes",
+                "its memory was saved with volumes, which do not travel with it",
+            )
+            .hint("export a snapshot of its files (`--filesystem`) and the volumes instead"));
+        }
+        // What it was asked to be is admitted like a request of today, so that no file can ask for more.
+        let admitted = atoll_lifecycle::admit(header.spec, &self.settings().limits, &self.tiers())?;
+        let row = SnapshotRow {
+            id: id.clone(),
+            project: caller.project.clone(),
+            owner: SnapshotOwner::User,
+            name: name.or(header.name),
+            kind: header.kind,
+            sandbox: None,
+            parent: None,
+            template,
+            isolation: header.isolation,
+            runtime: header.runtime,
+            cpu_features: header.cpu_features,
+            spec: SandboxSpec {
+                // Volumes stay behind.
+                volumes: Vec::new(),
+                ..admitted.spec
+            },
+            total_bytes: saved.total_bytes,
+            stored_bytes: saved.stored_bytes,
+            created_at: self.now(),
+        };
+        self.check_fits(&row)?;
+        Ok(row)
+    }
+}
+
+/// Turns writes into pieces of a stream; a reader that went away ends the writing.
+pub(crate) struct Pieces(mpsc::Sender<Result<Bytes, Fault>>);
+
+impl Pieces {
+    pub(crate) fn new(to: mpsc::Sender<Result<Bytes, Fault>>) -> Self {
+        Self(to)
+    }
+}
+
+impl std::io::Write for Pieces {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let piece = Bytes::copy_from_slice(&bytes[..bytes.len().min(PIECE)]);
+        let length = piece.len();
+        self.0
+            .blocking_send(Ok(piece))
+            .map_err(|_| std::io::ErrorKind::BrokenPipe)?;
+        Ok(length)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}

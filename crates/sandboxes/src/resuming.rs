@@ -1,0 +1,330 @@
+//! Waking a sandbox that rests: a new instance from what was saved, its identity given anew, then the commit.
+//!
+//! ```text
+//!   Paused ── commit Resuming ── boot from the vault ── configure ── hooks ── commit Running ── drop what was saved
+//!                                    └────── any failure or crash: destroy, commit Paused ──────┘
+//! ```
+//! What must hold: what was saved stays until the commit that says `Running`; whoever is told of success talks to a guest
+//! that knows who and when it is.
+
+use std::sync::Arc;
+
+use atoll_lifecycle::Input;
+use atoll_runtime::{Instance, InstanceSpec, Restore, SaveSource, Saves};
+use atoll_store::{SandboxRow, SnapshotRow};
+use atoll_types::{
+    DiskBacking, Fault, FaultKind, InstanceId, Isolation, SandboxId, SandboxState, SaveKind, SnapshotId,
+    TemplateManifest,
+};
+
+use crate::cell::Cell;
+use crate::create::{await_ready, configure};
+use crate::faults::{from_channel, from_store, from_vault};
+use crate::state_files::{FromVault, Scratch};
+use crate::{Caller, Sandbox, Sandboxes, entropy, hooks, views};
+
+/// How often a use looks again when others put a sandbox to rest and wake it at the same time.
+const TRIES: usize = 16;
+
+impl Sandboxes {
+    /// Resumes a paused or starts a stopped sandbox; returns when it runs. A new lifetime begins: `timeout_millis` from
+    /// now, or as long as it was created with. Resuming what runs succeeds.
+    pub async fn resume(
+        &self,
+        caller: &Caller,
+        id: &SandboxId,
+        timeout_millis: Option<u64>,
+    ) -> Result<Sandbox, Fault> {
+        if timeout_millis.is_some() {
+            atoll_lifecycle::admit_timeout(timeout_millis, &self.settings().limits)?;
+        }
+        let cell = self.cell(caller, id).await?;
+        let row = self.wake(&cell, timeout_millis).await?;
+        self.inner.deadlines.notify_one();
+        Ok(views::sandbox(row))
+    }
+
+    /// Makes it run, whatever rest it is in or on its way to.
+    pub(crate) async fn wake(
+        &self,
+        cell: &Arc<Cell>,
+        timeout_millis: Option<u64>,
+    ) -> Result<SandboxRow, Fault> {
+        for _ in 0..TRIES {
+            match cell.record().state {
+                SandboxState::Running => return Ok(cell.last_seen()),
+                SandboxState::Pausing | SandboxState::Stopping => {
+                    self.settle(cell, |row| {
+                        !matches!(row.record.state, SandboxState::Pausing | SandboxState::Stopping)
+                    })
+                    .await?;
+                }
+                SandboxState::Resuming => {
+                    let row = self
+                        .settle(cell, |row| row.record.state != SandboxState::Resuming)
+                        .await?;
+                    match row.record.state {
+                        SandboxState::Running => return Ok(row),
+                        // The one who woke it failed; whoever waited for that fails with it.
+                        SandboxState::Paused | SandboxState::Stopped => {
+                            return Err(cell
+                                .trouble()
+                                .unwrap_or_else(|| Fault::internal("the sandbox could not be resumed")));
+                        }
+                        _ => {}
+                    }
+                }
+                _ => {
+                    // What is left of its last instance goes first.
+                    self.settle(cell, |row| {
+                        row.record.instance.is_none()
+                            || !matches!(row.record.state, SandboxState::Paused | SandboxState::Stopped)
+                    })
+                    .await?;
+                    let input = Input::Resume {
+                        instance: entropy::id(),
+                        timeout_millis,
+                    };
+                    match self.apply(cell, input).await {
+                        Ok(_) => {}
+                        // Somebody else was faster.
+                        Err(_)
+                            if matches!(
+                                cell.record().state,
+                                SandboxState::Resuming | SandboxState::Running
+                            ) => {}
+                        Err(fault) => return Err(fault),
+                    }
+                }
+            }
+        }
+        Err(Fault::new(
+            FaultKind::Conflict,
+            "sandbox_contended",
+            format!("{} is put to rest and woken again and again by others", cell.id),
+        ))
+    }
+
+    /// Performs a resume that was decided and committed.
+    pub(crate) async fn perform_restore(
+        &self,
+        cell: &Arc<Cell>,
+        instance: InstanceId,
+        snapshot: &SnapshotId,
+        kind: SaveKind,
+    ) {
+        cell.set_trouble(None);
+        let began = std::time::Instant::now();
+        let _held = self.hold(instance.clone());
+        let outcome = match self.restore_saved(cell, &instance, snapshot, kind).await {
+            Ok(()) => {
+                let started = Input::Started {
+                    instance: instance.clone(),
+                };
+                self.apply(cell, started).await.map(drop)
+            }
+            Err(fault) => Err(fault),
+        };
+        let Err(fault) = outcome else {
+            tracing::debug!(sandbox = %cell.id, took = ?began.elapsed(), "resumed");
+            return;
+        };
+        tracing::warn!(sandbox = %cell.id, %fault, "a sandbox could not be resumed");
+        cell.let_go_of(&instance);
+        cell.set_trouble(Some(fault.clone()));
+        let failed = Input::ResumeFailed {
+            instance,
+            why: fault.message.clone(),
+        };
+        if let Err(fault) = self.apply(cell, failed).await {
+            tracing::error!(sandbox = %cell.id, %fault, "a failed resume could not be recorded");
+        }
+    }
+
+    async fn restore_saved(
+        &self,
+        cell: &Arc<Cell>,
+        instance: &InstanceId,
+        snapshot: &SnapshotId,
+        kind: SaveKind,
+    ) -> Result<(), Fault> {
+        let row = cell.last_seen();
+        let found = self.store().snapshot(&row.project, snapshot).await;
+        let saved = found.map_err(|e| from_store(&e))?.ok_or_else(|| {
+            Fault::new(
+                FaultKind::Gone,
+                "saved_state_lost",
+                format!("what {} was saved as is not there any more", row.id),
+            )
+        })?;
+        let kind = match self.check_fits(&saved) {
+            Ok(()) => kind,
+            Err(misfit) if has_files_apart(&saved) => {
+                let why = format!("{misfit}; it comes back on its files, and its processes start anew");
+                tracing::warn!(sandbox = %row.id, why, "memory cannot be used");
+                self.append(cell, atoll_store::Fact::SandboxResumeFailed { why });
+                let files = SnapshotRow {
+                    kind: SaveKind::Filesystem,
+                    ..saved.clone()
+                };
+                self.check_fits(&files)?;
+                SaveKind::Filesystem
+            }
+            Err(misfit) => return Err(misfit),
+        };
+        let source = self.read_saved(&saved.id).await?;
+        let running = self.boot_saved(&row, instance, kind, source).await?;
+        let template = self.resolve_template(row.template.as_str())?.manifest;
+        tracing::debug!(sandbox = %row.id, "its instance answers");
+        self.give_instance(cell, running.clone());
+        self.introduce(cell, &running, &row, &template, kind).await?;
+        tracing::debug!(sandbox = %row.id, "it knows its name");
+        self.run_resume_hooks(cell, &running, &row).await
+    }
+
+    /// Begins to read saved state into files that a runtime can work with.
+    pub(crate) async fn read_saved(&self, snapshot: &SnapshotId) -> Result<Arc<dyn SaveSource>, Fault> {
+        let (vault, id) = (self.inner.vault.clone(), snapshot.to_string());
+        let opened = tokio::task::spawn_blocking(move || vault.open_saved(&id))
+            .await
+            .map_err(|_| Fault::internal("reading saved state was interrupted"))?
+            .map_err(|e| from_vault(&e))?;
+        Ok(Arc::new(FromVault::new(opened, &self.scratch())))
+    }
+
+    pub(crate) fn scratch(&self) -> Scratch {
+        Scratch::new(
+            self.settings().data_dir.join("scratch"),
+            self.inner.vault.is_encrypted(),
+        )
+    }
+
+    /// Boots an instance for a row from saved parts.
+    pub(crate) async fn boot_saved(
+        &self,
+        row: &SandboxRow,
+        instance: &InstanceId,
+        kind: SaveKind,
+        source: Arc<dyn SaveSource>,
+    ) -> Result<Instance, Fault> {
+        let template = self.resolve_template(row.template.as_str())?;
+        let spec = InstanceSpec {
+            id: instance.clone(),
+            image: template.image,
+            resources: row.spec.resources,
+            hostname: row.id.bare().to_owned(),
+            restore: Some(Restore { kind, source }),
+            mounts: self.attach_volumes(&row.project, &row.spec).await?,
+        };
+        self.boot(row.isolation, spec).await
+    }
+
+    /// Tells a guest who it is now, and waits for its servers if they are to be started.
+    pub(crate) async fn introduce(
+        &self,
+        cell: &Arc<Cell>,
+        instance: &Instance,
+        row: &SandboxRow,
+        template: &TemplateManifest,
+        kind: SaveKind,
+    ) -> Result<(), Fault> {
+        // With its memory came its servers; from files alone they are started like the first time.
+        let start = match kind {
+            SaveKind::Memory => None,
+            SaveKind::Filesystem => template.start.as_ref(),
+        };
+        let request = configure(&row.id, &row.spec, template, start);
+        if let Err(error) = instance.guest.call(&request).await {
+            return Err(from_channel(cell, error).await);
+        }
+        if start.is_some() {
+            match await_ready(&instance.guest, template).await {
+                Ok(ready) => ready?,
+                Err(error) => return Err(from_channel(cell, error).await),
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs what the sandbox wants to be run whenever it comes back.
+    pub(crate) async fn run_resume_hooks(
+        &self,
+        cell: &Arc<Cell>,
+        instance: &Instance,
+        row: &SandboxRow,
+    ) -> Result<(), Fault> {
+        match hooks::run(&instance.guest, &row.spec.hooks.on_resume).await {
+            Ok(Ok(())) => Ok(()),
+            // It runs, and that it can be looked into is worth more than the hook.
+            Ok(Err(failed)) => {
+                let why = failed.fact();
+                tracing::warn!(sandbox = %cell.id, why, "a hook failed");
+                self.append(cell, atoll_store::Fact::HookFailed { why });
+                Ok(())
+            }
+            Err(error) => Err(from_channel(cell, error).await),
+        }
+    }
+
+    /// Whether saved state can be used by the runtime that is here now.
+    pub(crate) fn check_fits(&self, saved: &SnapshotRow) -> Result<(), Fault> {
+        let runtime = self.runtime(saved.isolation).map_err(|_| {
+            Fault::new(
+                FaultKind::Unsupported,
+                "snapshot_needs_tier",
+                format!(
+                    "it was saved on the {} tier, which does not work here",
+                    saved.isolation
+                ),
+            )
+            .hint("`atoll doctor` says what is missing")
+        })?;
+        fits(saved, &runtime.saves())
+    }
+}
+
+/// Whether its files can be used without its memory.
+fn has_files_apart(saved: &SnapshotRow) -> bool {
+    saved.kind == SaveKind::Memory && saved.spec.fallback_to_files
+}
+
+/// Whether it is files in an archive, which any version of any runtime can read. (A layer on gVisor's own disk is saved in
+/// gVisor's own form.)
+fn is_archive(saved: &SnapshotRow) -> bool {
+    saved.kind == SaveKind::Filesystem
+        && (saved.isolation == Isolation::Jail || saved.spec.resources.disk_backing == DiskBacking::Memory)
+}
+
+fn fits(saved: &SnapshotRow, here: &Saves) -> Result<(), Fault> {
+    let misfit = |code: &'static str, why: String| {
+        Fault::new(FaultKind::Conflict, code, why)
+            .hint("use the machine or the runtime version that it was saved with")
+    };
+    if saved.runtime != here.runtime_version && !is_archive(saved) {
+        return Err(misfit(
+            "snapshot_runtime_mismatch",
+            format!(
+                "it was saved by `{}`, but `{}` is what runs here",
+                saved.runtime, here.runtime_version
+            ),
+        ));
+    }
+    if saved.kind == SaveKind::Memory {
+        let missing: Vec<&str> = saved
+            .cpu_features
+            .iter()
+            .filter(|feature| !here.cpu_features.contains(feature))
+            .map(String::as_str)
+            .collect();
+        if !missing.is_empty() {
+            return Err(misfit(
+                "snapshot_cpu_mismatch",
+                format!(
+                    "its programs were started on a CPU with {}, which this one lacks",
+                    missing.join(", ")
+                ),
+            ));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,136 @@
+//! Templates that come up running: the memory of their start command, taken once after its ready check.
+//!
+//! ```text
+//!   boot ── start command ── ready check ── save with memory ── destroy          kept for the template and this size
+//!   create ──> restore, identity ──> its servers answer at once
+//! ```
+//! What must hold: a sandbox that is made this way could have been made the slow way. So it is only done where the start
+//! command cannot have seen anything of the sandbox's own: no environment, no volumes, the same size and tier.
+
+use atoll_lifecycle::{Admitted, admit};
+use atoll_runtime::InstanceSpec;
+use atoll_store::SnapshotRow;
+use atoll_types::{
+    Fault, FaultKind, InstanceId, Isolation, Resources, SandboxId, SandboxSpec, SaveKind, SnapshotId,
+    SnapshotOwner, TemplateId, TemplateManifest,
+};
+
+use crate::create::{await_ready, configure};
+use crate::faults::from_store;
+use crate::saving::Subject;
+use crate::snapshots::{self, Snapshot, Unfinished};
+use crate::{Sandboxes, entropy};
+
+impl Sandboxes {
+    /// Boots the template, waits until its start command is ready, and keeps the memory for sandboxes of this size.
+    pub async fn keep_running(
+        &self,
+        which: &str,
+        resources: Resources,
+        isolation: Option<Isolation>,
+    ) -> Result<Snapshot, Fault> {
+        let template = self.resolve_template(which)?;
+        if template.manifest.start.is_none() {
+            return Err(Fault::invalid(
+                "template_has_no_start",
+                format!("template {which} has no start command that could be kept running"),
+            )
+            .hint("build it with a start command and a ready check"));
+        }
+        let spec = SandboxSpec {
+            template: template.manifest.id.to_string(),
+            resources,
+            timeout_millis: Some(self.settings().limits.min_timeout_millis),
+            isolation_floor: isolation,
+            ..SandboxSpec::default()
+        };
+        let admitted = admit(spec, &self.settings().limits, &self.tiers())?;
+        self.kind_to_save(admitted.isolation, Some(SaveKind::Memory))?;
+        let service = self.clone();
+        let work = self.inner.tasks.spawn(async move {
+            let id: InstanceId = entropy::id();
+            let _held = service.hold(id.clone());
+            let kept = service.keep_running_here(&id, &admitted, &template).await;
+            service.destroy_surely(admitted.isolation, &id).await;
+            kept
+        });
+        work.await
+            .map_err(|_| Fault::internal("keeping a template running was interrupted"))?
+    }
+
+    async fn keep_running_here(
+        &self,
+        id: &InstanceId,
+        admitted: &Admitted,
+        template: &crate::builds::Resolved,
+    ) -> Result<Snapshot, Fault> {
+        let spec = InstanceSpec {
+            id: id.clone(),
+            image: template.image.clone(),
+            resources: admitted.spec.resources,
+            hostname: "atoll".into(),
+            restore: None,
+            mounts: Vec::new(),
+        };
+        let instance = self.boot(admitted.isolation, spec).await?;
+        let nobody: SandboxId = entropy::id();
+        let start = template.manifest.start.as_ref();
+        let broke = |why: String| Fault::new(FaultKind::GuestFailed, "template_not_ready", why);
+        let request = configure(&nobody, &admitted.spec, &template.manifest, start);
+        let configured = instance.guest.call(&request).await;
+        configured.map_err(|error| broke(error.to_string()))?;
+        let ready = await_ready(&instance.guest, &template.manifest).await;
+        ready.map_err(|error| broke(error.to_string()))??;
+        let subject = Subject {
+            project: self.default_project().clone(),
+            sandbox: None,
+            parent: None,
+            template: template.manifest.id.clone(),
+            isolation: admitted.isolation,
+            spec: admitted.spec.clone(),
+        };
+        let snapshot: SnapshotId = entropy::id();
+        let _unfinished = Unfinished::new(self, &snapshot);
+        let row = self
+            .save_instance(&subject, id, &snapshot, SaveKind::Memory, SnapshotOwner::Template)
+            .await?;
+        self.commit_snapshot(row).await
+    }
+
+    /// The running state to make such a sandbox of, if there is one.
+    pub(crate) async fn running_state(
+        &self,
+        template: &TemplateManifest,
+        admitted: &Admitted,
+    ) -> Option<SnapshotRow> {
+        let spec = &admitted.spec;
+        if template.start.is_none() || !spec.env.is_empty() || !spec.volumes.is_empty() {
+            return None;
+        }
+        let kept = self.store().snapshots_of_template(&template.id).await;
+        let kept =
+            kept.inspect_err(|error| tracing::warn!(%error, "running templates could not be looked up"));
+        kept.unwrap_or_default().into_iter().find(|row| {
+            row.isolation == admitted.isolation
+                && row.spec.resources == spec.resources
+                && self.check_fits(row).is_ok()
+        })
+    }
+
+    /// Forgets what was kept for a template that is gone.
+    pub(crate) async fn drop_running_state(&self, template: &TemplateId) {
+        let dropped = self.store().delete_snapshots_of_template(template).await;
+        match dropped.map_err(|e| from_store(&e)) {
+            Ok(rows) => {
+                for row in rows {
+                    let (vault, id) = (self.inner.vault.clone(), row.id.to_string());
+                    let _ = snapshots::blocking(move || vault.delete(&id)).await;
+                }
+                self.inner.garbage.notify_one();
+            }
+            Err(fault) => {
+                tracing::warn!(%template, %fault, "what a template kept running could not be dropped");
+            }
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! Putting a sandbox to rest: held still, saved, committed, and only then destroyed.
+//!
+//! ```text
+//!   Running ── commit Pausing ── hold still ── stream into the vault ── fsync ── commit Paused + snapshot row ── destroy
+//!                                    └──────────── any failure: thaw, commit Running, say why ────────────┘
+//! ```
+//! What must hold: until the commit that says `Paused` the instance is whole and goes on after a failure or a crash; from
+//! that commit on the snapshot is durable and complete. There is no moment at which neither is true.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use atoll_lifecycle::Input;
+use atoll_store::{SandboxRow, SnapshotRow};
+use atoll_types::{
+    Fault, FaultKind, InstanceId, Isolation, ProjectId, SandboxId, SandboxSpec, SandboxState, SaveKind,
+    SnapshotId, SnapshotOwner, TemplateId,
+};
+
+use crate::cell::Cell;
+use crate::faults::{from_runtime, from_vault};
+use crate::state_files::IntoVault;
+use crate::{Caller, Sandbox, Sandboxes, entropy, views};
+
+/// What is saved, and what will be known of it.
+#[derive(Debug)]
+pub(crate) struct Subject {
+    pub(crate) project: ProjectId,
+    /// `None`: an instance that is no sandbox.
+    pub(crate) sandbox: Option<SandboxId>,
+    pub(crate) parent: Option<SnapshotId>,
+    pub(crate) template: TemplateId,
+    pub(crate) isolation: Isolation,
+    pub(crate) spec: SandboxSpec,
+}
+
+impl Subject {
+    pub(crate) fn sandbox(row: &SandboxRow, parent: Option<SnapshotId>) -> Self {
+        Self {
+            project: row.project.clone(),
+            sandbox: Some(row.id.clone()),
+            parent,
+            template: row.template.clone(),
+            isolation: row.isolation,
+            spec: row.spec.clone(),
+        }
+    }
+}
+
+impl Sandboxes {
+    /// Pauses it: memory and files are kept, or as much as its tier can keep if `kind` leaves that open. Returns when
+    /// that is durable. Pausing what is paused succeeds.
+    pub async fn pause(
+        &self,
+        caller: &Caller,
+        id: &SandboxId,
+        kind: Option<SaveKind>,
+    ) -> Result<Sandbox, Fault> {
+        let cell = self.cell(caller, id).await?;
+        let isolation = cell.last_seen().isolation;
+        let kind = self.kind_to_save(isolation, kind)?;
+        let input = Input::Pause {
+            snapshot: entropy::id(),
+            kind,
+        };
+        self.rest(&cell, input, SandboxState::Pausing).await
+    }
+
+    /// Stops it: files are kept, processes are not.
+    pub async fn stop(&self, caller: &Caller, id: &SandboxId) -> Result<Sandbox, Fault> {
+        let cell = self.cell(caller, id).await?;
+        let input = Input::Stop {
+            snapshot: entropy::id(),
+        };
+        self.rest(&cell, input, SandboxState::Stopping).await
+    }
+
+    /// Applies the wish, and waits for its end.
+    async fn rest(&self, cell: &Arc<Cell>, input: Input, going: SandboxState) -> Result<Sandbox, Fault> {
+        let rested = match going {
+            SandboxState::Stopping => SandboxState::Stopped,
+            _ => SandboxState::Paused,
+        };
+        let state = cell.record().state;
+        if state != rested && state != going {
+            self.check_storage(&cell.project).await?;
+            self.apply(cell, input).await?;
+        }
+        let row = self.settle(cell, |row| row.record.state != going).await?;
+        match (row.record.state, cell.trouble()) {
+            (SandboxState::Running, Some(trouble)) => Err(trouble),
+            // If it runs again, somebody resumed it since; it did rest.
+            (state, _) if state.is_live() && row.record.end.is_none() => Ok(views::sandbox(row)),
+            _ => Err(cell.explain_end().await),
+        }
+    }
+
+    /// Waits until the row is as wanted.
+    pub(crate) async fn settle(
+        &self,
+        cell: &Arc<Cell>,
+        settled: impl Fn(&SandboxRow) -> bool,
+    ) -> Result<SandboxRow, Fault> {
+        let mut seen = cell.seen.subscribe();
+        let row = seen.wait_for(|row| settled(row)).await;
+        row.map(|row| row.clone())
+            .map_err(|_| Fault::internal("the server is stopping"))
+    }
+
+    /// What a tier can keep, or a refusal.
+    pub(crate) fn kind_to_save(
+        &self,
+        isolation: Isolation,
+        asked: Option<SaveKind>,
+    ) -> Result<SaveKind, Fault> {
+        let memory = self.runtime(isolation)?.saves().memory;
+        match asked {
+            Some(SaveKind::Memory) if !memory => Err(Fault::new(
+                FaultKind::Unsupported,
+                "memory_not_supported",
+                format!("the {isolation} tier cannot keep memory, only files"),
+            )
+            .hint("ask for `filesystem`, or create the sandbox with the gvisor tier")),
+            Some(kind) => Ok(kind),
+            None if memory => Ok(SaveKind::Memory),
+            None => Ok(SaveKind::Filesystem),
+        }
+    }
+
+    /// Performs a save that was decided and committed: the effect behind `Pausing` and `Stopping`.
+    pub(crate) async fn perform_save(
+        &self,
+        cell: &Arc<Cell>,
+        instance: InstanceId,
+        snapshot: SnapshotId,
+        kind: SaveKind,
+    ) {
+        cell.set_trouble(None);
+        let _one_at_a_time = cell.saving.lock().await;
+        let row = cell.last_seen();
+        let subject = Subject::sandbox(&row, None);
+        let saved = self
+            .save_instance(&subject, &instance, &snapshot, kind, SnapshotOwner::Sandbox)
+            .await;
+        let committed = match saved {
+            Ok(saved) => self.apply_saved(cell, saved).await.map(drop),
+            Err(fault) => Err(fault),
+        };
+        let Err(fault) = committed else { return };
+        tracing::warn!(sandbox = %cell.id, %fault, "a sandbox could not be put to rest");
+        let failed = Input::SaveFailed {
+            snapshot,
+            why: fault.message.clone(),
+        };
+        cell.set_trouble(Some(fault));
+        if let Err(fault) = self.apply(cell, failed).await {
+            tracing::error!(sandbox = %cell.id, %fault, "a failed save could not be recorded");
+        }
+    }
+
+    /// Holds an instance still and writes it into the vault, durably. The instance stays still. On error nothing of the
+    /// snapshot is left.
+    pub(crate) async fn save_instance(
+        &self,
+        subject: &Subject,
+        instance: &InstanceId,
+        snapshot: &SnapshotId,
+        kind: SaveKind,
+        owner: SnapshotOwner,
+    ) -> Result<SnapshotRow, Fault> {
+        let began = Instant::now();
+        let runtime = self.runtime(subject.isolation)?;
+        let saves = runtime.saves();
+        let save = self
+            .inner
+            .vault
+            .begin(snapshot.as_str(), subject.project.as_str())
+            .map_err(|e| from_vault(&e))?;
+        let sink = Arc::new(IntoVault::new(save, self.scratch()));
+        let mut written = runtime.save(instance, kind, sink.clone()).await;
+        if kind == SaveKind::Memory && subject.spec.fallback_to_files && written.is_ok() {
+            // It stands still, so this is the same moment.
+            written = runtime.save(instance, SaveKind::Filesystem, sink.clone()).await;
+        }
+        let save = Arc::into_inner(sink)
+            .ok_or_else(|| Fault::internal("a runtime kept hold of what it saved into"))?
+            .into_inner();
+        if let Err(error) = written {
+            // The reason behind a broken stream is the vault's: a full disk, say.
+            let behind = tokio::task::spawn_blocking(move || save.abort())
+                .await
+                .ok()
+                .flatten();
+            return Err(behind.map_or_else(|| from_runtime(&error), |e| from_vault(&e)));
+        }
+        let durable = self.settings().durable_saves;
+        let saved = tokio::task::spawn_blocking(move || save.finish(Vec::new(), durable))
+            .await
+            .map_err(|_| Fault::internal("a save was interrupted"))?
+            .map_err(|e| from_vault(&e))?;
+        tracing::debug!(%snapshot, %kind, bytes = saved.total_bytes, stored = saved.stored_bytes,
+            took = ?began.elapsed(), "saved");
+        Ok(SnapshotRow {
+            id: snapshot.clone(),
+            project: subject.project.clone(),
+            name: None,
+            kind,
+            owner,
+            sandbox: subject.sandbox.clone(),
+            parent: subject.parent.clone(),
+            template: subject.template.clone(),
+            isolation: subject.isolation,
+            runtime: saves.runtime_version,
+            cpu_features: saves.cpu_features,
+            spec: subject.spec.clone(),
+            total_bytes: saved.total_bytes,
+            stored_bytes: saved.stored_bytes,
+            created_at: self.now(),
+        })
+    }
+
+    /// Lets an instance that was held still go on; if that fails, its end will be noticed.
+    pub(crate) async fn thaw(&self, cell: &Cell, isolation: Isolation, instance: &InstanceId) {
+        let thawed = match self.runtime(isolation) {
+            Ok(runtime) => runtime.thaw(instance).await.map_err(|error| error.to_string()),
+            Err(fault) => Err(fault.to_string()),
+        };
+        if let Err(error) = thawed
+            // One that was ended meanwhile is not to go on.
+            && cell.still_has(instance)
+        {
+            tracing::error!(%instance, error, "an instance could not be let go on");
+        }
+    }
+
+    /// Forgets saved state that no row refers to any more. What remains after a failure is garbage, collected later.
+    pub(crate) async fn drop_saved(&self, snapshot: &SnapshotId) {
+        if let Err(error) = self.store().delete_hidden_snapshot(snapshot).await {
+            tracing::warn!(%snapshot, %error, "saved state could not be forgotten");
+            return;
+        }
+        let (vault, id) = (self.inner.vault.clone(), snapshot.to_string());
+        let deleted = tokio::task::spawn_blocking(move || vault.delete(&id)).await;
+        match deleted {
+            // A save that was cut off has left none.
+            Ok(Ok(()) | Err(atoll_vault::Error::NotFound { .. })) | Err(_) => {}
+            Ok(Err(error)) => tracing::warn!(%snapshot, %error, "saved state could not be removed"),
+        }
+        self.inner.garbage.notify_one();
+    }
+}

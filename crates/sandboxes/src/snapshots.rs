@@ -1,0 +1,358 @@
+//! Snapshots: saved state with a name of its own, taken of a running or resting sandbox, and made sandboxes of.
+//!
+//! What must hold: a row is committed only after its bytes are durable, and goes before them; so a snapshot that is
+//! listed is whole. What a crash leaves without a row is garbage, which `collect_garbage` removes.
+
+use std::sync::Arc;
+
+use atoll_store::{Fact, NewFact, SandboxRow, SnapshotRow};
+use atoll_types::{
+    Fault, FaultKind, InstanceId, Isolation, ProjectId, SandboxId, SandboxState, SaveKind, SnapshotId,
+    SnapshotOwner, TemplateId, Timestamp,
+};
+
+use crate::cell::Cell;
+use crate::faults::{from_store, from_vault};
+use crate::saving::Subject;
+use crate::{Caller, Page, Sandboxes, entropy};
+
+#[derive(Debug, Clone, Default)]
+pub struct TakeSnapshot {
+    /// Unique among the project's snapshots.
+    pub name: Option<String>,
+    /// `None`: with memory where the tier can (of one that rests: what it rests on).
+    pub kind: Option<SaveKind>,
+}
+
+/// A snapshot as callers see it.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    pub id: SnapshotId,
+    pub name: Option<String>,
+    pub kind: SaveKind,
+    /// Which sandbox it was taken of, if that is known here.
+    pub sandbox: Option<SandboxId>,
+    /// The snapshot before it in the same line.
+    pub parent: Option<SnapshotId>,
+    pub template: TemplateId,
+    pub isolation: Isolation,
+    pub runtime: String,
+    pub cpu_features: Vec<String>,
+    pub resources: atoll_types::Resources,
+    /// All of it.
+    pub total_bytes: u64,
+    /// What it added to the disk when it was taken; the rest is shared with earlier ones.
+    pub stored_bytes: u64,
+    pub created_at: Timestamp,
+}
+
+pub(crate) fn view(row: SnapshotRow) -> Snapshot {
+    Snapshot {
+        id: row.id,
+        name: row.name,
+        kind: row.kind,
+        sandbox: row.sandbox,
+        parent: row.parent,
+        template: row.template,
+        isolation: row.isolation,
+        runtime: row.runtime,
+        cpu_features: row.cpu_features,
+        resources: row.spec.resources,
+        total_bytes: row.total_bytes,
+        stored_bytes: row.stored_bytes,
+        created_at: row.created_at,
+    }
+}
+
+impl Sandboxes {
+    /// Takes a snapshot. A running sandbox goes on as soon as its state is read.
+    pub async fn take_snapshot(
+        &self,
+        caller: &Caller,
+        id: &SandboxId,
+        request: TakeSnapshot,
+    ) -> Result<Snapshot, Fault> {
+        if let Some(name) = &request.name {
+            check_name(name)?;
+            let found = self.store().snapshot_by_name(&caller.project, name).await;
+            if found.map_err(|e| from_store(&e))?.is_some() {
+                return Err(name_taken(name));
+            }
+        }
+        let cell = self.cell(caller, id).await?;
+        let service = self.clone();
+        let task = self
+            .inner
+            .tasks
+            .spawn(async move { service.take_snapshot_here(&cell, request).await });
+        task.await
+            .map_err(|_| Fault::internal("the snapshot was interrupted"))?
+    }
+
+    async fn take_snapshot_here(&self, cell: &Arc<Cell>, request: TakeSnapshot) -> Result<Snapshot, Fault> {
+        self.check_storage(&cell.project).await?;
+        let row = cell.last_seen();
+        let snapshot: SnapshotId = entropy::id();
+        let _unfinished = Unfinished::new(self, &snapshot);
+        let taken = match (row.record.state, row.record.saved.clone()) {
+            (SandboxState::Paused | SandboxState::Stopped, Some(saved)) => {
+                if request.kind.is_some_and(|kind| kind != saved.kind) {
+                    return Err(Fault::new(
+                        FaultKind::Conflict,
+                        "saved_state_differs",
+                        format!("{} rests on its {}", row.id, saved.kind),
+                    )
+                    .hint("resume it first, or take what it rests on"));
+                }
+                self.copy_saved(&row.project, &saved.snapshot, &snapshot, request.name)
+                    .await?
+            }
+            _ => {
+                let kind = self.kind_to_save(row.isolation, request.kind)?;
+                let subject = Subject::sandbox(&row, self.parent_of_next(&row).await);
+                let _one_at_a_time = cell.saving.lock().await;
+                // Not before: whoever had the lock may have put it to rest.
+                let instance = self.running_instance(cell)?;
+                let taken = self
+                    .save_instance(&subject, &instance, &snapshot, kind, SnapshotOwner::User)
+                    .await;
+                self.thaw(cell, row.isolation, &instance).await;
+                if taken.is_err() && !cell.still_has(&instance) {
+                    return Err(cell.explain_end().await);
+                }
+                SnapshotRow {
+                    name: request.name,
+                    ..taken?
+                }
+            }
+        };
+        self.commit_snapshot(taken).await
+    }
+
+    /// The instance of a sandbox that runs, or a refusal that says what it does instead.
+    pub(crate) fn running_instance(&self, cell: &Cell) -> Result<InstanceId, Fault> {
+        let touched = atoll_lifecycle::step(&cell.record(), atoll_lifecycle::Input::Touched, self.now());
+        touched.map_err(Fault::from)?;
+        cell.instance()
+            .map(|instance| instance.id)
+            .ok_or_else(|| Fault::internal("a running sandbox has no instance"))
+    }
+
+    /// The same bytes under another id; nothing is copied.
+    async fn copy_saved(
+        &self,
+        project: &ProjectId,
+        from: &SnapshotId,
+        to: &SnapshotId,
+        name: Option<String>,
+    ) -> Result<SnapshotRow, Fault> {
+        let found = self
+            .store()
+            .snapshot(project, from)
+            .await
+            .map_err(|e| from_store(&e))?;
+        let saved = found.ok_or_else(|| no_snapshot(from.as_str()))?;
+        let (vault, from, id) = (self.inner.vault.clone(), from.to_string(), to.to_string());
+        blocking(move || vault.copy(&from, &id)).await?;
+        Ok(SnapshotRow {
+            id: to.clone(),
+            name,
+            owner: SnapshotOwner::User,
+            stored_bytes: 0,
+            created_at: self.now(),
+            ..saved
+        })
+    }
+
+    /// Commits the row of bytes that are durable; on error the bytes go.
+    pub(crate) async fn commit_snapshot(&self, row: SnapshotRow) -> Result<Snapshot, Fault> {
+        let fact = NewFact {
+            at: self.now(),
+            project: row.project.clone(),
+            sandbox: row.sandbox.clone(),
+            fact: Fact::SnapshotCreated {
+                snapshot: row.id.clone(),
+                kind: row.kind,
+                total_bytes: row.total_bytes,
+                stored_bytes: row.stored_bytes,
+            },
+        };
+        match self.store().insert_snapshot(row.clone(), vec![fact]).await {
+            Ok(()) => Ok(view(row)),
+            Err(error) => {
+                let (vault, id) = (self.inner.vault.clone(), row.id.to_string());
+                let _ = blocking(move || vault.delete(&id)).await;
+                Err(match (&error, &row.name) {
+                    (atoll_store::Error::NameTaken { .. }, Some(name)) => name_taken(name),
+                    _ => from_store(&error),
+                })
+            }
+        }
+    }
+
+    pub async fn snapshots(
+        &self,
+        caller: &Caller,
+        cursor: Option<String>,
+        limit: usize,
+    ) -> Result<Page<Snapshot>, Fault> {
+        let after = crate::parse_cursor(cursor)?;
+        let page = self
+            .store()
+            .snapshots(&caller.project, after, limit)
+            .await
+            .map_err(|e| from_store(&e))?;
+        Ok(Page {
+            items: page.items.into_iter().map(view).collect(),
+            next: page.next.map(|cursor| cursor.to_string()),
+        })
+    }
+
+    /// By id or name.
+    pub async fn snapshot(&self, caller: &Caller, which: &str) -> Result<Snapshot, Fault> {
+        self.snapshot_row(&caller.project, which).await.map(view)
+    }
+
+    /// A snapshot that somebody asked for, by id or name.
+    pub(crate) async fn snapshot_row(&self, project: &ProjectId, which: &str) -> Result<SnapshotRow, Fault> {
+        self.find_snapshot(project, which)
+            .await?
+            .ok_or_else(|| no_snapshot(which))
+    }
+
+    pub(crate) async fn find_snapshot(
+        &self,
+        project: &ProjectId,
+        which: &str,
+    ) -> Result<Option<SnapshotRow>, Fault> {
+        let found = match which.parse::<SnapshotId>() {
+            Ok(id) => self.store().snapshot(project, &id).await,
+            Err(_) => self.store().snapshot_by_name(project, which).await,
+        };
+        let found = found.map_err(|e| from_store(&e))?;
+        Ok(found.filter(|row| row.owner == SnapshotOwner::User))
+    }
+
+    /// Deletes it. Sandboxes that were made of it go on.
+    pub async fn delete_snapshot(&self, caller: &Caller, which: &str) -> Result<(), Fault> {
+        let row = self.snapshot_row(&caller.project, which).await?;
+        let fact = NewFact {
+            at: self.now(),
+            project: row.project.clone(),
+            sandbox: row.sandbox.clone(),
+            fact: Fact::SnapshotDeleted {
+                snapshot: row.id.clone(),
+            },
+        };
+        self.store()
+            .delete_snapshot(&row.project, &row.id, vec![fact])
+            .await
+            .map_err(|e| from_store(&e))?;
+        let (vault, id) = (self.inner.vault.clone(), row.id.to_string());
+        if let Err(fault) = blocking(move || vault.delete(&id)).await {
+            tracing::warn!(snapshot = %row.id, %fault, "a snapshot's bytes could not be removed yet");
+        }
+        self.inner.garbage.notify_one();
+        Ok(())
+    }
+
+    /// Refuses to store more for a project that is over its quota.
+    pub(crate) async fn check_storage(&self, project: &ProjectId) -> Result<(), Fault> {
+        let Some(limit) = self.settings().max_storage_per_project else {
+            return Ok(());
+        };
+        let used = self
+            .store()
+            .project_storage(project)
+            .await
+            .map_err(|e| from_store(&e))?;
+        if used.total() < limit {
+            return Ok(());
+        }
+        Err(Fault::new(
+            FaultKind::LimitExceeded,
+            "storage_quota_exceeded",
+            format!(
+                "the project uses {} of its {} of storage",
+                atoll_types::format_bytes(used.total()),
+                atoll_types::format_bytes(limit)
+            ),
+        )
+        .hint(
+            "delete snapshots, paused sandboxes, volumes or artifacts, or have the operator raise the quota",
+        ))
+    }
+
+    /// The parent of the next snapshot of a sandbox: its last one, or the one that it was made of.
+    pub(crate) async fn parent_of_next(&self, row: &SandboxRow) -> Option<SnapshotId> {
+        match self.store().latest_snapshot_of(&row.id).await {
+            Ok(Some(latest)) => Some(latest),
+            _ => row.spec.template.parse().ok(),
+        }
+    }
+}
+
+/// Keeps bytes whose row is still to be committed from being taken for garbage.
+pub(crate) struct Unfinished {
+    service: Sandboxes,
+    id: String,
+}
+
+impl Unfinished {
+    pub(crate) fn new(service: &Sandboxes, id: &SnapshotId) -> Self {
+        let id = id.to_string();
+        service.unfinished().insert(id.clone());
+        Self {
+            service: service.clone(),
+            id,
+        }
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        self.service.unfinished().remove(&self.id);
+    }
+}
+
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, atoll_vault::Error> + Send + 'static,
+) -> Result<T, Fault> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|_| Fault::internal("work on saved state was interrupted"))?
+        .map_err(|e| from_vault(&e))
+}
+
+pub(crate) fn check_name(name: &str) -> Result<(), Fault> {
+    let fine = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    if (1..=64).contains(&name.len())
+        && name.chars().all(fine)
+        && name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        // Never to be mistaken for an id.
+        && !name.starts_with("snap_")
+        && !name.starts_with("vol_")
+    {
+        return Ok(());
+    }
+    Err(Fault::invalid(
+        "name_invalid",
+        format!(
+            "`{name}` is no name: 1 to 64 letters, digits, `.`, `_` or `-`, beginning with a letter or digit"
+        ),
+    ))
+}
+
+fn name_taken(name: &str) -> Fault {
+    Fault::new(
+        FaultKind::Conflict,
+        "name_taken",
+        format!("there is a snapshot called `{name}` already"),
+    )
+    .hint("choose another name, or delete that one")
+}
+
+fn no_snapshot(which: &str) -> Fault {
+    Fault::not_found("snapshot_not_found", format!("there is no snapshot {which}"))
+        .hint("`atoll snapshot list` shows those that exist")
+}
