@@ -223,7 +223,8 @@ impl RawTerminal {
         let before = termios::tcgetattr(io::stdin()).doing("cannot read the state of the terminal")?;
         let mut raw = before.clone();
         raw.make_raw();
-        termios::tcsetattr(io::stdin(), OptionalActions::Flush, &raw).doing("cannot change the terminal")?;
+        // Not `Flush`: what was typed ahead is for the command.
+        termios::tcsetattr(io::stdin(), OptionalActions::Drain, &raw).doing("cannot change the terminal")?;
         Ok(Self { before })
     }
 }

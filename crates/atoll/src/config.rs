@@ -50,6 +50,16 @@ pub(crate) struct ConfigFile {
     pub(crate) isolation: Option<Isolation>,
     /// Sandboxes of one project that live at once, at most. Default: 10000.
     pub(crate) max_sandboxes: Option<u64>,
+    /// Disk space that snapshots, resting sandboxes, volumes and artifacts of one project may take, such as `"100G"`.
+    /// Default: as much as there is.
+    #[serde(deserialize_with = "bytes")]
+    pub(crate) max_storage: Option<u64>,
+    /// A file with the key (32 bytes, or 64 hexadecimal digits) that saved state is encrypted with on the disk; readable by
+    /// the server's user alone. Default: `ATOLL_VAULT_KEY_FILE`, or no encryption. Losing it loses what was saved.
+    pub(crate) vault_key: Option<PathBuf>,
+    /// Whether a pause waits until what it saved is on the disk itself. `false` is for benchmarks: a crash of the machine
+    /// may then lose what was acknowledged. Default: `true`.
+    pub(crate) durable_saves: Option<bool>,
     /// Lifetime of a sandbox whose creator did not say, such as `"15m"`. Default: 15 minutes.
     #[serde(deserialize_with = "duration")]
     pub(crate) default_timeout: Option<u64>,
@@ -193,6 +203,9 @@ pub(crate) struct Config {
     pub(crate) runsc: Option<PathBuf>,
     pub(crate) isolation: Option<Isolation>,
     pub(crate) max_sandboxes: Option<u64>,
+    pub(crate) max_storage: Option<u64>,
+    pub(crate) vault_key: Option<PathBuf>,
+    pub(crate) durable_saves: bool,
     pub(crate) default_timeout_millis: Option<u64>,
     pub(crate) max_timeout_millis: Option<u64>,
     pub(crate) cgroup: String,
@@ -235,6 +248,13 @@ impl Config {
             },
             isolation: args.isolation.or(file.isolation),
             max_sandboxes: file.max_sandboxes,
+            max_storage: file.max_storage,
+            vault_key: file.vault_key.or_else(|| {
+                std::env::var_os("ATOLL_VAULT_KEY_FILE")
+                    .filter(|path| !path.is_empty())
+                    .map(PathBuf::from)
+            }),
+            durable_saves: file.durable_saves.unwrap_or(true),
             default_timeout_millis: file.default_timeout,
             max_timeout_millis: file.max_timeout,
             cgroup: file.cgroup.unwrap_or_else(|| "atoll".into()),
@@ -307,6 +327,11 @@ pub(crate) fn find_in_path(program: &str) -> Option<PathBuf> {
     std::env::split_paths(&std::env::var_os("PATH")?)
         .map(|dir| dir.join(program))
         .find(|path| path.is_file())
+}
+
+fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Option<u64>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    parse_bytes(&text).map(Some).map_err(serde::de::Error::custom)
 }
 
 fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Option<u64>, D::Error> {

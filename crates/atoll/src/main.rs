@@ -68,15 +68,27 @@ async fn run(cli: Cli) -> Result<u8> {
         Command::Ps(args) => commands::exec::ps(global, output, args).await?,
         Command::Logs(args) => return commands::exec::logs(global, output, args).await,
         Command::Port(args) => commands::sandbox::port(global, output, args).await?,
+        Command::Inspect(args) => commands::sandbox::inspect(global, output, args).await?,
         Command::Stats(args) => commands::sandbox::stats(global, output, args).await?,
         Command::Extend(args) => commands::sandbox::extend(global, output, args).await?,
         Command::Kill(args) => commands::sandbox::kill(global, output, args).await?,
+        Command::Pause(args) => commands::state::pause(global, output, args).await?,
+        Command::Resume(args) => commands::state::resume(global, output, args).await?,
+        Command::Stop(args) => commands::state::stop(global, output, args).await?,
+        Command::Start(args) => commands::state::start(global, output, args).await?,
+        Command::Fork(args) => commands::state::fork(global, output, args).await?,
+        Command::Snapshot(command) => Box::pin(commands::snapshot::run(global, output, command)).await?,
+        Command::Volume(command) => Box::pin(commands::volume::run(global, output, command)).await?,
+        Command::Gc(args) => Box::pin(commands::state::gc(global, output, args)).await?,
         Command::Template(command) => Box::pin(commands::template::run(global, output, command)).await?,
         Command::Artifact(command) => artifact(global, output, command).await?,
         Command::Key(command) => commands::key::run(global, output, command).await?,
         Command::Doctor(_) => return Box::pin(commands::doctor::run(global, output)).await,
         Command::Bench(BenchCommand::Sandbox(args)) => {
             return Box::pin(bench::sandbox(global, output, &args)).await;
+        }
+        Command::Bench(BenchCommand::State(args)) => {
+            return Box::pin(bench::state(global, output, &args)).await;
         }
         Command::Demo(_) => Box::pin(commands::demo::run(global, output)).await?,
         Command::Completions(args) => {

@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use atoll_image::Templates;
 use atoll_runtime::probe::{self, Probe, Verdict};
-use atoll_sandboxes::{Caller, ListSandboxes, PoolSetting, Sandboxes, Settings};
+use atoll_sandboxes::{Caller, ListSandboxes, PoolSetting, Sandboxes, Settings, Storage};
 use atoll_store::Store;
+use atoll_vault::{Vault, VaultKey};
+use atoll_volumes::Volumes;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -100,18 +102,16 @@ impl Server {
                 }
             }
         }
-        let store = open_store(data.path()).await?;
         let sandboxes = Sandboxes::start(
             settings(config, data.path()),
             machine.runtimes,
             machine.tiers,
-            store,
-            machine.templates,
+            storage(config, data.path(), machine.templates).await?,
         )
         .await?;
 
         let (key, new_key) = admin_key(&data, &sandboxes).await?;
-        let options = api_options(config, data.path())?;
+        let options = api_options(config, data.path());
         let router = atoll_api_native::router(sandboxes.clone(), options);
         let stop = CancellationToken::new();
         let serving = tokio::spawn(serve::serve(listener, router, stop.clone()));
@@ -196,14 +196,12 @@ async fn sweep(config: &Config) {
 
 async fn sweep_one(config: &Config, data: &DataDir) -> Result<()> {
     let machine = Machine::look(config, data.path()).await?;
-    let store = open_store(data.path()).await?;
     let settings = Settings::new(data.path().to_owned());
     let sandboxes = Sandboxes::start(
         settings,
         machine.runtimes,
         machine.tiers,
-        store,
-        machine.templates,
+        storage(config, data.path(), machine.templates).await?,
     )
     .await?;
     let caller = Caller {
@@ -261,6 +259,43 @@ impl Machine {
     }
 }
 
+/// Opens everything that outlives a server.
+async fn storage(config: &Config, data: &Path, templates: Templates) -> Result<Storage> {
+    let scratch = data.join("scratch");
+    // What a killed server left in the middle of an upload.
+    let _absent = std::fs::remove_dir_all(&scratch);
+    std::fs::create_dir_all(&scratch).doing("cannot create the scratch directory")?;
+    let store = open_store(data).await?;
+    let key = config.vault_key.as_deref().map(read_vault_key).transpose()?;
+    let dir = data.join("vault");
+    let vault = tokio::task::spawn_blocking(move || Vault::open(dir, key))
+        .await
+        .doing("opening the vault")?
+        .doing("cannot open the vault of saved state")?;
+    let volumes = Volumes::open(data.join("volumes")).doing("cannot open the volumes")?;
+    Ok(Storage {
+        store,
+        templates,
+        vault,
+        volumes,
+    })
+}
+
+/// The key is a secret: readable by nobody else, and never on a command line.
+fn read_vault_key(path: &Path) -> Result<VaultKey> {
+    use std::os::unix::fs::MetadataExt as _;
+    let doing = || format!("cannot read the vault key {}", path.display());
+    let file = std::fs::metadata(path).doing(doing())?;
+    if file.mode() & 0o077 != 0 {
+        return Err(Error::new(format!(
+            "the vault key {} can be read by others; run: chmod 600 {}",
+            path.display(),
+            path.display()
+        )));
+    }
+    VaultKey::parse(&std::fs::read(path).doing(doing())?).doing(doing())
+}
+
 async fn open_store(data: &Path) -> Result<Store> {
     let path = data.join("atoll.db");
     let shown = path.clone();
@@ -289,17 +324,15 @@ fn settings(config: &Config, data: &Path) -> Settings {
     if let Some(most) = config.max_sandboxes {
         settings.max_live_per_project = most;
     }
+    settings.max_storage_per_project = config.max_storage;
+    settings.durable_saves = config.durable_saves;
     settings
 }
 
-fn api_options(config: &Config, data: &Path) -> Result<atoll_api_native::Options> {
-    let scratch = data.join("scratch");
-    // What a killed server left in the middle of an upload.
-    let _absent = std::fs::remove_dir_all(&scratch);
-    std::fs::create_dir_all(&scratch).doing("cannot create the scratch directory")?;
+fn api_options(config: &Config, data: &Path) -> atoll_api_native::Options {
     let mut options = atoll_api_native::Options {
         default_timeout_millis: config.default_timeout_millis.unwrap_or(DEFAULT_TIMEOUT_MILLIS),
-        scratch,
+        scratch: data.join("scratch"),
         ..atoll_api_native::Options::default()
     };
     if let Some(scheme) = &config.public_scheme {
@@ -309,7 +342,7 @@ fn api_options(config: &Config, data: &Path) -> Result<atoll_api_native::Options
     if config.domain != "localhost" {
         options.port_domains.insert(0, config.domain.clone());
     }
-    Ok(options)
+    options
 }
 
 /// The key of the local CLI: read, or made on the first start and whenever the file was lost.

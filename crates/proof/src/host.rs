@@ -132,8 +132,25 @@ pub fn cgroup_kill(name: &str) {
         for pid in &pids {
             kill(*pid, Signal::KILL);
         }
+        // What a v1 freezer holds still dies only when it goes on.
+        for dir in cgroup_dirs(name) {
+            thaw(&dir);
+        }
         pids.is_empty()
     });
+}
+
+fn thaw(dir: &Path) {
+    let state = dir.join("freezer.state");
+    if state.exists() {
+        // It may be gone by now.
+        let _gone = fs::write(state, "THAWED");
+    }
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            thaw(&entry.path());
+        }
+    }
 }
 
 /// Removes a cgroup and the groups below it; they must be empty.

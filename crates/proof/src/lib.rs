@@ -23,6 +23,7 @@
     reason = "a harness fails by panicking, with all it knows"
 )]
 
+mod cli;
 pub mod client;
 pub mod host;
 mod leaks;
@@ -30,12 +31,15 @@ pub mod random;
 mod sandbox;
 mod server;
 pub mod stream;
+mod terminal;
 mod tier;
 pub mod wait;
 
+pub use cli::printed;
 pub use client::{Answer, Client};
 pub use sandbox::{Output, Sandbox, from_base64, to_base64};
 pub use server::{Options, Server, binary, templates};
+pub use terminal::Terminal;
 pub use tier::{Tier, on};
 
 /// Gives a JSON value; every request body is one.

@@ -1,5 +1,6 @@
 //! A sandbox as a test uses it: run things, read and write files, look at it, end it.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -98,6 +99,11 @@ impl Sandbox {
             (record["state"] == json!(state)).then_some(record)
         })
         .await
+    }
+
+    /// `POST` of a wish about the sandbox as a whole: `/pause`, `/fork`.
+    pub async fn ask(&self, what: &str, body: Value) -> Answer {
+        self.client.post(&self.path(what), &body).await
     }
 
     pub async fn kill(&self) -> Value {
@@ -202,6 +208,37 @@ impl Sandbox {
         Session::exec(&self.client, &self.id, body).await
     }
 
+    /// A command over a WebSocket that runs, and its id.
+    pub async fn started(&self, body: &Value) -> (Session, String) {
+        let mut session = self.session(body).await;
+        let started = session.until("started").await;
+        let command = started["command"].as_str().expect("a command has an id");
+        let command = command.to_owned();
+        (session, command)
+    }
+
+    /// A shell on a terminal of this size, with nothing configured but its prompt.
+    pub async fn terminal(&self, rows: u16, cols: u16, prompt: &str) -> Session {
+        let shell =
+            json!({"argv": ["bash", "--norc"], "pty": {"rows": rows, "cols": cols}, "env": {"PS1": prompt}});
+        self.started(&shell).await.0
+    }
+
+    /// How many processes have a command line that begins like this. For lines that nothing else would have.
+    pub async fn count_processes(&self, line: &str) -> usize {
+        // The last letter in brackets, so that the one who looks does not find itself.
+        let (rest, last) = line.split_at(line.len() - 1);
+        let found = self.sh(&format!("pgrep -f '^{rest}[{last}]' | wc -l")).await.ok();
+        found.trim().parse().expect("a number")
+    }
+
+    pub async fn until_no_process(&self, line: &str) {
+        wait::until(&format!("`{line}` is gone"), PATIENCE, || async {
+            (self.count_processes(line).await == 0).then_some(())
+        })
+        .await;
+    }
+
     // ---- files
 
     fn file(&self, method: Method, route: &str, path: &[u8]) -> RequestBuilder {
@@ -279,6 +316,27 @@ impl Sandbox {
     pub async fn facts(&self) -> Vec<Value> {
         let page = self.client.get(&self.path("/facts?limit=1000")).await.ok();
         page["items"].as_array().expect("a list").clone()
+    }
+
+    /// Waits until the ledger knows the ends of this many commands, and returns how they ended, by id. Panics when one
+    /// ended twice. How long they took is left out: nobody can predict it.
+    pub async fn until_exits(&self, count: usize) -> BTreeMap<String, Value> {
+        wait::until(&format!("{count} commands have ended"), PATIENCE, || async {
+            let mut exits = BTreeMap::new();
+            for fact in self.facts().await {
+                if fact["kind"] != "command.exited" {
+                    continue;
+                }
+                let mut data = fact["data"].as_object().expect("data").clone();
+                data.remove("duration_millis").expect("a duration");
+                let id = data.remove("command").expect("whose end it is");
+                let id = id.as_str().expect("an id").to_owned();
+                let twice = exits.insert(id, Value::Object(data));
+                assert_eq!(twice, None, "a command ends once: {fact}");
+            }
+            (exits.len() >= count).then_some(exits)
+        })
+        .await
     }
 }
 

@@ -29,6 +29,7 @@ pub struct Options {
     config: String,
     args: Vec<String>,
     may_fail: bool,
+    own_templates: bool,
 }
 
 impl Options {
@@ -47,6 +48,13 @@ impl Options {
         self
     }
 
+    /// Gives it a template store of its own that holds `base` only, for tests that build, delete and prune.
+    #[must_use]
+    pub fn own_templates(mut self) -> Self {
+        self.own_templates = true;
+        self
+    }
+
     /// Errors in the server's log are part of the test; otherwise they fail it.
     #[must_use]
     pub fn with_errors(mut self) -> Self {
@@ -61,6 +69,7 @@ pub struct Server {
     options: Options,
     dir: TempDir,
     cgroup: String,
+    env: Vec<(String, String)>,
     running: Option<Running>,
 }
 
@@ -82,19 +91,23 @@ impl Server {
         let cgroup = format!("atoll-proof-{}-{count}", std::process::id());
         let config = format!("cgroup = \"{cgroup}\"\n{}", options.config);
         fs::write(dir.path().join("config.toml"), config).expect("the configuration is written");
+        if options.own_templates {
+            link_base(&templates(), &dir.path().join("templates"));
+        }
         let mut server = Self {
             tier,
             options,
             dir,
             cgroup,
+            env: Vec::new(),
             running: None,
         };
         server.begin().await;
         server
     }
 
-    /// Starts the process and waits until it has told where it listens.
-    async fn begin(&mut self) {
+    /// Starts the process.
+    fn spawn(&self) -> Child {
         assert!(self.running.is_none(), "one server at a time");
         let log = File::options()
             .create(true)
@@ -106,7 +119,7 @@ impl Server {
             .env_remove("ATOLL_URL")
             .env_remove("ATOLL_API_KEY")
             .env_remove("OTEL_EXPORTER_OTLP_ENDPOINT")
-            .env("ATOLL_TEMPLATES", templates())
+            .env("ATOLL_TEMPLATES", self.templates())
             .arg("--data")
             .arg(self.data())
             .args([
@@ -119,6 +132,7 @@ impl Server {
             ])
             .arg(self.dir.path().join("config.toml"))
             .args(&self.options.args)
+            .envs(self.env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("a descriptor"))
             .stderr(log);
@@ -126,9 +140,14 @@ impl Server {
             // The strongest tier that works is used; so that it is this one, the others must not.
             command.args(["--runsc", "none", "--isolation", "jail"]);
         }
-        let mut child = command
+        command
             .spawn()
-            .unwrap_or_else(|error| panic!("{}: {error}", binary().display()));
+            .unwrap_or_else(|error| panic!("{}: {error}", binary().display()))
+    }
+
+    /// Starts the process and waits until it has told where it listens.
+    async fn begin(&mut self) {
+        let mut child = self.spawn();
         let pid = child.id();
         let announcement = self.data().join("server.json");
         let url = wait::until_sync("the server starts", PATIENCE, || {
@@ -184,6 +203,15 @@ impl Server {
 
     pub fn data(&self) -> PathBuf {
         self.dir.path().join("data")
+    }
+
+    /// Where its templates are.
+    pub fn templates(&self) -> PathBuf {
+        if self.options.own_templates {
+            self.dir.path().join("templates")
+        } else {
+            templates()
+        }
     }
 
     /// The parent of all cgroups of this server.
@@ -258,6 +286,19 @@ impl Server {
         let mut running = self.running.take().expect("the server runs");
         running.child.kill().expect("a child can be killed");
         running.child.wait().expect("a child can be waited for");
+    }
+
+    /// Starts it on the same data and kills it after this time, wherever it is then: perhaps before it serves.
+    pub async fn start_and_kill(&self, after: Duration) {
+        let mut child = self.spawn();
+        tokio::time::sleep(after).await;
+        child.kill().expect("a child can be killed");
+        child.wait().expect("a child can be waited for");
+    }
+
+    /// Sets a variable in the environment of whatever is started from now on.
+    pub fn env(&mut self, name: &str, value: &str) {
+        self.env.push((name.to_owned(), value.to_owned()));
     }
 
     /// Starts it again on the same data.
@@ -415,6 +456,27 @@ pub fn templates() -> PathBuf {
     let cache =
         std::env::var_os("ATOLL_CACHE").map_or_else(|| PathBuf::from("/var/cache/atoll"), PathBuf::from);
     cache.join("templates")
+}
+
+/// Makes a store that holds the template `base` of another one. Its image is not copied where a link will do: images are
+/// never written to.
+fn link_base(from: &Path, to: &Path) {
+    let read = |path: PathBuf| {
+        fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    };
+    let id = read(from.join("names/base"));
+    let manifest = format!("manifests/{}.json", id.trim());
+    let found: Value = serde_json::from_str(&read(from.join(&manifest))).expect("a manifest is JSON");
+    let image = format!("blobs/{}.erofs", found["digest"].as_str().expect("a digest"));
+    for dir in ["names", "manifests", "blobs"] {
+        fs::create_dir_all(to.join(dir)).expect("a directory");
+    }
+    for file in ["names/base", &manifest] {
+        fs::copy(from.join(file), to.join(file)).expect("a small file is copied");
+    }
+    if fs::hard_link(from.join(&image), to.join(&image)).is_err() {
+        fs::copy(from.join(&image), to.join(&image)).expect("the image is copied");
+    }
 }
 
 fn workspace() -> &'static Path {

@@ -8,11 +8,11 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 
-use super::Setting;
 use super::host::{MemoryGroup, cpu_millis, resident};
 use super::peers::{Bwrap, Runsc, millis};
 use super::row::{Bar, Row, Samples};
 use super::subject::{Subject, create, create_to_first_byte, exec, kill};
+use super::{Measured, Setting};
 use crate::client::Client;
 use crate::output::{Doing, Error, Result};
 use crate::transfer;
@@ -81,25 +81,6 @@ impl Case {
         Self::Thousand,
     ];
 
-    pub(crate) fn rows(self) -> &'static [&'static str] {
-        match self {
-            Self::Warm => &[WARM],
-            Self::ColdGvisor => &[COLD_GVISOR],
-            Self::ColdJail => &[COLD_JAIL],
-            Self::Exec => &[EXEC_INSIDE, EXEC_RUNSC],
-            Self::Burst => &[BURST],
-            Self::IdleMemory => &[IDLE_MEMORY],
-            Self::Transfer(Wall::Gvisor) => &TRANSFER_GVISOR,
-            Self::Transfer(Wall::Jail) => &TRANSFER_JAIL,
-            Self::Thousand => &THOUSAND,
-        }
-    }
-
-    /// Left out by `--quick`.
-    pub(crate) fn is_slow(self) -> bool {
-        self == Self::Thousand
-    }
-
     /// What the server under test is started with.
     fn server(self) -> Vec<&'static str> {
         match self {
@@ -110,14 +91,6 @@ impl Case {
                 Wall::Gvisor.server().to_vec()
             }
         }
-    }
-
-    /// Starts a server of its own, measures, and leaves nothing behind, also when something went wrong.
-    pub(crate) async fn measure(self, setting: &Setting) -> Result<Vec<Row>> {
-        let subject = Subject::start(&setting.templates, &self.server()).await?;
-        let measured = self.measure_on(setting, &subject).await;
-        subject.stop().await;
-        measured
     }
 
     async fn measure_on(self, setting: &Setting, subject: &Subject) -> Result<Vec<Row>> {
@@ -132,11 +105,32 @@ impl Case {
             Self::Thousand => thousand(setting, subject).await,
         }
     }
+}
 
-    /// The rows when nothing could be measured.
-    pub(crate) fn failed(self, why: &str) -> Vec<Row> {
-        let row = |name: &&str| Row::failed(name, why);
-        self.rows().iter().map(row).collect()
+impl Measured for Case {
+    fn rows(self) -> &'static [&'static str] {
+        match self {
+            Self::Warm => &[WARM],
+            Self::ColdGvisor => &[COLD_GVISOR],
+            Self::ColdJail => &[COLD_JAIL],
+            Self::Exec => &[EXEC_INSIDE, EXEC_RUNSC],
+            Self::Burst => &[BURST],
+            Self::IdleMemory => &[IDLE_MEMORY],
+            Self::Transfer(Wall::Gvisor) => &TRANSFER_GVISOR,
+            Self::Transfer(Wall::Jail) => &TRANSFER_JAIL,
+            Self::Thousand => &THOUSAND,
+        }
+    }
+
+    fn is_slow(self) -> bool {
+        self == Self::Thousand
+    }
+
+    async fn measure(self, setting: &Setting) -> Result<Vec<Row>> {
+        let subject = Subject::start(&setting.templates, &self.server()).await?;
+        let measured = self.measure_on(setting, &subject).await;
+        subject.stop().await;
+        measured
     }
 }
 
@@ -349,7 +343,7 @@ async fn idle_memory(setting: &Setting, subject: &Subject) -> Result<Vec<Row>> {
 
 async fn thousand(setting: &Setting, subject: &Subject) -> Result<Vec<Row>> {
     let client = &subject.client;
-    let count = setting.idle_count;
+    let count = setting.many;
     let body = json!({"template": "base", "resources": {"memory_bytes": 64 * MIB}, "timeout_ms": 3_600_000});
     let began = Instant::now();
     let body = &body;
@@ -444,7 +438,12 @@ async fn transfer(setting: &Setting, subject: &Subject, wall: Wall) -> Result<Ve
 }
 
 /// Megabytes per second of moving the file; watches the server's memory meanwhile.
+///
+/// Begins with nothing left to be written to the disk: else each would pay for what the one before it left behind.
 async fn speed(work: impl Future<Output = Result<()>>, pid: u32, most: &mut u64) -> Result<f64> {
+    tokio::task::spawn_blocking(rustix::fs::sync)
+        .await
+        .doing("cannot write out the last test's files")?;
     let began = Instant::now();
     let mut work = std::pin::pin!(work);
     let mut tick = tokio::time::interval(Duration::from_millis(50));
@@ -473,9 +472,7 @@ async fn write_source(path: &std::path::Path) -> Result<()> {
 }
 
 async fn upload(client: &Client, id: &str, source: &std::path::Path) -> Result<()> {
-    let file = tokio::fs::File::open(source)
-        .await
-        .doing("cannot read the test file")?;
+    let file = std::fs::File::open(source).doing("cannot read the test file")?;
     let request = client
         .request(Method::PUT, &format!("/v1/sandboxes/{id}/files/content"))
         .query(&[("path", "/tmp/file")])

@@ -1,4 +1,5 @@
-//! What the host says about processes and cgroups: memory and CPU of the server, memory charged to a peer.
+//! What the host says about processes, cgroups and disks: memory and CPU of the server, memory charged to a peer, what
+//! sandboxes hold.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -61,6 +62,76 @@ impl Drop for MemoryGroup {
     fn drop(&mut self) {
         let _busy = fs::remove_dir(&self.path);
     }
+}
+
+/// The cgroup below which a server under test keeps its sandboxes; removed when dropped.
+#[derive(Debug)]
+pub(crate) struct SandboxGroup {
+    name: String,
+}
+
+impl SandboxGroup {
+    pub(crate) fn new() -> Self {
+        Self {
+            name: format!("atoll-bench-{}", std::process::id()),
+        }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How many processes there are in it.
+    pub(crate) fn processes(&self) -> usize {
+        let below = format!("/{}/", self.name);
+        let mut count = 0;
+        for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+            let groups = fs::read_to_string(entry.path().join("cgroup")).unwrap_or_default();
+            count += usize::from(groups.contains(&below));
+        }
+        count
+    }
+
+    /// Bytes charged to the sandboxes that are in it.
+    pub(crate) fn memory(&self) -> u64 {
+        let mut bytes = 0;
+        for (dir, usage) in [
+            ("/sys/fs/cgroup/memory", "memory.usage_in_bytes"),
+            ("/sys/fs/cgroup", "memory.current"),
+        ] {
+            let each = fs::read_dir(Path::new(dir).join(&self.name));
+            for group in each.into_iter().flatten().flatten() {
+                let text = fs::read_to_string(group.path().join(usage)).unwrap_or_default();
+                bytes += text.trim().parse::<u64>().unwrap_or_default();
+            }
+        }
+        bytes
+    }
+}
+
+impl Drop for SandboxGroup {
+    fn drop(&mut self) {
+        // On v1 there is one per controller.
+        let controllers = fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten();
+        let roots = controllers.map(|entry| entry.path());
+        for root in roots.chain([PathBuf::from("/sys/fs/cgroup")]) {
+            let _absent = fs::remove_dir(root.join(&self.name));
+        }
+    }
+}
+
+/// Bytes that the files of a directory take up on the disk.
+pub(crate) fn allocated(dir: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt as _;
+    let mut bytes = 0;
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        match entry.metadata() {
+            Ok(data) if data.is_dir() => bytes += allocated(&entry.path()),
+            Ok(data) => bytes += data.blocks() * 512,
+            Err(_) => {}
+        }
+    }
+    bytes
 }
 
 #[cfg(test)]

@@ -1,27 +1,43 @@
-//! `atoll bench sandbox`: the speed table, measured on this machine, ours and the peer's in turn within one run.
+//! `atoll bench sandbox` and `atoll bench state`: speed tables, measured on this machine, ours and the peer's in turn
+//! within one run.
 
 mod cases;
 mod host;
 mod peers;
+mod raw;
 mod row;
+mod state;
 mod subject;
 
 use std::path::{Path, PathBuf};
 
 use atoll_image::Templates;
 
-use crate::args::{BenchSandboxArgs, Global, ServerArgs};
+use crate::args::{BenchArgs, BenchSandboxArgs, BenchStateArgs, Global, ServerArgs};
 use crate::config::Config;
 use crate::output::{Doing, Error, Output, Result, stderr};
 
 use cases::Case;
 use row::Row;
+use state::StateCase;
+
+/// Something that is measured in one go and gives one or more rows.
+trait Measured: Copy {
+    fn rows(self) -> &'static [&'static str];
+
+    /// Left out by `--quick`.
+    fn is_slow(self) -> bool;
+
+    /// Starts a server of its own, measures, and leaves nothing behind, also when something went wrong.
+    async fn measure(self, setting: &Setting) -> Result<Vec<Row>>;
+}
 
 /// What all cases share.
 #[derive(Debug)]
 struct Setting {
     quick: bool,
-    idle_count: usize,
+    /// How many sandboxes a row about density has.
+    many: usize,
     templates: PathBuf,
     /// The root filesystem of `base`, for the peers.
     image: PathBuf,
@@ -49,7 +65,22 @@ impl Setting {
 
 /// Exit code 0 when every bar was met, else 1.
 pub(crate) async fn sandbox(global: &Global, output: Output, args: &BenchSandboxArgs) -> Result<u8> {
-    let cases: Vec<Case> = Case::ALL.into_iter().filter(|case| wanted(args, *case)).collect();
+    table(global, output, &args.rows, args.idle_count, &Case::ALL).await
+}
+
+/// Exit code 0 when every bar was met, else 1.
+pub(crate) async fn state(global: &Global, output: Output, args: &BenchStateArgs) -> Result<u8> {
+    table(global, output, &args.rows, args.paused_count, &StateCase::ALL).await
+}
+
+async fn table<M: Measured>(
+    global: &Global,
+    output: Output,
+    args: &BenchArgs,
+    many: usize,
+    all: &[M],
+) -> Result<u8> {
+    let cases: Vec<M> = all.iter().copied().filter(|case| wanted(args, *case)).collect();
     if args.list {
         for case in cases {
             for name in case.rows() {
@@ -59,18 +90,20 @@ pub(crate) async fn sandbox(global: &Global, output: Output, args: &BenchSandbox
         return Ok(0);
     }
     if cases.is_empty() {
-        return Err(
-            Error::new("no row has such a name").hint("`atoll bench sandbox --list` prints the names")
-        );
+        return Err(Error::new("no row has such a name").hint("--list prints the names"));
     }
-    let setting = prepare(global, args)?;
+    let setting = prepare(global, args, many)?;
     let mut rows: Vec<Row> = Vec::new();
     for case in cases {
         progress(&format!("measuring {}", case.rows().join(", ")));
         let measured = match Box::pin(case.measure(&setting)).await {
             Ok(measured) => measured,
             // One row that cannot be measured does not hide the others.
-            Err(error) => case.failed(&error.to_string()),
+            Err(error) => case
+                .rows()
+                .iter()
+                .map(|name| Row::failed(name, error.to_string()))
+                .collect(),
         };
         for row in &measured {
             if let Some(note) = &row.note {
@@ -101,18 +134,18 @@ pub(crate) async fn sandbox(global: &Global, output: Output, args: &BenchSandbox
     Ok(u8::from(rows.iter().any(|row| !row.met)))
 }
 
-fn wanted(args: &BenchSandboxArgs, case: Case) -> bool {
+fn wanted(args: &BenchArgs, case: impl Measured) -> bool {
     if args.only.is_empty() {
         return !(args.quick && case.is_slow());
     }
     case.rows().iter().any(|name| named(args, name))
 }
 
-fn named(args: &BenchSandboxArgs, name: &str) -> bool {
+fn named(args: &BenchArgs, name: &str) -> bool {
     args.only.iter().any(|only| name.contains(only.as_str()))
 }
 
-fn prepare(global: &Global, args: &BenchSandboxArgs) -> Result<Setting> {
+fn prepare(global: &Global, args: &BenchArgs, many: usize) -> Result<Setting> {
     let server = ServerArgs {
         templates: std::env::var_os("ATOLL_TEMPLATES").map(PathBuf::from),
         ..ServerArgs::default()
@@ -125,11 +158,12 @@ fn prepare(global: &Global, args: &BenchSandboxArgs) -> Result<Setting> {
         .ok_or_else(|| Error::new("the template `base` is not built").hint("atoll template build base"))?;
     Ok(Setting {
         quick: args.quick,
-        idle_count: args.idle_count,
+        many,
         image: templates.image_path(&base),
         templates: config.templates,
         runsc: config.runsc,
-        dir: tempfile::tempdir().doing("cannot make a temporary directory")?,
+        // Where ours are too: what a peer writes must meet the same disk.
+        dir: subject::scratch()?,
     })
 }
 

@@ -35,7 +35,7 @@ impl Runsc {
         })
     }
 
-    fn command(&self) -> Command {
+    pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         command
             .arg("--root")
@@ -50,7 +50,7 @@ impl Runsc {
         command
     }
 
-    fn bundle(&self, argv: &[&str]) -> Result<(String, PathBuf)> {
+    pub(crate) fn bundle(&self, argv: &[&str]) -> Result<(String, PathBuf)> {
         let number = self.next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let id = format!("peer{number:06}");
         let bundle = self.dir.join(&id);

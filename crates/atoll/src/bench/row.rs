@@ -38,6 +38,8 @@ pub(crate) enum Bar {
     RatioAtLeast(f64),
     /// Ours is at most so many times the peer's, and at most so much.
     RatioAndAtMost(f64, f64),
+    /// Only shown.
+    Shown,
 }
 
 impl Bar {
@@ -50,6 +52,7 @@ impl Bar {
             Self::RatioAndAtMost(ratio, limit) => {
                 format!("at most {ratio} x peer and {} {unit}", number(limit))
             }
+            Self::Shown => "only shown".into(),
         }
     }
 
@@ -62,6 +65,7 @@ impl Bar {
             Self::RatioAtMost(most) => ratio.is_some_and(|ratio| ratio <= most),
             Self::RatioAtLeast(least) => ratio.is_some_and(|ratio| ratio >= least),
             Self::RatioAndAtMost(most, limit) => ours <= limit && ratio.is_some_and(|ratio| ratio <= most),
+            Self::Shown => true,
         }
     }
 }

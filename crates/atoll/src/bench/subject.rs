@@ -19,6 +19,8 @@ pub(crate) struct Subject {
     process: Child,
     pub(crate) pid: u32,
     pub(crate) client: Client,
+    /// Its data directory.
+    pub(crate) data: PathBuf,
     /// Holds the data and is removed with it.
     _dir: tempfile::TempDir,
 }
@@ -27,10 +29,7 @@ impl Subject {
     /// Starts a server on fresh data with the given templates. `arguments` go to `atoll server`.
     pub(crate) async fn start(templates: &Path, arguments: &[&str]) -> Result<Self> {
         let program = std::env::current_exe().doing("cannot find this program")?;
-        let dir = tempfile::Builder::new()
-            .prefix("atoll-bench-")
-            .tempdir_in(scratch_parent())
-            .doing("cannot make a data directory")?;
+        let dir = scratch()?;
         let data = dir.path().join("data");
         let log = std::fs::File::create(dir.path().join("server.log")).doing("cannot write a log")?;
         let mut process = Command::new(program)
@@ -59,6 +58,7 @@ impl Subject {
                     process,
                     pid,
                     client,
+                    data,
                     _dir: dir,
                 });
             }
@@ -115,10 +115,14 @@ impl Subject {
     }
 }
 
-/// On a real disk, where people keep their data; /tmp may be memory.
-fn scratch_parent() -> PathBuf {
+/// A directory on a real disk, where people keep their data; /tmp may be memory.
+pub(crate) fn scratch() -> Result<tempfile::TempDir> {
     let var = PathBuf::from("/var/tmp");
-    if var.is_dir() { var } else { std::env::temp_dir() }
+    let parent = if var.is_dir() { var } else { std::env::temp_dir() };
+    tempfile::Builder::new()
+        .prefix("atoll-bench-")
+        .tempdir_in(parent)
+        .doing("cannot make a directory")
 }
 
 pub(crate) async fn create(client: &Client, body: &Value) -> Result<String> {
@@ -137,6 +141,11 @@ pub(crate) async fn kill(client: &Client, id: &str) -> Result<()> {
 pub(crate) async fn create_to_first_byte(client: &Client, body: &Value) -> Result<(f64, String)> {
     let began = Instant::now();
     let id = create(client, body).await?;
+    Ok((first_byte(client, &id, began).await?, id))
+}
+
+/// Runs a command in the sandbox; milliseconds from `began` to its first byte of output.
+pub(crate) async fn first_byte(client: &Client, id: &str, began: Instant) -> Result<f64> {
     let request = client
         .request(Method::POST, &format!("/v1/sandboxes/{id}/exec"))
         .header("accept", "text/event-stream")
@@ -150,9 +159,7 @@ pub(crate) async fn create_to_first_byte(client: &Client, body: &Value) -> Resul
             _ => {}
         }
     }
-    elapsed
-        .map(|elapsed| (elapsed, id))
-        .ok_or_else(|| Error::new("the command printed nothing"))
+    elapsed.ok_or_else(|| Error::new("the command printed nothing"))
 }
 
 /// Runs a command to its end; returns its stdout.

@@ -118,6 +118,8 @@ impl Demo {
             &out,
         );
 
+        self.state().await?;
+
         let total = began.elapsed();
         self.output.line(format_args!(
             "  Done in {:.1} s. Next: atoll run -- python3, or atoll server.\n",
@@ -206,14 +208,21 @@ impl Demo {
     }
 
     async fn port(&self, id: &str) -> Result<String> {
-        self.exec(id, json!({"argv": ["python3", "-c", SERVE], "background": true}))
+        self.serve(id, SERVE).await?;
+        let (url, answer) = self.ask(id).await?;
+        Ok(format!("{url}\n{answer}"))
+    }
+
+    /// Starts a web server on port 8000 inside, and waits until it listens.
+    async fn serve(&self, id: &str, code: &str) -> Result<()> {
+        self.exec(id, json!({"argv": ["python3", "-c", code], "background": true}))
             .await?;
         let began = Instant::now();
         loop {
             let ports = self.client.get(&format!("/v1/sandboxes/{id}/ports")).await?;
             let mut listening = ports["items"].as_array().into_iter().flatten();
             if listening.any(|port| port["port"] == json!(8000)) {
-                break;
+                return Ok(());
             }
             if began.elapsed() > Duration::from_secs(10) {
                 return Err(Error::new(
@@ -222,10 +231,101 @@ impl Demo {
             }
             tokio::time::sleep(Duration::from_millis(30)).await;
         }
+    }
+
+    /// What the web server answers; and where it is.
+    async fn ask(&self, id: &str) -> Result<(String, String)> {
         let port = self.client.get(&format!("/v1/sandboxes/{id}/ports/8000")).await?;
         let url = text(&port, "url");
         let answer = fetch(&self.client, &url, &text(&port, "token")).await?;
-        Ok(format!("{url}\n{}", answer.trim()))
+        Ok((url, answer.trim().to_owned()))
+    }
+
+    /// State that survives: a process that counts and serves, paused and resumed, then copied. Where the wall cannot
+    /// keep memory, what it can keep is said instead.
+    async fn state(&mut self) -> Result<()> {
+        let sandbox = self
+            .client
+            .post("/v1/sandboxes", &create_body(&spec("base", None)?))
+            .await?;
+        let id = text(&sandbox, "id");
+        self.sandboxes.push(id.clone());
+        self.serve(&id, COUNT).await?;
+        let before = Count::read(&self.ask(&id).await?.1)?;
+
+        let clock = Instant::now();
+        let paused = self
+            .client
+            .post(&format!("/v1/sandboxes/{id}/pause"), &json!({}))
+            .await?;
+        let pause = clock.elapsed();
+        let kept = text(&paused["saved"], "kind");
+        let woken = Instant::now();
+        self.client
+            .post(&format!("/v1/sandboxes/{id}/resume"), &json!({}))
+            .await?;
+        let resume = woken.elapsed();
+        if kept != "memory" {
+            let what = format!(
+                "this wall keeps files only; paused in {}, back in {}, processes started anew",
+                milliseconds(pause),
+                milliseconds(resume)
+            );
+            self.step("pause", "put to rest, and back", clock, &what);
+            return Ok(());
+        }
+        let after = Count::read(&self.ask(&id).await?.1)?;
+        if after.process != before.process || after.count < before.count {
+            return Err(Error::new(format!(
+                "the counter did not go on: {before:?} before, {after:?} after"
+            )));
+        }
+        let what = format!(
+            "it counted to {}; paused in {}, resumed in {}; the same process goes on at {}",
+            before.count,
+            milliseconds(pause),
+            milliseconds(resume),
+            after.count
+        );
+        self.step(
+            "pause",
+            "a Python that counts and serves, put to rest",
+            clock,
+            &what,
+        );
+
+        let clock = Instant::now();
+        let body = json!({"count": 2});
+        let answer = self
+            .client
+            .post(&format!("/v1/sandboxes/{id}/fork"), &body)
+            .await?;
+        let forked = clock.elapsed();
+        let copies: Vec<String> = answer["items"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .map(|copy| text(copy, "id"))
+            .collect();
+        self.sandboxes.extend(copies.iter().cloned());
+        let mut lines = vec![format!(
+            "two copies in {}; all three count on",
+            milliseconds(forked)
+        )];
+        for one in std::iter::once(&id).chain(&copies) {
+            let now = Count::read(&self.ask(one).await?.1)?;
+            if now.process != before.process || now.count < after.count {
+                return Err(Error::new(format!("{one} did not go on: {now:?}")));
+            }
+            lines.push(format!("{one} on host {} is at {}", now.host, now.count));
+        }
+        self.step(
+            "fork",
+            "running copies, each with a name of its own",
+            clock,
+            &lines.join("\n"),
+        );
+        Ok(())
     }
 
     async fn hog(&mut self) -> Result<String> {
@@ -285,6 +385,29 @@ impl Demo {
     async fn clean_up(&self) {
         for id in &self.sandboxes {
             let _already_gone = self.client.delete(&format!("/v1/sandboxes/{id}")).await;
+        }
+    }
+}
+
+/// What the counter in a sandbox says of itself.
+#[derive(Debug)]
+struct Count {
+    count: u64,
+    process: String,
+    host: String,
+}
+
+impl Count {
+    fn read(answer: &str) -> Result<Self> {
+        let mut words = answer.split_whitespace();
+        let count = words.next().and_then(|word| word.parse().ok());
+        match (count, words.next(), words.next()) {
+            (Some(count), Some(process), Some(host)) => Ok(Self {
+                count,
+                process: process.into(),
+                host: host.into(),
+            }),
+            _ => Err(Error::new(format!("the counter answered {answer:?}"))),
         }
     }
 }
@@ -376,6 +499,27 @@ class Hello(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
     def log_message(self, *_): pass
 http.server.HTTPServer(('127.0.0.1', 8000), Hello).serve_forever()
+";
+
+/// Says how far it is, which process it is (by a number that no other has), and on which host.
+const COUNT: &str = "
+import http.server, secrets, socket, threading, time
+count, process = 0, secrets.token_hex(4)
+def go():
+    global count
+    while True:
+        count += 1
+        time.sleep(0.01)
+threading.Thread(target=go, daemon=True).start()
+class Say(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = f'{count} {process} {socket.gethostname()}'.encode()
+        self.send_response(200)
+        self.send_header('content-length', str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *_): pass
+http.server.HTTPServer(('127.0.0.1', 8000), Say).serve_forever()
 ";
 
 const REACH_OUT: &str = "

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{relative, text};
 use crate::args::{Global, KeyCommand};
-use crate::client::Client;
+use crate::client::{Client, segment};
 use crate::output::{Output, Result};
 
 pub(crate) async fn run(global: &Global, output: Output, command: KeyCommand) -> Result<()> {
@@ -39,10 +39,10 @@ pub(crate) async fn run(global: &Global, output: Output, command: KeyCommand) ->
             output.table(["ID", "NAME", "KEY", "CREATED", "REVOKED"], &rows, "no keys");
             output.json(&Value::Array(keys));
         }
-        KeyCommand::Revoke { key } => {
-            let answer = client.delete(&format!("/v1/keys/{key}")).await?;
+        KeyCommand::Revoke { id } => {
+            let answer = client.delete(&format!("/v1/keys/{}", segment(&id))).await?;
             output.json(&answer);
-            output.line(format_args!("{key} is revoked"));
+            output.line(format_args!("{id} is revoked"));
         }
     }
     Ok(())

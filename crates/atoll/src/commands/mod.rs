@@ -9,12 +9,15 @@ pub(crate) mod exec;
 pub(crate) mod key;
 pub(crate) mod run;
 pub(crate) mod sandbox;
+pub(crate) mod snapshot;
+pub(crate) mod state;
 pub(crate) mod template;
+pub(crate) mod volume;
 
 use atoll_types::SandboxId;
 use serde_json::{Value, json};
 
-use crate::args::{CommandArgs, Global, SpecArgs};
+use crate::args::{CommandArgs, Global, LimitArgs, Mount, SpecArgs};
 use crate::client::Client;
 use crate::output::{Error, Result};
 use crate::server::Server;
@@ -54,53 +57,88 @@ impl Connection {
     }
 }
 
-/// The body of a create request.
+/// The body of a create request. What was not given is left out: of a snapshot, it is as the snapshot has it.
 pub(crate) fn create_body(spec: &SpecArgs) -> Value {
-    let mut resources = json!({});
-    let fields = [
-        ("cpu_millis", spec.cpu.map(|cpu| json!(cpu))),
-        ("memory_bytes", spec.memory.map(|bytes| json!(bytes))),
-        ("disk_bytes", spec.disk.map(|bytes| json!(bytes))),
-        (
-            "disk_backing",
-            spec.disk_backing.as_ref().map(|backing| json!(backing)),
-        ),
-        ("pids", spec.pids.map(|pids| json!(pids))),
-    ];
-    for (name, value) in fields {
-        if let Some(value) = value {
-            resources[name] = value;
-        }
-    }
-    let pairs =
-        |pairs: &[(String, String)]| -> Value { pairs.iter().cloned().map(|(k, v)| (k, json!(v))).collect() };
     let mut body = json!({
         "template": spec.template,
-        "resources": resources,
         "env": pairs(&spec.env),
         "labels": pairs(&spec.label),
     });
-    if let Some(timeout) = spec.timeout {
-        body["timeout_ms"] = json!(timeout);
+    let life = &spec.life;
+    let given = [
+        ("resources", resources(&spec.limits)),
+        ("timeout_ms", life.timeout.map(|millis| json!(millis))),
+        ("on_timeout", life.on_timeout.as_ref().map(|action| json!(action))),
+        ("auto_resume", life.auto_resume.then_some(json!(true))),
+        ("fallback_to_files", life.fallback_to_files.then_some(json!(true))),
+        ("retention_ms", life.retention.map(|millis| json!(millis))),
+        ("isolation_floor", spec.isolation.map(|tier| json!(tier.name()))),
+    ];
+    for (name, value) in given {
+        if let Some(value) = value {
+            body[name] = value;
+        }
     }
-    if let Some(idle) = spec.idle {
-        body["idle"] = json!({"after_ms": idle});
+    if let Some(after) = life.idle {
+        body["idle"] = json!({"after_ms": after});
+        if let Some(action) = &life.on_idle {
+            body["idle"]["action"] = json!(action);
+        }
     }
-    if let Some(isolation) = spec.isolation {
-        body["isolation_floor"] = json!(isolation.name());
+    if !spec.on_create.is_empty() || !spec.on_resume.is_empty() {
+        body["hooks"] = json!({"on_create": hooks(&spec.on_create), "on_resume": hooks(&spec.on_resume)});
+    }
+    if !spec.volume.is_empty() {
+        let mount =
+            |mount: &Mount| json!({"volume": mount.volume, "path": mount.path, "read_only": mount.read_only});
+        body["volumes"] = spec.volume.iter().map(mount).collect();
     }
     body
+}
+
+/// The limits that were given; `None` if there are none.
+pub(crate) fn resources(limits: &LimitArgs) -> Option<Value> {
+    let mut resources = json!({});
+    let fields = [
+        ("cpu_millis", limits.cpu.map(|cpu| json!(cpu))),
+        ("memory_bytes", limits.memory.map(|bytes| json!(bytes))),
+        ("disk_bytes", limits.disk.map(|bytes| json!(bytes))),
+        (
+            "disk_backing",
+            limits.disk_backing.as_ref().map(|backing| json!(backing)),
+        ),
+        ("pids", limits.pids.map(|pids| json!(pids))),
+    ];
+    let mut any = false;
+    for (name, value) in fields {
+        if let Some(value) = value {
+            resources[name] = value;
+            any = true;
+        }
+    }
+    any.then_some(resources)
+}
+
+/// Lines for the shell.
+fn hooks(lines: &[String]) -> Value {
+    lines
+        .iter()
+        .map(|line| json!({"argv": ["/bin/sh", "-c", line]}))
+        .collect()
+}
+
+pub(crate) fn pairs(pairs: &[(String, String)]) -> Value {
+    pairs
+        .iter()
+        .map(|(name, value)| (name.clone(), json!(value)))
+        .collect()
 }
 
 /// The body of an exec request.
 pub(crate) fn exec_body(argv: &[String], command: &CommandArgs, env: &[(String, String)]) -> Value {
     let mut body = json!({ "argv": argv });
     if !env.is_empty() {
-        body["env"] = env
-            .iter()
-            .cloned()
-            .map(|(name, value)| (name, json!(value)))
-            .collect();
+        body["env"] = pairs(env);
     }
     if let Some(cwd) = &command.workdir {
         body["cwd"] = json!(cwd);
@@ -213,5 +251,41 @@ mod tests {
             panic!("not create")
         };
         insta::assert_snapshot!(create_body(&args.spec), @r#"{"env":{"A":"b=c"},"idle":{"after_ms":60000},"isolation_floor":"gvisor","labels":{"team":"x"},"resources":{"cpu_millis":500,"memory_bytes":1073741824},"template":"base","timeout_ms":600000}"#);
+    }
+
+    #[test]
+    fn what_is_kept_becomes_part_of_it() {
+        let cli = Cli::parse_from([
+            "atoll",
+            "create",
+            "--template",
+            "trained",
+            "--on-timeout",
+            "pause",
+            "--idle",
+            "10m",
+            "--on-idle",
+            "stop",
+            "--auto-resume",
+            "--retention",
+            "7d",
+            "--volume",
+            "data:/data",
+            "--volume",
+            "in:/in:ro",
+            "--on-create",
+            "echo a",
+            "--on-resume",
+            "echo b",
+        ]);
+        let Command::Create(args) = cli.command else {
+            panic!("not create")
+        };
+        let body = create_body(&args.spec);
+        assert!(
+            body.get("resources").is_none(),
+            "a snapshot's own limits are left alone"
+        );
+        insta::assert_snapshot!(body, @r#"{"auto_resume":true,"env":{},"hooks":{"on_create":[{"argv":["/bin/sh","-c","echo a"]}],"on_resume":[{"argv":["/bin/sh","-c","echo b"]}]},"idle":{"action":"stop","after_ms":600000},"labels":{},"on_timeout":"pause","retention_ms":604800000,"template":"trained","volumes":[{"path":"/data","read_only":false,"volume":"data"},{"path":"/in","read_only":true,"volume":"in"}]}"#);
     }
 }

@@ -17,9 +17,9 @@ pub(crate) async fn run(global: &Global, output: Output, args: RunArgs) -> Resul
 
 async fn in_fresh_sandbox(client: &Client, output: Output, args: &RunArgs) -> Result<u8> {
     let mut spec = args.spec.clone();
-    let lease = spec.timeout.is_none();
+    let lease = spec.life.timeout.is_none();
     if lease {
-        spec.timeout = Some(LEASE_MILLIS);
+        spec.life.timeout = Some(LEASE_MILLIS);
     }
     let sandbox = create(client, output, &spec).await?;
     let id = text(&sandbox, "id");
@@ -27,12 +27,31 @@ async fn in_fresh_sandbox(client: &Client, output: Output, args: &RunArgs) -> Re
         outcome = attached(client, output, &id, args) => outcome,
         never = renew(client, &id), if lease => match never {},
     };
+    // Who asked for a pause instead of an end finds it where it was.
+    if outcome.is_err() && rests(client, &id).await {
+        return Err(
+            Error::new(format!("the time of {id} was over, so it rests")).hint(format!(
+                "`atoll resume {id}` lets it go on, `atoll kill {id}` ends it"
+            )),
+        );
+    }
     let ended = client.delete(&format!("/v1/sandboxes/{id}")).await;
     match (outcome, ended) {
         // The sandbox may have been killed under the command: the reason says more than a broken stream.
         (Err(error), Ok(ended)) => Err(explain(error, &ended)),
         (outcome, _) => outcome,
     }
+}
+
+/// Whether it is at rest or on its way there.
+async fn rests(client: &Client, id: &str) -> bool {
+    let Ok(sandbox) = client.get(&format!("/v1/sandboxes/{id}")).await else {
+        return false;
+    };
+    matches!(
+        sandbox["state"].as_str(),
+        Some("pausing" | "paused" | "stopping" | "stopped")
+    )
 }
 
 /// Without a timeout of the user's choice the sandbox lives as long as we do: its lifetime is short and renewed, so that

@@ -1,4 +1,4 @@
-//! Sandboxes: create, ls, stats, extend, port, kill.
+//! Sandboxes: create, ls, inspect, stats, extend, port, kill.
 
 use atoll_types::format_bytes;
 use futures_util::{StreamExt, TryStreamExt};
@@ -6,7 +6,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use super::{create_body, relative, resolve, split_location, text};
-use crate::args::{CreateArgs, ExtendArgs, Global, KillArgs, LsArgs, PortArgs, StatsArgs};
+use crate::args::{CreateArgs, ExtendArgs, Global, InspectArgs, KillArgs, LsArgs, PortArgs, StatsArgs};
 use crate::client::Client;
 use crate::output::{Output, Result};
 
@@ -49,23 +49,14 @@ pub(crate) async fn ls(global: &Global, output: Output, args: LsArgs) -> Result<
     let rows: Vec<_> = sandboxes
         .iter()
         .map(|sandbox| {
-            let state = match sandbox["end"]["reason"].as_str() {
-                Some(reason) => format!("{} ({reason})", text(sandbox, "state")),
-                None => text(sandbox, "state"),
-            };
-            let ends = if sandbox["ended_at"].is_null() {
-                "deadline"
-            } else {
-                "ended_at"
-            };
             [
                 text(sandbox, "id"),
-                state,
+                state(sandbox),
                 text(sandbox, "isolation"),
                 text(sandbox, "template"),
                 size(&sandbox["resources"]),
                 relative(sandbox, "created_at"),
-                relative(sandbox, ends),
+                ends(sandbox),
                 labels(&sandbox["labels"]),
             ]
         })
@@ -86,6 +77,112 @@ pub(crate) async fn ls(global: &Global, output: Output, args: LsArgs) -> Result<
     );
     output.json(&Value::Array(sandboxes));
     Ok(())
+}
+
+/// The state, with why it ended or what it keeps while it rests.
+fn state(sandbox: &Value) -> String {
+    let state = text(sandbox, "state");
+    let reason = sandbox["end"]["reason"].as_str();
+    match reason.or_else(|| sandbox["saved"]["kind"].as_str()) {
+        Some(more) => format!("{state} ({more})"),
+        None => state,
+    }
+}
+
+/// When it ended, or will: running at its deadline, at rest when its retention is over.
+fn ends(sandbox: &Value) -> String {
+    if !sandbox["ended_at"].is_null() {
+        return relative(sandbox, "ended_at");
+    }
+    if sandbox["saved"].is_null() {
+        return relative(sandbox, "deadline");
+    }
+    relative(&sandbox["saved"], "expires_at")
+}
+
+pub(crate) async fn inspect(global: &Global, output: Output, args: InspectArgs) -> Result<()> {
+    let client = Client::require(global)?;
+    let id = resolve(&client, &args.sandbox).await?;
+    let sandbox = client.get(&format!("/v1/sandboxes/{id}")).await?;
+    output.json(&sandbox);
+    for (name, value) in about(&sandbox) {
+        output.line(format_args!("{name:<12}{value}"));
+    }
+    Ok(())
+}
+
+/// What there is to say about a sandbox, a line each.
+fn about(sandbox: &Value) -> Vec<(&'static str, String)> {
+    let span = |field: &str| sandbox[field].as_u64().map(crate::output::duration);
+    let mut lines = vec![
+        ("id", text(sandbox, "id")),
+        ("state", state(sandbox)),
+        (
+            "template",
+            format!("{} ({})", text(sandbox, "template"), text(sandbox, "template_id")),
+        ),
+        ("isolation", text(sandbox, "isolation")),
+        ("size", size(&sandbox["resources"])),
+        ("created", relative(sandbox, "created_at")),
+    ];
+    if let Some(message) = sandbox["end"]["message"].as_str() {
+        lines.push(("ended", format!("{}: {message}", relative(sandbox, "ended_at"))));
+        return lines;
+    }
+    if sandbox["saved"].is_null() {
+        let then = text(sandbox, "on_timeout");
+        lines.push((
+            "deadline",
+            format!("{}, then {then}", relative(sandbox, "deadline")),
+        ));
+    } else {
+        let kept = kept(&text(&sandbox["saved"], "kind"));
+        lines.push(("rests since", relative(&sandbox["saved"], "at")));
+        lines.push(("keeps", kept.to_owned()));
+        lines.push(("expires", relative(&sandbox["saved"], "expires_at")));
+    }
+    if let Some(after) = sandbox["idle"]["after_ms"].as_u64() {
+        let after = crate::output::duration(after);
+        lines.push((
+            "idle",
+            format!("{after}, then {}", text(&sandbox["idle"], "action")),
+        ));
+    }
+    if sandbox["auto_resume"] == json!(true) {
+        lines.push(("on use", "resumes by itself".into()));
+    }
+    if let Some(retention) = span("retention_ms") {
+        lines.push(("retention", format!("{retention} at rest, then deleted")));
+    }
+    for mount in sandbox["volumes"].as_array().into_iter().flatten() {
+        let read_only = if mount["read_only"] == json!(true) {
+            ", read-only"
+        } else {
+            ""
+        };
+        let (volume, path) = (text(mount, "volume"), text(mount, "path"));
+        lines.push(("volume", format!("{volume} at {path}{read_only}")));
+    }
+    for (when, name) in [("on_create", "on create"), ("on_resume", "on resume")] {
+        for hook in sandbox["hooks"][when].as_array().into_iter().flatten() {
+            let argv = hook["argv"].as_array().into_iter().flatten();
+            let words: Vec<_> = argv.filter_map(Value::as_str).collect();
+            lines.push((name, words.join(" ")));
+        }
+    }
+    let labels = labels(&sandbox["labels"]);
+    if !labels.is_empty() {
+        lines.push(("labels", labels));
+    }
+    lines
+}
+
+/// What `memory` and `filesystem` mean, for people.
+pub(crate) fn kept(kind: &str) -> &'static str {
+    match kind {
+        "memory" => "memory and files: its processes will go on",
+        _ => "files: its processes will start anew",
+    }
 }
 
 fn size(resources: &Value) -> String {
@@ -233,4 +330,43 @@ pub(crate) async fn kill(global: &Global, output: Output, args: KillArgs) -> Res
     }
     output.json(&Value::Array(killed));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_resting_sandbox_says_what_it_keeps() {
+        let sandbox = json!({
+            "id": "sbx_a", "state": "paused", "template": "base", "template_id": "tpl_a", "isolation": "gvisor",
+            "resources": {"cpu_millis": 1000, "memory_bytes": 536_870_912}, "end": null, "ended_at": null,
+            "deadline": null, "on_timeout": "pause", "auto_resume": true, "retention_ms": 604_800_000,
+            "saved": {"kind": "memory", "at": null, "expires_at": null}, "idle": {"after_ms": 600_000, "action": "stop"},
+            "volumes": [{"volume": "data", "path": "/data", "read_only": true}],
+            "hooks": {"on_create": [], "on_resume": [{"argv": ["/bin/sh", "-c", "true"]}]}, "labels": {"a": "b"},
+        });
+        assert_eq!(state(&sandbox), "paused (memory)");
+        let lines: Vec<_> = about(&sandbox)
+            .into_iter()
+            .map(|(name, value)| format!("{name:<12}{value}"))
+            .collect();
+        insta::assert_snapshot!(lines.join("\n"), @r"
+        id          sbx_a
+        state       paused (memory)
+        template    base (tpl_a)
+        isolation   gvisor
+        size        1 cpu, 512 MiB
+        created     -
+        rests since -
+        keeps       memory and files: its processes will go on
+        expires     -
+        idle        10m, then stop
+        on use      resumes by itself
+        retention   7d at rest, then deleted
+        volume      data at /data, read-only
+        on resume   /bin/sh -c true
+        labels      a=b
+        ");
+    }
 }

@@ -1,4 +1,4 @@
-//! Templates: build, list, inspect, delete, prune.
+//! Templates: build, list, inspect, delete, keep-running, prune.
 
 use std::path::Path;
 
@@ -7,8 +7,8 @@ use futures_util::TryStreamExt;
 use reqwest::{Method, Response};
 use serde_json::{Value, json};
 
-use super::{Connection, relative, text};
-use crate::args::{Global, TemplateBuildArgs, TemplateCommand};
+use super::{Connection, relative, resources, text};
+use crate::args::{Global, KeepRunningArgs, TemplateBuildArgs, TemplateCommand};
 use crate::client::{Client, events, from_wire, segment};
 use crate::output::{Doing, Error, Output, Result, Stages, byte_bar};
 use crate::transfer;
@@ -66,6 +66,18 @@ async fn with(client: &Client, output: Output, command: TemplateCommand) -> Resu
             output.json(&answer);
             output.line(format_args!("{template} is deleted"));
         }
+        TemplateCommand::KeepRunning(args) => {
+            let kept = keep_running(client, &args).await?;
+            output.json(&kept);
+            let memory = kept["memory_bytes"].as_u64().unwrap_or_default();
+            let size = kept["total_bytes"].as_u64().unwrap_or_default();
+            output.line(format_args!(
+                "{} comes up running in sandboxes with {} of memory; {} are kept",
+                args.template,
+                format_bytes(memory),
+                format_bytes(size)
+            ));
+        }
         TemplateCommand::Prune => {
             let answer = client.post("/v1/templates/prune", &json!({})).await?;
             output.json(&answer);
@@ -74,6 +86,18 @@ async fn with(client: &Client, output: Output, command: TemplateCommand) -> Resu
         }
     }
     Ok(())
+}
+
+async fn keep_running(client: &Client, args: &KeepRunningArgs) -> Result<Value> {
+    let mut body = json!({});
+    if let Some(resources) = resources(&args.limits) {
+        body["resources"] = resources;
+    }
+    if let Some(isolation) = args.isolation {
+        body["isolation_floor"] = json!(isolation.name());
+    }
+    let path = format!("/v1/templates/{}/running", segment(&args.template));
+    client.post(&path, &body).await
 }
 
 fn names(template: &Value) -> String {
@@ -152,9 +176,7 @@ async fn build_archive(
     let body = if path.is_dir() {
         transfer::body_from_tar(path.to_owned(), String::new(), bar.clone())
     } else {
-        let file = tokio::fs::File::open(path)
-            .await
-            .doing(format_args!("cannot read {}", path.display()))?;
+        let file = std::fs::File::open(path).doing(format_args!("cannot read {}", path.display()))?;
         transfer::body_from(file, bar.clone())
     };
     let mut query = vec![("name".to_owned(), args.name.clone())];

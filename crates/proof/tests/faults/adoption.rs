@@ -1,9 +1,10 @@
 //! Killed or stopped, the next server takes over what runs.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use atoll_proof::stream::Session;
-use atoll_proof::{Sandbox, Server, json, on_every_tier};
+use atoll_proof::{Sandbox, Server, Value, host, json, on_every_tier};
 use reqwest::Method;
 
 on_every_tier!(
@@ -11,6 +12,7 @@ on_every_tier!(
     again_and_again,
     a_stopped_server_is_succeeded,
     foreground_commands_end_with_their_server,
+    commands_that_end_without_a_server_are_recorded,
     the_channel_survives_a_torn_message,
     one_server_at_a_time,
 );
@@ -97,11 +99,7 @@ async fn a_killed_server_is_succeeded(server: &mut Server) {
 
 async fn again_and_again(server: &mut Server) {
     let first = server.sandbox().await;
-    let mut session = first.session(&json!({"argv": ["cat"], "background": true})).await;
-    let cat = session.until("started").await["command"]
-        .as_str()
-        .unwrap()
-        .to_owned();
+    let (_session, cat) = first.started(&json!({"argv": ["cat"], "background": true})).await;
     let command = counting(&first).await;
     for round in 0..5 {
         server.kill_9();
@@ -173,11 +171,59 @@ async fn foreground_commands_end_with_their_server(server: &mut Server) {
     server.kill_9();
     server.start_again().await;
     let sandbox = server.again(&sandbox);
-    atoll_proof::wait::until("the command is gone", Duration::from_secs(20), || async {
-        (sandbox.sh("pgrep -f '^sleep 753[1]' | wc -l").await.ok().trim() == "0").then_some(())
+    sandbox.until_no_process("sleep 7531").await;
+    sandbox.assert_works().await;
+}
+
+/// Some commands end before the server is killed, some while there is none, some after: each gets one end in the ledger.
+async fn commands_that_end_without_a_server_are_recorded(server: &mut Server) {
+    let first = server.sandbox().await;
+    let mut events = first
+        .exec_events(&json!({"cmd": "echo up; exec sleep 1000"}))
+        .await;
+    let foreground = events.find("started").await.data["command"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    events.find("stdout").await;
+    atoll_proof::wait::until("its start is on record", Duration::from_secs(20), || async {
+        let facts = first.facts().await;
+        let of_it = |fact: &&Value| fact["data"]["command"] == json!(foreground);
+        facts.iter().find(of_it).map(|_| ())
     })
     .await;
-    sandbox.assert_works().await;
+    let mut expected = BTreeMap::new();
+    for number in 1..=20 {
+        let line = format!("sleep {}.{}; exit {number}", number / 10, number % 10);
+        expected.insert(first.background(&line).await, number);
+    }
+    let endless = first.background("exec sleep 1000").await;
+    server.kill_9();
+    server.start_again().await;
+    let sandbox = server.again(&first);
+    let exits = sandbox.until_exits(21).await;
+    for (command, code) in &expected {
+        assert_eq!(exits[command]["state"], "exited");
+        assert_eq!(exits[command]["exit_code"], json!(code));
+    }
+    assert_eq!(exits[&foreground]["signal"], 9, "it ends with its server");
+
+    // Another server finds the same commands in the sandbox, and their ends in the ledger.
+    server.kill_9();
+    server.start_again().await;
+    let sandbox = server.again(&first);
+    let later = sandbox.background("exit 21").await;
+    let exits = sandbox.until_exits(22).await;
+    assert_eq!(exits[&later]["exit_code"], 21);
+    assert!(!exits.contains_key(&endless), "it runs");
+    // Its sandbox goes while there is no server.
+    server.kill_9();
+    host::cgroup_kill(server.cgroup());
+    server.start_again().await;
+    let sandbox = server.again(&first);
+    sandbox.until_state("failed").await;
+    let exits = sandbox.until_exits(23).await;
+    assert_eq!(exits[&endless]["state"], "lost");
 }
 
 /// Killed in the middle of moving bytes both ways: the next server finds the thread again.

@@ -1,12 +1,15 @@
 //! What happens while nobody serves: deadlines pass, instances die, leftovers appear.
 
+use std::io::{Read as _, Write as _};
 use std::time::{Duration, Instant};
 
+use atoll_guest_protocol::{Decoder, FrameKind, GENERATION, Hello, Welcome, decode, encode, encode_into};
 use atoll_proof::{Server, host, json, on_every_tier};
 
 on_every_tier!(
     deadlines_that_passed_are_kept,
     what_died_meanwhile_is_lost,
+    an_agent_of_another_generation_is_named,
     what_nobody_owns_is_destroyed,
     usage_survives,
 );
@@ -46,6 +49,65 @@ async fn deadlines_that_passed_are_kept(server: &mut Server) {
         server.again(&long).until_state("deleted").await["end"]["reason"],
         "timed_out"
     );
+}
+
+/// As after an upgrade: the instance is there and answers, but not in words that this server knows.
+async fn an_agent_of_another_generation_is_named(server: &mut Server) {
+    let sandbox = server.sandbox().await;
+    let instance = sandbox.get().await["instance"].as_str().unwrap().to_owned();
+    server.kill_9();
+    // The agent of this build cannot be made to speak otherwise; so this test answers in its place.
+    let dir = server.data().join("instances").join(&instance);
+    for name in ["in", "out"] {
+        let fifo = dir.join(name);
+        std::fs::rename(&fifo, dir.join(format!("{name}.agent"))).unwrap();
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &fifo,
+            rustix::fs::FileType::Fifo,
+            0o600.into(),
+            0,
+        )
+        .unwrap();
+    }
+    let open = |name: &str| {
+        let mut options = std::fs::OpenOptions::new();
+        options.read(true).write(true).open(dir.join(name)).unwrap()
+    };
+    let (mut from_host, mut to_host) = (open("in"), open("out"));
+    let agent = std::thread::spawn(move || {
+        let mut decoder = Decoder::new();
+        loop {
+            let count = from_host.read(decoder.space()).unwrap();
+            decoder.filled(count);
+            while let Some(frame) = decoder.next_frame() {
+                if frame.kind != FrameKind::Hello {
+                    continue;
+                }
+                let welcome = Welcome {
+                    generation: GENERATION + 5,
+                    nonce: decode::<Hello>(frame.payload).unwrap().nonce,
+                };
+                let mut answer = Vec::new();
+                encode_into(&mut answer, FrameKind::Welcome, 0, 0, &encode(&welcome));
+                to_host.write_all(&answer).unwrap();
+                return;
+            }
+        }
+    });
+    server.start_again().await;
+    agent.join().unwrap();
+    let record = server.again(&sandbox).until_state("failed").await;
+    assert_eq!(record["end"]["reason"], "incompatible", "{record}");
+    let expected = format!(
+        "generation {} of the guest protocol, this server {GENERATION}",
+        GENERATION + 5
+    );
+    assert!(
+        record["end"]["message"].as_str().unwrap().contains(&expected),
+        "{record}"
+    );
+    server.assert_nothing_held().await;
 }
 
 /// As after a reboot: the rows are there, the instances are not.

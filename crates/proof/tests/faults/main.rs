@@ -5,3 +5,4 @@
 mod adoption;
 mod chaos;
 mod downtime;
+mod state;

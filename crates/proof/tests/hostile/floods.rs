@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use atoll_proof::stream::{Received, Session};
+use atoll_proof::stream::Received;
 use atoll_proof::{MIB, Server, json, on_every_tier};
 use reqwest::Method;
 
@@ -113,8 +113,7 @@ async fn terminals_left_open(server: &Server) {
     let mut left = Vec::new();
     for _ in 0..20 {
         let request = json!({"argv": ["bash"], "pty": {"rows": 24, "cols": 80}});
-        let mut session: Session = scene.attacker.session(&request).await;
-        session.until("started").await;
+        let (mut session, _) = scene.attacker.started(&request).await;
         // Fills the terminal's buffers; nobody reads from here on.
         session.stdin(b"yes\n").await;
         left.push(session);

@@ -178,16 +178,14 @@ async fn websockets_that_misbehave(server: &Server) {
         Received::Output => panic!("it ran"),
     }
     // A message on a channel that is not ours to write.
-    let mut session = attacker.session(&json!({"argv": ["cat"]})).await;
-    session.until("started").await;
+    let (mut session, _) = attacker.started(&json!({"argv": ["cat"]})).await;
     session.raw(&[2, b'x']).await;
     match session.next().await {
         Received::Control(value) => assert_eq!(value["error"]["code"], "invalid_message"),
         other => panic!("{other:?}"),
     }
     // Stdin to a command that does not read: the connection stalls, not the server.
-    let mut stalled = attacker.session(&json!({"argv": ["sleep", "1000"]})).await;
-    stalled.until("started").await;
+    let (mut stalled, _) = attacker.started(&json!({"argv": ["sleep", "1000"]})).await;
     let flooding = async {
         loop {
             stalled.stdin(&vec![b'x'; 200_000]).await;
@@ -212,11 +210,8 @@ async fn hanging_up_in_the_middle(server: &Server) {
         let mut events = attacker.exec_events(&json!({"cmd": "yes"})).await;
         events.next().await;
         drop(events);
-        let mut session = attacker
-            .session(&json!({"argv": ["cat"], "pty": {"rows": 1, "cols": 1}}))
-            .await;
-        session.until("started").await;
-        drop(session);
+        let terminal = json!({"argv": ["cat"], "pty": {"rows": 1, "cols": 1}});
+        drop(attacker.started(&terminal).await);
         drop(attacker.watch("/tmp", true).await);
     }
     atoll_proof::wait::until("all commands are gone", Duration::from_secs(30), || async {

@@ -1,7 +1,5 @@
 //! Commands that go on by themselves: listed, followed, replayed, signalled.
 
-use std::time::Duration;
-
 use atoll_proof::stream::{Events, Session, chunk_bytes};
 use atoll_proof::{Server, json, on_every_tier};
 
@@ -93,13 +91,9 @@ async fn following_ends_with_the_command(server: &Server) {
 
 async fn attaching_reaches_stdin(server: &Server) {
     let sandbox = server.sandbox().await;
-    let mut first = sandbox
-        .session(&json!({"argv": ["cat"], "background": true}))
+    let (mut first, command) = sandbox
+        .started(&json!({"argv": ["cat"], "background": true}))
         .await;
-    let command = first.until("started").await["command"]
-        .as_str()
-        .unwrap()
-        .to_owned();
     first.stdin(b"one\n").await;
     first.until_stdout("one\n").await;
     drop(first);
@@ -134,16 +128,7 @@ async fn signals_reach_the_whole_group(server: &Server) {
         (&json!("signaled"), &json!(15)),
         "{ended}"
     );
-    atoll_proof::wait::until("its children are gone", Duration::from_secs(20), || async {
-        (sandbox
-            .sh("pgrep -f '^sleep 543210[9]' | wc -l")
-            .await
-            .ok()
-            .trim()
-            == "0")
-            .then_some(())
-    })
-    .await;
+    sandbox.until_no_process("sleep 5432109").await;
 
     let trapping = sandbox
         .background("trap 'echo caught; exit 5' USR1; echo ready; while :; do sleep 0.01; done")

@@ -183,8 +183,8 @@ async fn a_slow_command_is_killed_with_its_children(server: &Server) {
     assert!(output.timed_out, "{output:?}");
     assert_eq!((output.code, output.stdout.as_str()), (None, "begun\n"));
     assert!(began.elapsed() < Duration::from_secs(20));
-    let left = sandbox.sh("pgrep -f '^sleep 765432[1]' | wc -l").await;
-    assert_eq!(left.ok().trim(), "0", "the whole process group is gone");
+    let left = sandbox.count_processes("sleep 7654321").await;
+    assert_eq!(left, 0, "the whole process group is gone");
 }
 
 async fn events_come_as_they_happen(server: &Server) {
@@ -216,25 +216,9 @@ async fn hanging_up_ends_a_foreground_command(server: &Server) {
         .exec_events(&json!({"cmd": "echo here; exec sleep 8765432"}))
         .await;
     events.find("stdout").await;
-    assert_eq!(
-        sandbox
-            .sh("pgrep -f '^sleep 876543[2]' | wc -l")
-            .await
-            .ok()
-            .trim(),
-        "1"
-    );
+    assert_eq!(sandbox.count_processes("sleep 8765432").await, 1);
     drop(events);
-    atoll_proof::wait::until("the command is gone", Duration::from_secs(20), || async {
-        (sandbox
-            .sh("pgrep -f '^sleep 876543[2]' | wc -l")
-            .await
-            .ok()
-            .trim()
-            == "0")
-            .then_some(())
-    })
-    .await;
+    sandbox.until_no_process("sleep 8765432").await;
 }
 
 async fn large_output_is_cut_and_counted(server: &Server) {

@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
+use atoll_proof::stream::Session;
 use atoll_proof::{MIB, Sandbox, Server, Value, json, on_every_tier};
 
 on_every_tier!(
     metrics_tell_what_is_used_now,
     facts_tell_the_story,
+    every_command_ends_once,
     usage_is_summed,
     prometheus_counts
 );
@@ -92,6 +94,7 @@ async fn facts_tell_the_story(server: &Server) {
     }
     assert_eq!(kinds[0], "sandbox.created");
     let of = |kind: &str| &facts.iter().find(|fact| fact["kind"] == json!(kind)).unwrap()["data"];
+    assert_eq!(of("command.exited")["state"], "exited");
     assert_eq!(of("command.exited")["exit_code"], 3);
     assert_eq!(of("command.exited")["bytes_out"], 14);
     assert_eq!(of("command.started")["program"], "sh");
@@ -127,6 +130,75 @@ async fn facts_tell_the_story(server: &Server) {
             .count()
             >= facts.len()
     );
+}
+
+/// However a command ends, and whether or not anybody listens, the ledger says so: once.
+async fn every_command_ends_once(server: &Server) {
+    let sandbox = server.sandbox().await;
+    let fed = sandbox
+        .run_with(json!({"argv": ["cat"], "stdin": "hello", "timeout_ms": 60_000}))
+        .await;
+    let fed = fed.json["command"].as_str().unwrap().to_owned();
+    let slow = sandbox
+        .run_with(json!({"argv": ["sleep", "1000"], "timeout_ms": 100}))
+        .await;
+    let slow = slow.json["command"].as_str().unwrap().to_owned();
+    // Nobody is attached when it ends.
+    let alone = sandbox.background("printf 12345; exit 4").await;
+    let exits = sandbox.until_exits(3).await;
+    assert_eq!(
+        exits[&fed],
+        json!({"state": "exited", "exit_code": 0, "signal": null, "bytes_in": 5, "bytes_out": 5})
+    );
+    assert_eq!(
+        exits[&slow],
+        json!({"state": "timed_out", "exit_code": null, "signal": null, "bytes_in": 0, "bytes_out": 0})
+    );
+    assert_eq!(
+        exits[&alone],
+        json!({"state": "exited", "exit_code": 4, "signal": null, "bytes_in": 0, "bytes_out": 5})
+    );
+
+    // Somebody else feeds it than who started it.
+    let (mut session, shared) = sandbox
+        .started(&json!({"cmd": "read a; echo $a; read b; echo $b", "background": true}))
+        .await;
+    session.stdin(b"one\n").await;
+    session.until_stdout("one\n").await;
+    drop(session);
+    let mut second = Session::attach(&sandbox.client, &sandbox.id, &shared, 0).await;
+    second.stdin(b"three\n").await;
+    second.until("exited").await;
+    // A foreground command whose caller hangs up is killed.
+    let mut left = sandbox
+        .exec_events(&json!({"cmd": "echo up; exec sleep 1000"}))
+        .await;
+    let abandoned = left.find("started").await.data["command"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    left.find("stdout").await;
+    drop(left);
+    // And one that its sandbox takes along.
+    let orphan = sandbox.background("exec sleep 1000").await;
+    let exits = sandbox.until_exits(5).await;
+    assert_eq!(exits[&shared]["bytes_in"], 10);
+    assert_eq!(exits[&abandoned]["signal"], 9);
+    assert!(!exits.contains_key(&orphan));
+    // What was never started never ends.
+    assert_eq!(
+        sandbox.exec(&json!({"argv": ["no-such-program"]})).await.status,
+        404
+    );
+    sandbox.kill().await;
+    let exits = sandbox.until_exits(6).await;
+    assert_eq!(exits[&orphan]["state"], "lost");
+    let started = sandbox.facts().await;
+    let started = started
+        .iter()
+        .filter(|fact| fact["kind"] == "command.started")
+        .count();
+    assert_eq!(started, exits.len());
 }
 
 async fn usage_is_summed(server: &Server) {

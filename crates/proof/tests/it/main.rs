@@ -5,6 +5,7 @@
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod artifacts;
+mod builds;
 mod cli;
 mod commands;
 mod deadlines;
@@ -17,6 +18,9 @@ mod ports;
 mod refusals;
 mod sandboxes;
 mod sessions;
+mod snapshots;
+mod state;
 mod templates;
 mod transfer;
+mod volumes;
 mod watch;

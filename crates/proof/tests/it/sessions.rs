@@ -1,7 +1,5 @@
 //! Commands over a WebSocket: streams both ways, terminals, control messages.
 
-use std::time::Duration;
-
 use atoll_proof::stream::Received;
 use atoll_proof::{Server, json, on_every_tier};
 
@@ -16,11 +14,10 @@ on_every_tier!(
 
 async fn streams_flow_both_ways(server: &Server) {
     let sandbox = server.sandbox().await;
-    let mut session = sandbox
-        .session(&json!({"cmd": "echo first; cat; echo last >&2; exit 4"}))
+    let (mut session, command) = sandbox
+        .started(&json!({"cmd": "echo first; cat; echo last >&2; exit 4"}))
         .await;
-    let started = session.until("started").await;
-    assert!(started["command"].as_str().unwrap().starts_with("cmd_"));
+    assert!(command.starts_with("cmd_"), "{command}");
     session.until_stdout("first\n").await;
     session.stdin(b"to you\n").await;
     session.until_stdout("to you\n").await;
@@ -39,9 +36,7 @@ async fn streams_flow_both_ways(server: &Server) {
 
 async fn a_terminal_has_a_size_that_changes(server: &Server) {
     let sandbox = server.sandbox().await;
-    let request = json!({"argv": ["bash", "--norc"], "pty": {"rows": 30, "cols": 100}, "env": {"PS1": "$ "}});
-    let mut session = sandbox.session(&request).await;
-    session.until("started").await;
+    let mut session = sandbox.terminal(30, 100, "$ ").await;
     session.stdin(b"tty; stty size\n").await;
     session.until_stdout("30 100").await;
     assert!(session.text().contains("/dev/pts/"), "{}", session.text());
@@ -58,10 +53,7 @@ async fn a_terminal_has_a_size_that_changes(server: &Server) {
 
 async fn a_terminal_passes_on_keys(server: &Server) {
     let sandbox = server.sandbox().await;
-    let request =
-        json!({"argv": ["bash", "--norc"], "pty": {"rows": 24, "cols": 80}, "env": {"PS1": "<prompt>"}});
-    let mut session = sandbox.session(&request).await;
-    session.until("started").await;
+    let mut session = sandbox.terminal(24, 80, "<prompt>").await;
     // What announces itself is in the foreground by then; the quotes keep the echo of the line from saying the same.
     session
         .stdin(b"sh -c 'echo sleep\"\"ing; exec sleep 4321098'\n")
@@ -90,16 +82,7 @@ async fn leaving_a_terminal_hangs_up_on_the_shell(server: &Server) {
     let mut session = sandbox.session(&request).await;
     session.until_stdout("here").await;
     drop(session);
-    atoll_proof::wait::until("the shell is gone", Duration::from_secs(20), || async {
-        (sandbox
-            .sh("pgrep -f '^sleep 654321[0]' | wc -l")
-            .await
-            .ok()
-            .trim()
-            == "0")
-            .then_some(())
-    })
-    .await;
+    sandbox.until_no_process("sleep 6543210").await;
 }
 
 async fn signals_can_be_sent_in_the_middle(server: &Server) {
@@ -128,8 +111,7 @@ async fn nonsense_is_answered_and_closed(server: &Server) {
         }
         assert_eq!(session.next().await, Received::Closed);
     }
-    let mut session = sandbox.session(&json!({"cmd": "exec cat"})).await;
-    session.until("started").await;
+    let (mut session, _) = sandbox.started(&json!({"cmd": "exec cat"})).await;
     session.control(&json!({"dance": true})).await;
     match session.next().await {
         Received::Control(value) => assert!(

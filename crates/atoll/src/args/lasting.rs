@@ -1,0 +1,136 @@
+//! What outlives a sandbox: templates, artifacts, keys.
+
+use std::path::PathBuf;
+
+use atoll_types::Isolation;
+use clap::{Args, Subcommand};
+
+use super::parse::{parse_duration, parse_pair};
+use super::sandboxes::LimitArgs;
+
+/// Build and manage what sandboxes start from
+#[derive(Debug, Subcommand)]
+pub(crate) enum TemplateCommand {
+    Build(TemplateBuildArgs),
+    /// List templates
+    List,
+    /// Show everything about a template
+    Inspect {
+        template: String,
+    },
+    /// Delete a template
+    Delete {
+        template: String,
+    },
+    KeepRunning(KeepRunningArgs),
+    /// Remove what no template and no sandbox uses
+    Prune,
+}
+
+/// Build a template
+///
+/// From Debian packages (the default; `base` without further options is the template that `run` uses), from an OCI image,
+/// or from a Dockerfile.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  atoll template build base
+  atoll template build data --package python3-numpy --package python3-pandas
+  atoll template build alpine --image docker.io/library/alpine:3.22
+  atoll template build app --dockerfile ./app --start 'python3 -m http.server 8000' --ready-port 8000")]
+pub(crate) struct TemplateBuildArgs {
+    /// Name of the template
+    pub(crate) name: String,
+    /// An image: a registry reference, oci:DIR or docker-archive:FILE
+    #[arg(long, value_name = "REFERENCE", conflicts_with_all = ["dockerfile", "package", "suite"])]
+    pub(crate) image: Option<String>,
+    /// A directory with a Dockerfile, or the Dockerfile itself
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["package", "suite"])]
+    pub(crate) dockerfile: Option<PathBuf>,
+    /// The directory that COPY and ADD read [default: that of the Dockerfile]
+    #[arg(long, value_name = "DIR", requires = "dockerfile")]
+    pub(crate) context: Option<PathBuf>,
+    /// A value for an ARG of the Dockerfile; may be repeated
+    #[arg(long, value_parser = parse_pair, value_name = "NAME=VALUE", requires = "dockerfile")]
+    pub(crate) build_arg: Vec<(String, String)>,
+    /// A Debian package on top of those of `base`; may be repeated
+    #[arg(long, value_name = "NAME")]
+    pub(crate) package: Vec<String>,
+    /// Debian suite
+    #[arg(long, value_name = "NAME")]
+    pub(crate) suite: Option<String>,
+    /// A command that every sandbox of this template starts with
+    #[arg(long, value_name = "COMMAND")]
+    pub(crate) start: Option<String>,
+    /// The start command is ready when something listens on this port
+    #[arg(long, value_name = "PORT", requires = "start")]
+    pub(crate) ready_port: Option<u16>,
+}
+
+/// Keep a template's start command running, for sandboxes of one size
+///
+/// Boots the template once, waits until its start command is ready, and keeps the memory. Sandboxes of this size come up
+/// with their servers already answering. They must be of the size given here, without environment and volumes of their
+/// own; others start as always.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  atoll template build app --dockerfile ./app --start 'python3 -m http.server 8000' --ready-port 8000
+  atoll template keep-running app --memory 1G
+  atoll create --template app --memory 1G")]
+pub(crate) struct KeepRunningArgs {
+    /// Name or id of a template with a start command
+    pub(crate) template: String,
+    #[command(flatten)]
+    pub(crate) limits: LimitArgs,
+    /// The weakest isolation that will do
+    #[arg(long, value_name = "TIER")]
+    pub(crate) isolation: Option<Isolation>,
+}
+
+/// Save, list and fetch files that outlive their sandbox
+#[derive(Debug, Subcommand)]
+pub(crate) enum ArtifactCommand {
+    /// Save a file or directory of a sandbox under a name
+    Save {
+        /// SANDBOX:PATH
+        from: String,
+        /// Name to save it under
+        name: String,
+        /// Keep it this long, e.g. 7d
+        #[arg(long, value_parser = parse_duration, value_name = "TIME")]
+        keep: Option<u64>,
+    },
+    /// List artifacts
+    List {
+        /// Only those of this name
+        name: Option<String>,
+    },
+    /// Fetch an artifact: a file as it is, a directory unpacked
+    Get {
+        /// Name (the newest of it) or id
+        artifact: String,
+        /// Where to put it; `-` for standard output [default: its name, here]
+        to: Option<PathBuf>,
+    },
+    /// Delete an artifact
+    Delete { artifact: String },
+}
+
+/// Create, list and revoke API keys
+#[derive(Debug, Subcommand)]
+pub(crate) enum KeyCommand {
+    /// Create a key and print its secret, once
+    Create {
+        /// What it is for
+        name: String,
+    },
+    /// List keys
+    List,
+    /// Revoke a key; requests that use it are refused from now on
+    Revoke {
+        /// Its id, as `list` shows it
+        #[arg(value_name = "KEY")]
+        id: String,
+    },
+}

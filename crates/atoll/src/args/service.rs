@@ -1,0 +1,113 @@
+//! The server, and what is said about the machine and this program.
+
+use std::path::PathBuf;
+
+use atoll_types::Isolation;
+use clap::{Args, Subcommand, ValueEnum};
+
+/// Serve the API
+///
+/// The first start makes a project and an admin key, which is printed once and kept in DATA/admin.key. Stopping the
+/// server does not stop its sandboxes: the next one takes them over.
+#[derive(Debug, Args, Clone, Default)]
+#[command(after_help = "\
+Examples:
+  atoll server
+  atoll server --listen 0.0.0.0:7070 --domain sandboxes.example.com
+  atoll server --pool base=4 --pool base=2:memory=2G,cpu=2
+  atoll server --config /etc/atoll.toml")]
+pub(crate) struct ServerArgs {
+    /// Address and port to listen on [default: 127.0.0.1:7070]
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub(crate) listen: Option<std::net::SocketAddr>,
+    /// Keep sandboxes ready: TEMPLATE=COUNT[:memory=512M,cpu=1,disk=1G,pids=512,isolation=gvisor]; may be repeated
+    #[arg(long, value_name = "SPEC")]
+    pub(crate) pool: Vec<crate::config::Pool>,
+    /// Domain under which sandbox ports are served [default: localhost]
+    #[arg(long)]
+    pub(crate) domain: Option<String>,
+    /// Configuration file; options on the command line win
+    #[arg(long, value_name = "FILE.toml")]
+    pub(crate) config: Option<PathBuf>,
+    /// Where templates are kept, shared between servers [default: DATA/templates]
+    #[arg(long, env = "ATOLL_TEMPLATES", hide_env_values = true, value_name = "DIR")]
+    pub(crate) templates: Option<PathBuf>,
+    /// The weakest isolation of sandboxes whose creator names none; `jail` is for machines with one tenant [default: gvisor]
+    #[arg(long, value_name = "TIER")]
+    pub(crate) isolation: Option<Isolation>,
+    /// The runsc to use, or `none` [default: ATOLL_RUNSC, the cache of ./atoll, PATH]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) runsc: Option<PathBuf>,
+    /// How log lines look [default: pretty on a terminal, else plain]
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) log_format: Option<LogFormat>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum LogFormat {
+    Pretty,
+    Plain,
+    Json,
+}
+
+/// Say which kinds of isolation work here, and what to do about the rest
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {}
+
+/// Measure speed side by side with peers
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    Sandbox(BenchSandboxArgs),
+    State(BenchStateArgs),
+}
+
+/// Which rows, and how thoroughly.
+#[derive(Debug, Args, Clone)]
+pub(crate) struct BenchArgs {
+    /// Fewer rounds, and none of the rows that take minutes
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Only rows whose name contains this; may be repeated
+    #[arg(long, value_name = "NAME")]
+    pub(crate) only: Vec<String>,
+    /// Print the names of the rows and stop
+    #[arg(long)]
+    pub(crate) list: bool,
+}
+
+/// Sandboxes against raw runsc, bwrap and cp, in one interleaved run
+///
+/// Starts a server of its own as a separate process and measures over HTTP. With --json it prints an array of rows
+/// {"name","ours","peer","peer_name","unit","ratio","bar","met"}.
+#[derive(Debug, Args, Clone)]
+pub(crate) struct BenchSandboxArgs {
+    #[command(flatten)]
+    pub(crate) rows: BenchArgs,
+    /// How many idle sandboxes the density row starts
+    #[arg(long, default_value_t = 1000, value_name = "COUNT")]
+    pub(crate) idle_count: usize,
+}
+
+/// Pause, resume, fork and snapshots against raw runsc checkpoint and restore, in one interleaved run
+///
+/// As `bench sandbox`; the peer saves and restores the same Python process on the same root filesystem.
+#[derive(Debug, Args, Clone)]
+pub(crate) struct BenchStateArgs {
+    #[command(flatten)]
+    pub(crate) rows: BenchArgs,
+    /// How many sandboxes the density rows pause
+    #[arg(long, default_value_t = 100, value_name = "COUNT")]
+    pub(crate) paused_count: usize,
+}
+
+/// Show what Atoll does, in twenty seconds
+#[derive(Debug, Args)]
+pub(crate) struct DemoArgs {}
+
+/// Print completions for a shell
+#[derive(Debug, Args)]
+#[command(after_help = "Example: atoll completions bash > /etc/bash_completion.d/atoll")]
+pub(crate) struct CompletionsArgs {
+    pub(crate) shell: clap_complete::Shell,
+}

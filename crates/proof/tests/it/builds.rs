@@ -1,0 +1,352 @@
+//! Templates from Dockerfiles and image archives: built, used, deleted, pruned; through the API and the command line.
+
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
+use atoll_proof::stream::{Event, Events};
+use atoll_proof::{Sandbox, Server, Value, json, on_every_tier, printed};
+use reqwest::Method;
+use reqwest::header::CONTENT_TYPE;
+
+on_every_tier!(
+    with atoll_proof::Options::default().own_templates();
+    a_dockerfile_becomes_a_template,
+    builds_that_fail_say_where,
+    an_archive_becomes_a_template,
+    templates_at_the_command_line,
+    a_template_comes_up_running,
+);
+
+/// A tar archive of these files.
+fn archive(files: &[(&str, &[u8])]) -> Vec<u8> {
+    let mut builder = tar::Builder::new(Vec::new());
+    for (path, content) in files {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(content.len() as u64);
+        header.set_mode(0o644);
+        builder.append_data(&mut header, path, *content).unwrap();
+    }
+    builder.into_inner().unwrap()
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    let mut sum = Command::new("sha256sum")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    sum.stdin.take().unwrap().write_all(bytes).unwrap();
+    let output = printed(&sum.wait_with_output().unwrap());
+    output.split(' ').next().unwrap().to_owned()
+}
+
+/// An image of one layer as `docker save` writes it. Its only file says who made it.
+fn docker_save(maker: &str) -> Vec<u8> {
+    let layer = archive(&[
+        ("etc/maker", maker.as_bytes()),
+        ("etc/passwd", b"root:x:0:0::/:/bin/sh\n"),
+    ]);
+    let config = json!({
+        "architecture": "amd64", "os": "linux",
+        "config": {"Env": [format!("MAKER={maker}")], "WorkingDir": "/etc", "ExposedPorts": {"8080/tcp": {}}},
+        "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{}", sha256(&layer))]},
+    });
+    let manifest = json!([{"Config": "config.json", "RepoTags": ["tiny:latest"], "Layers": ["layer.tar"]}]);
+    archive(&[
+        ("config.json", config.to_string().as_bytes()),
+        ("layer.tar", &layer),
+        ("manifest.json", manifest.to_string().as_bytes()),
+    ])
+}
+
+/// Sends an archive to be built and returns all that was said about it.
+async fn build(server: &Server, route: &str, query: &[(&str, &str)], body: Vec<u8>) -> Vec<Event> {
+    let request = server
+        .client()
+        .request(Method::POST, &format!("/v1/templates/{route}"))
+        .query(query)
+        .header(CONTENT_TYPE, "application/octet-stream")
+        .body(body);
+    Events::of(server.client().open(request).await).rest().await
+}
+
+/// The template that a build came to.
+#[track_caller]
+fn built(events: &[Event]) -> Value {
+    let last = events.last().expect("a build says something");
+    assert_eq!(last.name, "done", "{events:?}");
+    last.data.clone()
+}
+
+async fn names(server: &Server) -> Vec<String> {
+    let list = server.client().get("/v1/templates").await.ok();
+    let named = list["items"].as_array().unwrap().iter();
+    let mut names: Vec<String> = named
+        .flat_map(|template| template["names"].as_array().unwrap())
+        .map(|name| name.as_str().unwrap().to_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+async fn facts_of_kind(server: &Server, kind: &str) -> Vec<Value> {
+    let page = server.client().get("/v1/facts?limit=1000").await.ok();
+    let all = page["items"].as_array().unwrap().clone();
+    all.into_iter()
+        .filter(|fact| fact["kind"] == json!(kind))
+        .collect()
+}
+
+async fn a_dockerfile_becomes_a_template(server: &Server) {
+    let dockerfile = "ARG WHO=nobody\nFROM base\nARG WHO\nENV GREETED=$WHO\nCOPY greeting.txt /srv/\n\
+                      RUN sed -i s/NAME/$WHO/ /srv/greeting.txt && id -un > /srv/by\nWORKDIR /srv\n";
+    let context = archive(&[
+        ("Dockerfile", dockerfile.as_bytes()),
+        ("greeting.txt", b"hello NAME\n"),
+    ]);
+    let events = build(
+        server,
+        "build-context",
+        &[("name", "greeter"), ("arg", "WHO=world")],
+        context,
+    )
+    .await;
+    let template = built(&events);
+    assert_eq!(template["names"], json!(["greeter"]));
+    assert_eq!(
+        (&template["source"]["kind"], &template["workdir"]),
+        (&json!("dockerfile"), &json!("/srv"))
+    );
+    assert!(events.iter().any(|event| event.name == "progress"), "{events:?}");
+    assert_eq!(names(server).await, ["base", "greeter"]);
+
+    let sandbox = server.sandbox_with(&json!({"template": "greeter"})).await;
+    assert_eq!(
+        sandbox.sh("pwd; cat greeting.txt; echo $GREETED").await.ok(),
+        "/srv\nhello world\nworld\n"
+    );
+    assert_eq!(
+        sandbox.sh("python3 -c 'print(6 * 7)'").await.ok(),
+        "42\n",
+        "it is base underneath"
+    );
+    // In use: the name and the image stay.
+    let client = server.client();
+    client
+        .delete("/v1/templates/greeter")
+        .await
+        .refused(409, "template_in_use");
+    sandbox.kill().await;
+    client.delete("/v1/templates/greeter").await.expect(204);
+    client
+        .get("/v1/templates/greeter")
+        .await
+        .refused(404, "template_not_found");
+    let gone = server.request(&json!({"template": "greeter"}));
+    assert_eq!(client.post("/v1/sandboxes", &gone).await.status, 404);
+    assert_eq!(names(server).await, ["base"]);
+    server.sandbox().await.assert_works().await;
+    for kind in ["template.built", "template.deleted"] {
+        let facts = facts_of_kind(server, kind).await;
+        assert_eq!(facts.len(), 1, "{facts:?}");
+        assert_eq!(facts[0]["data"]["template"], template["id"]);
+    }
+}
+
+async fn builds_that_fail_say_where(server: &Server) {
+    for (dockerfile, said) in [
+        ("FROM base\nRUN echo out of luck && exit 3\n", "exit 3"),
+        ("FROM base\nCOPY missing.txt /\n", "missing.txt"),
+        ("FROM base\nBAKE a cake\n", "BAKE"),
+        (
+            "FROM no-such-template-or-image:latest\n",
+            "no-such-template-or-image",
+        ),
+    ] {
+        let context = archive(&[("Dockerfile", dockerfile.as_bytes())]);
+        let events = build(server, "build-context", &[("name", "broken")], context).await;
+        let last = events.last().unwrap();
+        assert_eq!(last.name, "error", "{dockerfile}: {events:?}");
+        assert!(
+            last.data["message"].as_str().unwrap().contains(said),
+            "{dockerfile}: {last:?}"
+        );
+    }
+    let events = build(
+        server,
+        "build-archive",
+        &[("name", "broken")],
+        b"not an archive".to_vec(),
+    )
+    .await;
+    assert_eq!(events.last().unwrap().name, "error", "{events:?}");
+    assert_eq!(names(server).await, ["base"]);
+    assert_eq!(facts_of_kind(server, "template.built").await, Vec::<Value>::new());
+}
+
+async fn an_archive_becomes_a_template(server: &Server) {
+    let template = built(&build(server, "build-archive", &[("name", "tiny")], docker_save("one")).await);
+    assert_eq!(template["source"]["kind"], "image");
+    assert_eq!(
+        (
+            &template["env"]["MAKER"],
+            &template["workdir"],
+            &template["exposed_ports"]
+        ),
+        (&json!("one"), &json!("/etc"), &json!([8080]))
+    );
+    // There is nothing in it that could be run; files can be looked at all the same.
+    let sandbox = server.sandbox_with(&json!({"template": "tiny"})).await;
+    assert_eq!(sandbox.read("/etc/maker").await, b"one");
+    // The name moves; what was made from the old one stays as it was.
+    let second = built(&build(server, "build-archive", &[("name", "tiny")], docker_save("two")).await);
+    assert_ne!(second["id"], template["id"]);
+    assert_eq!(sandbox.read("/etc/maker").await, b"one");
+    let fresh = server.sandbox_with(&json!({"template": "tiny"})).await;
+    assert_eq!(fresh.read("/etc/maker").await, b"two");
+    // Pruning spares what a sandbox uses, and takes it when that is gone.
+    let client = server.client();
+    let old = format!("/v1/templates/{}", template["id"].as_str().unwrap());
+    client.post("/v1/templates/prune", &json!({})).await.ok();
+    client.get(&old).await.expect(200);
+    sandbox.kill().await;
+    let pruned = client.post("/v1/templates/prune", &json!({})).await.ok();
+    assert!(pruned["freed_bytes"].as_u64().unwrap() > 0, "{pruned}");
+    client.get(&old).await.refused(404, "template_not_found");
+    assert_eq!(fresh.read("/etc/maker").await, b"two");
+    let nothing = client.post("/v1/templates/prune", &json!({})).await.ok();
+    assert_eq!(nothing["freed_bytes"], 0);
+}
+
+async fn templates_at_the_command_line(server: &Server) {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tiny.tar");
+    std::fs::write(&file, docker_save("cli")).unwrap();
+    let image = format!("docker-archive:{}", file.display());
+    let told = printed(&server.atoll(&["template", "build", "tiny", "--image", &image]));
+    assert!(told.starts_with("tiny: tpl_"), "{told}");
+    let context = dir.path().join("app");
+    std::fs::create_dir(&context).unwrap();
+    std::fs::write(context.join("note"), "copied").unwrap();
+    std::fs::write(
+        context.join("Dockerfile"),
+        "FROM tiny\nARG TEXT\nENV TEXT=$TEXT\nCOPY note /etc/note\n",
+    )
+    .unwrap();
+    let app = context.to_str().unwrap();
+    let told = printed(&server.atoll(&[
+        "template",
+        "build",
+        "app",
+        "--dockerfile",
+        app,
+        "--build-arg",
+        "TEXT=given",
+        "--json",
+    ]));
+    let template: Value = serde_json::from_str(&told).unwrap();
+    assert_eq!(template["env"]["TEXT"], "given", "{template}");
+
+    let listed = printed(&server.atoll(&["template", "list"]));
+    for name in ["base", "tiny", "app"] {
+        assert!(listed.contains(name), "{name} in {listed}");
+    }
+    let shown: Value =
+        serde_json::from_str(&printed(&server.atoll(&["template", "inspect", "app"]))).unwrap();
+    assert_eq!(shown, template);
+    let created = printed(&server.atoll(&[
+        "create",
+        "--isolation",
+        server.tier.name(),
+        "--template",
+        "app",
+        "--json",
+    ]));
+    let sandbox = Sandbox::of(server.client(), &serde_json::from_str(&created).unwrap());
+    assert_eq!(sandbox.read("/etc/note").await, b"copied");
+
+    let in_use = server.atoll(&["template", "delete", "app"]);
+    let text = String::from_utf8(in_use.stderr).unwrap();
+    assert!(!in_use.status.success() && text.contains("in use"), "{text}");
+    sandbox.kill().await;
+    printed(&server.atoll(&["template", "delete", "app"]));
+    printed(&server.atoll(&["template", "delete", "tiny"]));
+    let gone = server.atoll(&["template", "inspect", "app"]);
+    assert!(!gone.status.success() && gone.stdout.is_empty(), "{gone:?}");
+    assert_eq!(names(server).await, ["base"]);
+    let freed = printed(&server.atoll(&["template", "prune"]));
+    assert!(freed.contains("freed"), "{freed}");
+    let broken = server.atoll(&[
+        "template",
+        "build",
+        "x",
+        "--image",
+        "docker-archive:/no/such/file",
+    ]);
+    let text = String::from_utf8(broken.stderr).unwrap();
+    assert!(
+        !broken.status.success() && text.contains("/no/such/file"),
+        "{text}"
+    );
+}
+
+async fn a_template_comes_up_running(server: &Server) {
+    let start = json!({"argv": ["python3", "-m", "http.server", "--bind", "127.0.0.1", "8123"], "ready": {"port": 8123}});
+    let context = archive(&[("Dockerfile", b"FROM base\nWORKDIR /etc\n")]);
+    let query = [("name", "serving"), ("start", &start.to_string())];
+    built(&build(server, "build-context", &query, context).await);
+    let keep = || {
+        server
+            .client()
+            .post("/v1/templates/serving/running", &Value::Null)
+    };
+    if server.tier == atoll_proof::Tier::Jail {
+        keep().await.refused(422, "memory_not_supported");
+        return;
+    }
+    server
+        .client()
+        .post("/v1/templates/base/running", &Value::Null)
+        .await
+        .refused(400, "template_has_no_start");
+    let kept = keep().await.expect(201).json();
+    assert_eq!(kept["kind"], "memory");
+    server.assert_nothing_held().await;
+
+    let mut pids = std::collections::BTreeSet::new();
+    for _ in 0..2 {
+        let sandbox = server.sandbox_with(&json!({"template": "serving"})).await;
+        let answer = sandbox
+            .sh("curl -s http://127.0.0.1:8123/hostname; hostname; pgrep -f http.server")
+            .await
+            .ok();
+        let lines: Vec<&str> = answer.lines().collect();
+        assert_eq!(
+            lines[lines.len() - 2],
+            sandbox.bare(),
+            "an identity of its own: {answer}"
+        );
+        pids.insert(lines[lines.len() - 1].to_owned());
+        sandbox.kill().await;
+    }
+    assert_eq!(pids.len(), 1, "they are copies of one process: {pids:?}");
+    // What its start command must see is started after it.
+    let own = server
+        .sandbox_with(&json!({"template": "serving", "env": {"X": "y"}}))
+        .await;
+    assert!(
+        own.sh("tr '\\0' '\\n' < /proc/$(pgrep -f http.server)/environ")
+            .await
+            .ok()
+            .contains("X=y")
+    );
+    own.kill().await;
+    server.client().delete("/v1/templates/serving").await.expect(204);
+    let left = server.client().post("/v1/gc", &json!({})).await.ok();
+    assert_eq!(left["unreadable"], json!([]));
+    server
+        .client()
+        .get(&format!("/v1/snapshots/{}", kept["id"].as_str().unwrap()))
+        .await
+        .refused(404, "snapshot_not_found");
+}
