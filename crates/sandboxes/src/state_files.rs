@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
-use atoll_runtime::{SaveSink, SaveSource};
+use atoll_runtime::{Follower, SaveSink, SaveSource};
 use atoll_types::{Fault, FaultKind};
 
 use crate::faults::{from_scratch, from_vault};
@@ -135,6 +135,11 @@ impl SaveSink for IntoVault {
         self.save
             .part(&format!("{name}{PACKED}"), packed)
             .map_err(io::Error::other)
+    }
+
+    fn growing(&self, name: &str, file: &File) -> io::Result<Option<Follower>> {
+        let pipe = self.save.stream(name).map_err(io::Error::other)?;
+        Follower::start(file, pipe).map(Some)
     }
 }
 

@@ -317,7 +317,7 @@ async fn a_template_comes_up_running(server: &Server) {
     for _ in 0..2 {
         let sandbox = server.sandbox_with(&json!({"template": "serving"})).await;
         let answer = sandbox
-            .sh("curl -s http://127.0.0.1:8123/hostname; hostname; pgrep -f http.server")
+            .sh("curl -s http://127.0.0.1:8123/hostname; hostname; pgrep -f http.serve[r]")
             .await
             .ok();
         let lines: Vec<&str> = answer.lines().collect();
@@ -335,7 +335,7 @@ async fn a_template_comes_up_running(server: &Server) {
         .sandbox_with(&json!({"template": "serving", "env": {"X": "y"}}))
         .await;
     assert!(
-        own.sh("tr '\\0' '\\n' < /proc/$(pgrep -f http.server)/environ")
+        own.sh("tr '\\0' '\\n' < /proc/$(pgrep -f http.serve[r])/environ")
             .await
             .ok()
             .contains("X=y")

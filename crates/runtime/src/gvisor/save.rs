@@ -36,8 +36,10 @@ use crate::channel::{Guest, WeakGuest};
 use crate::instance_dir::Record;
 use crate::{Error, SaveSink};
 
+/// The memory itself.
+const PAGES: &str = "pages";
 /// The parts of a memory save, in the order in which the sentry wants their files.
-pub(super) const MEMORY: [&str; 3] = ["checkpoint", "pages_meta", "pages"];
+pub(super) const MEMORY: [&str; 3] = ["checkpoint", "pages_meta", PAGES];
 /// The parts of a filesystem save of a layer on disk, in that order, and how `runsc` wants them to be called.
 pub(super) const DISK: [(&str, &str); 4] = [
     ("fs_manifest", "fscheckpoint.pb"),
@@ -241,17 +243,29 @@ impl Gvisor {
         self.residents.note_charged(&id, usage.memory_bytes);
         let written = blocking(move || {
             group.resize(&roomy).map_err(|error| error.to_string())?;
+            // The sentry writes pages one after the other and never again (seen on the pinned build), and they are most of
+            // it.
+            let following = match (names.as_slice() == MEMORY, files.last()) {
+                (true, Some(pages)) => sink.growing(PAGES, pages),
+                _ => Ok(None),
+            };
+            let following = following.map_err(|error| format!("keeping its {PAGES}: {error}"))?;
             write(&dir, &id, &files)?;
             if in_order {
                 return Ok(());
             }
+            let followed = following.is_some();
+            let follow = || following.map_or(Ok(()), crate::saving::Follower::finish);
             // The largest comes last in the list, and takes the sink the longest.
             for (name, mut file) in names.into_iter().zip(files).rev() {
+                if followed && name == PAGES {
+                    continue;
+                }
                 file.rewind()
                     .and_then(|()| sink.part(name, file))
                     .map_err(|error| format!("keeping its {name}: {error}"))?;
             }
-            Ok(())
+            follow().map_err(|error| format!("keeping its {PAGES}: {error}"))
         });
         written.await
     }

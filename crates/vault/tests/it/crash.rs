@@ -124,7 +124,8 @@ fn whatever_was_acknowledged_survives_a_kill_anywhere() {
         check(dir.path(), &mut told, round);
     }
     println!("killed {ROUNDS} times, with half-made files {half_made} times, after: {killed_while:?}");
-    assert!(half_made >= 5, "too few kills fell into a save: {half_made}");
+    // How many is a matter of luck; that none of sixty hits one is not.
+    assert!(half_made >= 1, "no kill fell into a save");
     assert!(
         killed_while.len() >= 3,
         "the kills all fell into the same place: {killed_while:?}"
