@@ -122,13 +122,14 @@ fn statuses(path: &str, operation: &Operation) -> Vec<u16> {
         statuses.extend([400, 401, 403, 429, 503]);
     }
     if path.contains('{') {
-        statuses.extend([404, 409]);
+        statuses.extend([404, 409, 410]);
     }
     if path.starts_with("/v1/sandboxes/{id}") {
-        statuses.extend([410, 413, 422, 502, 504]);
+        statuses.extend([413, 422, 502, 504]);
     }
     if let Some(body) = &operation.request_body {
-        statuses.extend([409, 413, 422, 502, 504]);
+        // What is named in a body (a template, a snapshot, a volume) may not be there.
+        statuses.extend([404, 409, 410, 413, 422, 502, 504]);
         if body.content.contains_key("application/json") {
             statuses.push(415);
         }

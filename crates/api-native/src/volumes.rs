@@ -117,7 +117,7 @@ pub(crate) async fn create_volume(
 /// Makes a volume of a tar archive that sandboxes can only read.
 #[utoipa::path(
     post, path = "/v1/volumes/seal", tag = "volumes", params(SealQuery),
-    request_body(content = Vec<u8>, content_type = "application/x-tar"),
+    request_body(content = Vec<u8>, content_type = "application/octet-stream"),
     responses((status = 201, description = "It is there.", body = VolumeView))
 )]
 pub(crate) async fn seal_volume(
@@ -202,7 +202,7 @@ pub(crate) async fn export_volume(
 /// Adds what is in a tar archive to a volume.
 #[utoipa::path(
     put, path = "/v1/volumes/{volume}/content", tag = "volumes",
-    request_body(content = Vec<u8>, content_type = "application/x-tar"),
+    request_body(content = Vec<u8>, content_type = "application/octet-stream"),
     responses((status = 200, description = "It is in.", body = Imported))
 )]
 pub(crate) async fn import_volume(
