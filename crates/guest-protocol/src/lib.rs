@@ -18,7 +18,8 @@
 //!   [`FRAME_COST`]; the sender may spend only what the receiver granted. A guest that overspends has broken the
 //!   protocol and its stream is closed. `End` is free: one per stream.
 //! - **A torn frame costs that frame only.** Either side may die between two bytes. The reader finds the next frame by
-//!   its magic and checksum; a new host first writes [`FILLER_LEN`] zero bytes so that a half-read frame completes,
+//!   its magic and checksum; a new host first writes [`FILLER_LEN`] zero bytes (unless the guest was just booted or restored,
+//!   which happens between two frames) so that a half-read frame completes,
 //!   fails its checksum, and is skipped.
 //! - [`GENERATION`] changes when a message changes meaning; host and guest of different generations refuse each other.
 

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   memory:      runsc create ── a sentry waits ──┐
-//!                parts are being put together ────┴── Restore ── Hello{restored} ──> Welcome
+//!                parts are being put together ────┴── Restore ──> Welcome
+//!                Hello{restored}, at once; waits in the FIFO ──────^
 //!   filesystem:  runsc run -fs-restore-image-path, if the layer was on disk
 //!                an ordinary boot, if it was in memory (or a jail's); the agent unpacks it before anything else
 //! ```
