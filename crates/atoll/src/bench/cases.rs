@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 
 use super::host::{MemoryGroup, cpu_millis, resident};
-use super::peers::{Bwrap, Runsc, millis};
+use super::peers::{Bwrap, Containers, Runsc, millis};
 use super::row::{Bar, Row, Samples};
 use super::subject::{Subject, create, create_to_first_byte, exec, kill};
 use super::{Measured, Setting};
@@ -22,6 +22,7 @@ pub(crate) enum Case {
     Warm,
     ColdGvisor,
     ColdJail,
+    Containers,
     Exec,
     Burst,
     IdleMemory,
@@ -48,6 +49,7 @@ impl Wall {
 const WARM: &str = "create_to_first_byte_warm_gvisor";
 const COLD_GVISOR: &str = "create_to_first_byte_cold_gvisor";
 const COLD_JAIL: &str = "create_to_first_byte_cold_jail";
+const CONTAINERS: &str = "create_to_first_byte_cold_vs_containers";
 const EXEC_INSIDE: &str = "exec_true_gvisor_vs_inside";
 const EXEC_RUNSC: &str = "exec_true_gvisor_vs_runsc_exec";
 const BURST: &str = "50_creates_at_once";
@@ -69,10 +71,11 @@ const TRANSFER_JAIL: [&str; 3] = [
 ];
 
 impl Case {
-    pub(crate) const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::Warm,
         Self::ColdGvisor,
         Self::ColdJail,
+        Self::Containers,
         Self::Exec,
         Self::Burst,
         Self::IdleMemory,
@@ -87,9 +90,12 @@ impl Case {
             Self::Warm => [Wall::Gvisor.server(), &["--pool", "base=4"]].concat(),
             Self::ColdJail => Wall::Jail.server().to_vec(),
             Self::Transfer(wall) => wall.server().to_vec(),
-            Self::ColdGvisor | Self::Exec | Self::Burst | Self::IdleMemory | Self::Thousand => {
-                Wall::Gvisor.server().to_vec()
-            }
+            Self::ColdGvisor
+            | Self::Containers
+            | Self::Exec
+            | Self::Burst
+            | Self::IdleMemory
+            | Self::Thousand => Wall::Gvisor.server().to_vec(),
         }
     }
 
@@ -98,6 +104,7 @@ impl Case {
             Self::Warm => warm(setting, subject).await,
             Self::ColdGvisor => cold_gvisor(setting, subject).await,
             Self::ColdJail => cold_jail(setting, subject).await,
+            Self::Containers => containers(setting, subject).await,
             Self::Exec => exec_true(setting, subject).await,
             Self::Burst => burst(setting, subject).await,
             Self::IdleMemory => idle_memory(setting, subject).await,
@@ -113,6 +120,7 @@ impl Measured for Case {
             Self::Warm => &[WARM],
             Self::ColdGvisor => &[COLD_GVISOR],
             Self::ColdJail => &[COLD_JAIL],
+            Self::Containers => &[CONTAINERS],
             Self::Exec => &[EXEC_INSIDE, EXEC_RUNSC],
             Self::Burst => &[BURST],
             Self::IdleMemory => &[IDLE_MEMORY],
@@ -207,6 +215,33 @@ async fn cold_jail(setting: &Setting, subject: &Subject) -> Result<Vec<Row>> {
         "bwrap",
         &theirs,
         Bar::RatioAndAtMost(2.0, 25.0),
+    )])
+}
+
+/// What people use today where there is one: beside a gVisor sandbox, which is a stronger wall than theirs.
+async fn containers(setting: &Setting, subject: &Subject) -> Result<Vec<Row>> {
+    let peer = Containers::new(&setting.image, setting.dir()).await;
+    let (mut ours, mut theirs) = (Samples::default(), Samples::default());
+    for round in 0..=setting.rounds(50) {
+        let (elapsed, id) = create_to_first_byte(&subject.client, &plain()).await?;
+        kill(&subject.client, &id).await?;
+        let peer_elapsed = match &peer {
+            Some(peer) => Some(peer.first_byte().await?),
+            None => None,
+        };
+        if round > 0 {
+            ours.push(elapsed);
+            theirs.0.extend(peer_elapsed);
+        }
+    }
+    let name = peer.as_ref().map_or("podman or docker", |peer| peer.name);
+    Ok(vec![Row::compare(
+        CONTAINERS,
+        "ms",
+        &ours,
+        name,
+        &theirs,
+        Bar::Shown,
     )])
 }
 

@@ -1,4 +1,4 @@
-//! The peers: raw `runsc` and `bwrap` on the same root filesystem, started as a person with a shell would.
+//! The peers: raw `runsc`, `bwrap`, and podman or docker on the same root filesystem, started as a person with a shell would.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -152,30 +152,50 @@ fn bundle_config(image: &Path, root: &Path, argv: &[&str]) -> Value {
     })
 }
 
+/// The template's image, mounted read-only for peers that want a directory; unmounted when dropped.
+#[derive(Debug)]
+struct MountedImage {
+    at: PathBuf,
+}
+
+impl MountedImage {
+    /// `None` if it cannot be mounted here.
+    async fn new(image: &Path, at: PathBuf) -> Option<Self> {
+        std::fs::create_dir_all(&at).ok()?;
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "erofs", "-o", "loop,ro"]).arg(image).arg(&at);
+        succeeds(mount).await.then_some(Self { at })
+    }
+}
+
+impl Drop for MountedImage {
+    fn drop(&mut self) {
+        let _gone = std::process::Command::new("umount").arg(&self.at).status();
+    }
+}
+
+async fn succeeds(mut command: Command) -> bool {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    command.status().await.is_ok_and(|status| status.success())
+}
+
 /// `bwrap` on the same root, mounted read-only, with every namespace of its own. The image has no mount points for
 /// /proc and /dev, and bwrap no overlay, so its top directory is put together anew, as people do with bwrap.
 #[derive(Debug)]
 pub(crate) struct Bwrap {
     program: PathBuf,
-    root: PathBuf,
+    root: MountedImage,
 }
 
 impl Bwrap {
     /// `None` if there is no bwrap, or the image cannot be mounted here.
     pub(crate) async fn new(image: &Path, dir: &Path) -> Option<Self> {
         let program = find_in_path("bwrap")?;
-        let root = dir.join("bwrap-root");
-        std::fs::create_dir_all(&root).ok()?;
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "erofs", "-o", "loop,ro"]).arg(image).arg(&root);
-        let mounted = mount
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .status()
-            .await
-            .ok()?
-            .success();
-        mounted.then_some(Self { program, root })
+        let root = MountedImage::new(image, dir.join("bwrap-root")).await?;
+        Some(Self { program, root })
     }
 
     /// Milliseconds from start to the first byte of output.
@@ -191,10 +211,10 @@ impl Bwrap {
                 "/",
             ])
             .arg("--ro-bind")
-            .arg(self.root.join("usr"))
+            .arg(self.root.at.join("usr"))
             .arg("/usr")
             .arg("--ro-bind")
-            .arg(self.root.join("etc"))
+            .arg(self.root.at.join("etc"))
             .arg("/etc")
             .args(["--symlink", "usr/bin", "/bin", "--symlink", "usr/lib", "/lib"])
             .args([
@@ -212,9 +232,58 @@ impl Bwrap {
     }
 }
 
-impl Drop for Bwrap {
-    fn drop(&mut self) {
-        let _gone = std::process::Command::new("umount").arg(&self.root).status();
+/// Podman, or docker where a daemon answers, without a network.
+#[derive(Debug)]
+pub(crate) struct Containers {
+    pub(crate) name: &'static str,
+    run: Vec<String>,
+    root: MountedImage,
+}
+
+impl Containers {
+    /// `None` if there is neither, or none that can run a container on this machine.
+    pub(crate) async fn new(image: &Path, dir: &Path) -> Option<Self> {
+        let mut root = MountedImage::new(image, dir.join("container-root")).await?;
+        let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
+        let mut ways = Vec::new();
+        if find_in_path("podman").is_some() {
+            let rootfs = format!("{}:O", root.at.display());
+            let limits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"];
+            let begin = ["run", "--rm", "--network=none"];
+            let end = ["--rootfs", &rootfs];
+            ways.push(("podman", words(&[&["podman"], &begin[..], &end].concat())));
+            // For machines with the older cgroups, which Debian's default runtime refuses.
+            let runc = ["podman", "--runtime", "runc", "--cgroup-manager", "cgroupfs"];
+            ways.push(("podman", words(&[&runc, &begin[..], &limits, &end].concat())));
+        }
+        if find_in_path("docker").is_some() {
+            const IMAGE: &str = "atoll-bench-peer";
+            let mut import = Command::new("sh");
+            let line = format!("docker info >/dev/null && tar -C \"$0\" -c . | docker import - {IMAGE}");
+            import.args(["-c", &line]).arg(&root.at);
+            if ways.is_empty() && succeeds(import).await {
+                ways.push((
+                    "docker",
+                    words(&["docker", "run", "--rm", "--network=none", IMAGE]),
+                ));
+            }
+        }
+        for (name, run) in ways {
+            let peer = Self { name, run, root };
+            if peer.first_byte().await.is_ok() {
+                return Some(peer);
+            }
+            let Self { root: again, .. } = peer;
+            root = again;
+        }
+        None
+    }
+
+    /// Milliseconds from start to the first byte of output.
+    pub(crate) async fn first_byte(&self) -> Result<f64> {
+        let mut command = Command::new(&self.run[0]);
+        command.args(&self.run[1..]).args(ECHO).kill_on_drop(true);
+        first_byte(command).await
     }
 }
 

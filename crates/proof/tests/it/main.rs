@@ -15,6 +15,7 @@ mod keys;
 mod ledger;
 mod pools;
 mod ports;
+mod quota;
 mod refusals;
 mod sandboxes;
 mod sessions;

@@ -1,0 +1,34 @@
+//! How much a project may keep.
+
+use atoll_proof::{Answer, Server, json, on_every_tier};
+
+on_every_tier!(with atoll_proof::Options::default().config("max_storage = \"8M\"");
+    a_project_over_its_quota_stores_no_more,
+);
+
+/// What is stored is counted, what would come on top is refused, and what runs goes on; deleting makes room.
+async fn a_project_over_its_quota_stores_no_more(server: &Server) {
+    let sandbox = server.sandbox().await;
+    sandbox
+        .sh("dd if=/dev/urandom of=/home/user/big bs=1M count=16 status=none")
+        .await
+        .ok();
+    let large = json!({"name": "large", "kind": "filesystem"});
+    sandbox.ask("/snapshots", large).await.expect(201);
+    let again = json!({"name": "more", "kind": "filesystem"});
+    let refused = |answer: Answer| answer.refused(429, "storage_quota_exceeded");
+    refused(sandbox.ask("/snapshots", again.clone()).await);
+    refused(sandbox.ask("/pause", json!({})).await);
+    refused(
+        server
+            .client()
+            .post("/v1/volumes", &json!({"name": "v", "size_bytes": 16 << 20}))
+            .await,
+    );
+    sandbox.assert_works().await;
+    server.client().get("/v1/snapshots/more").await.expect(404);
+    server.client().delete("/v1/snapshots/large").await.expect(204);
+    sandbox.sh("rm /home/user/big").await.ok();
+    sandbox.ask("/snapshots", again).await.expect(201);
+    sandbox.assert_works().await;
+}
