@@ -4,6 +4,7 @@ use atoll_guest_protocol::{Configure, Exec};
 
 use crate::failure::Outcome;
 use crate::job::Shared;
+use crate::network;
 use crate::users::Users;
 
 const START_LOG: u32 = 256 * 1024;
@@ -22,6 +23,9 @@ pub(crate) fn apply(configure: Configure, shared: &mut Shared) -> Outcome {
     set_clock(configure.now_millis);
     let _ = std::fs::write("/dev/urandom", configure.seed);
     let start = configure.start.clone();
+    if let Some(network) = &configure.network {
+        shared.network = network::apply(network)?;
+    }
     shared.config = configure;
     let Some(start) = start else {
         return Ok(());
@@ -42,7 +46,9 @@ pub(crate) fn apply(configure: Configure, shared: &mut Shared) -> Outcome {
         wait_for_reader: false,
         kill_on_close: false,
     };
-    shared.commands.start(exec, &shared.config, &shared.poller)?;
+    shared
+        .commands
+        .start(exec, &shared.config, &shared.network, &shared.poller)?;
     Ok(())
 }
 

@@ -21,6 +21,8 @@ pub(crate) struct Shared {
     pub(crate) commands: Commands,
     /// What the host configured; empty before it did.
     pub(crate) config: Configure,
+    /// Variables that tell programs of the way out; everything else in their environment wins over them.
+    pub(crate) network: Vec<(String, String)>,
     /// Streams to be stepped soon.
     pub(crate) wakes: Vec<u32>,
 }

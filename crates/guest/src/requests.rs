@@ -17,12 +17,17 @@ use crate::files::{Place, Stats, change};
 use crate::follow::Follow;
 use crate::job::{Answer, Job, Shared};
 use crate::long::Long;
+use crate::network;
 use crate::usage;
 
 pub(crate) fn open(request: Request, stream: u32, shared: &mut Shared) -> Outcome<Box<dyn Job>> {
     match request {
         Request::Long { length } => Long::open(length, stream),
         Request::Configure(configure) => configure::apply(configure, shared).map(|()| Answer::nothing()),
+        Request::Network(network) => {
+            shared.network = network::apply(&network)?;
+            Ok(Answer::nothing())
+        }
         Request::Exec(exec) => start(exec, stream, shared),
         Request::Attach { command, from } => {
             let number = shared.commands.find(&command)?;
@@ -116,7 +121,9 @@ fn place(path: &[u8], user: Option<&str>, shared: &Shared) -> Outcome<Place> {
 
 fn start(exec: Exec, stream: u32, shared: &mut Shared) -> Outcome<Box<dyn Job>> {
     let kill_on_close = exec.kill_on_close;
-    let number = shared.commands.start(exec, &shared.config, &shared.poller)?;
+    let number = shared
+        .commands
+        .start(exec, &shared.config, &shared.network, &shared.poller)?;
     shared.commands.attach(number, stream, 0);
     let pid = shared.commands.get_mut(number).map_or(0, |command| command.pid());
     let started = Message::Started {

@@ -82,6 +82,7 @@ pub(crate) fn agent(options: &Options) -> io::Result<Agent> {
         poller,
         commands: Commands::new(null, confinement, raise_open_files()),
         config: Configure::default(),
+        network: Vec::new(),
         wakes: Vec::new(),
     };
     Agent::new(input, signals, shared)

@@ -246,7 +246,7 @@ impl Demo {
     async fn state(&mut self) -> Result<()> {
         let sandbox = self
             .client
-            .post("/v1/sandboxes", &create_body(&spec("base", None)?))
+            .post("/v1/sandboxes", &create_body(&spec("base", None)?)?)
             .await?;
         let id = text(&sandbox, "id");
         self.sandboxes.push(id.clone());
@@ -329,7 +329,7 @@ impl Demo {
     }
 
     async fn hog(&mut self) -> Result<String> {
-        let body = create_body(&spec("base", Some("128M"))?);
+        let body = create_body(&spec("base", Some("128M"))?)?;
         let sandbox = self.client.post("/v1/sandboxes", &body).await?;
         let id = text(&sandbox, "id");
         self.sandboxes.push(id.clone());
