@@ -4,7 +4,6 @@ use atoll_guest_protocol::{Configure, Exec};
 
 use crate::failure::Outcome;
 use crate::job::Shared;
-use crate::network;
 use crate::users::Users;
 
 const START_LOG: u32 = 256 * 1024;
@@ -23,8 +22,8 @@ pub(crate) fn apply(configure: Configure, shared: &mut Shared) -> Outcome {
     set_clock(configure.now_millis);
     let _ = std::fs::write("/dev/urandom", configure.seed);
     let start = configure.start.clone();
-    if let Some(network) = &configure.network {
-        shared.network = network::apply(network)?;
+    if let Some(network) = configure.network.clone() {
+        shared.way_out.tell(network)?;
     }
     shared.config = configure;
     let Some(start) = start else {
@@ -48,7 +47,7 @@ pub(crate) fn apply(configure: Configure, shared: &mut Shared) -> Outcome {
     };
     shared
         .commands
-        .start(exec, &shared.config, &shared.network, &shared.poller)?;
+        .start(exec, &shared.config, shared.way_out.env(), &shared.poller)?;
     Ok(())
 }
 

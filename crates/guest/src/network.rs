@@ -40,8 +40,36 @@ const END: &str = "# end of the authority of this sandbox\n";
 /// A list of all authorities has 200 KB.
 const LONGEST: u64 = 8 << 20;
 
-/// Writes what has to be written, and gives the variables for programs that start from now on.
-pub(crate) fn apply(network: &Network) -> Outcome<Vec<(String, String)>> {
+/// What was told last, so that the same again costs nothing: in gVisor every look at a file does.
+#[derive(Debug, Default)]
+pub(crate) struct WayOut {
+    told: Option<Network>,
+    /// How programs find the authority.
+    trusted: Vec<(String, String)>,
+    env: Vec<(String, String)>,
+}
+
+impl WayOut {
+    /// Makes it known to programs that start from now on.
+    pub(crate) fn tell(&mut self, network: Network) -> Outcome {
+        let files = |network: &Network| (network.nameserver.clone(), network.authority.clone());
+        if self.told.as_ref().map(files) != Some(files(&network)) {
+            self.told = None;
+            self.trusted = write_files(&network)?;
+        }
+        self.env = self.trusted.iter().chain(&network.env).cloned().collect();
+        self.told = Some(network);
+        Ok(())
+    }
+
+    /// For the environment of every command; everything else in it wins over these.
+    pub(crate) fn env(&self) -> &[(String, String)] {
+        &self.env
+    }
+}
+
+/// Gives the variables by which programs find the authority.
+fn write_files(network: &Network) -> Outcome<Vec<(String, String)>> {
     if !network.nameserver.is_empty() {
         let text = format!("nameserver {}\noptions edns0\n", network.nameserver);
         put(Path::new(RESOLVER), &text)
@@ -58,7 +86,6 @@ pub(crate) fn apply(network: &Network) -> Outcome<Vec<(String, String)>> {
         distrust(Path::new("/"))
             .map_err(|error| from_io("cannot take back the sandbox's certificate authority", &error))?;
     }
-    env.extend(network.env.iter().cloned());
     Ok(env)
 }
 

@@ -17,7 +17,6 @@ use crate::files::{Place, Stats, change};
 use crate::follow::Follow;
 use crate::job::{Answer, Job, Shared};
 use crate::long::Long;
-use crate::network;
 use crate::usage;
 
 pub(crate) fn open(request: Request, stream: u32, shared: &mut Shared) -> Outcome<Box<dyn Job>> {
@@ -25,7 +24,7 @@ pub(crate) fn open(request: Request, stream: u32, shared: &mut Shared) -> Outcom
         Request::Long { length } => Long::open(length, stream),
         Request::Configure(configure) => configure::apply(configure, shared).map(|()| Answer::nothing()),
         Request::Network(network) => {
-            shared.network = network::apply(&network)?;
+            shared.way_out.tell(network)?;
             Ok(Answer::nothing())
         }
         Request::Exec(exec) => start(exec, stream, shared),
@@ -123,7 +122,7 @@ fn start(exec: Exec, stream: u32, shared: &mut Shared) -> Outcome<Box<dyn Job>> 
     let kill_on_close = exec.kill_on_close;
     let number = shared
         .commands
-        .start(exec, &shared.config, &shared.network, &shared.poller)?;
+        .start(exec, &shared.config, shared.way_out.env(), &shared.poller)?;
     shared.commands.attach(number, stream, 0);
     let pid = shared.commands.get_mut(number).map_or(0, |command| command.pid());
     let started = Message::Started {

@@ -109,7 +109,12 @@ impl World {
 
     /// Gives the host one more address of its own, while everything runs.
     pub fn give_host(&self, address: &str) {
-        ip(&["-n", &self.names[0], "address", "add", address, "dev", "out"]);
+        let mut words = vec!["-n", &self.names[0], "address", "add", address, "dev", "out"];
+        if address.contains(':') {
+            // At once, without asking round whether somebody else has it.
+            words.push("nodad");
+        }
+        ip(&words);
     }
 
     /// The certificate of whoever signs in this world.

@@ -59,7 +59,9 @@ use atoll_runtime::channel::Guest;
 use atoll_runtime::probe::{Probe, Verdict};
 use atoll_runtime::{Instance, InstanceSpec, Runtime, Runtimes};
 use atoll_store::{Cursor, Fact, NewFact, Store};
-use atoll_types::{Fault, InstanceId, Isolation, ProjectId, SandboxId, SandboxState, Timestamp};
+use atoll_types::{
+    Fault, InstanceId, Isolation, NetworkPolicy, ProjectId, SandboxId, SandboxState, TemplateId, Timestamp,
+};
 use atoll_vault::Vault;
 use atoll_volumes::Volumes;
 use tokio::sync::{Notify, Semaphore, mpsc};
@@ -120,6 +122,8 @@ struct Inner {
     /// Held while volumes are attached or let go, so that none is let go that was just attached.
     volume_lock: Arc<tokio::sync::Mutex<()>>,
     outside: Outside,
+    /// What templates say about the network of sandboxes.
+    template_policies: Mutex<HashMap<TemplateId, Option<NetworkPolicy>>>,
     /// Held while a secret changes, so that of two values the later one stays.
     secret_lock: tokio::sync::Mutex<()>,
     facts: mpsc::Sender<NewFact>,
@@ -181,6 +185,7 @@ impl Sandboxes {
                 garbage: Notify::new(),
                 volume_lock: Arc::default(),
                 outside,
+                template_policies: Mutex::default(),
                 secret_lock: tokio::sync::Mutex::default(),
                 facts,
                 artifact_lock: tokio::sync::Mutex::new(()),

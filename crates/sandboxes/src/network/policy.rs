@@ -1,7 +1,7 @@
 //! From the words in a row to what the proxy enforces.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use atoll_egress::{Tenant, TrustId, Used};
 use atoll_policy::{Explanation, Grant, Policy, Question};
@@ -67,12 +67,27 @@ impl Sandboxes {
         if let Some(policy) = &spec.network {
             return (policy.clone(), PolicySource::Sandbox);
         }
-        let template = self.resolve_template(template.as_str()).ok();
-        if let Some(policy) = template.and_then(|template| template.manifest.network) {
+        if let Some(policy) = self.template_policy(template) {
             return (policy, PolicySource::Template);
         }
         let policy = self.way_out().map(|way| way.default.clone());
         (policy.unwrap_or_default(), PolicySource::Default)
+    }
+
+    /// Read once: a template never changes.
+    fn template_policy(&self, template: &TemplateId) -> Option<NetworkPolicy> {
+        let known = || {
+            self.inner
+                .template_policies
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+        };
+        if let Some(policy) = known().get(template) {
+            return policy.clone();
+        }
+        let policy = self.resolve_template(template.as_str()).ok()?.manifest.network;
+        known().insert(template.clone(), policy.clone());
+        policy
     }
 
     /// Refuses a network that makes no sense, or that there is none for; else as [`Sandboxes::admission`].
