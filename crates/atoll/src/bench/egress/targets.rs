@@ -4,6 +4,7 @@ use std::io;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 
 use base64::Engine as _;
@@ -70,10 +71,16 @@ fn pem(certificate: &[u8]) -> String {
 /// Servers in a namespace, on threads of their own; gone when dropped.
 #[derive(Debug)]
 pub(super) struct Targets {
+    /// Clients that are connected.
+    open: Arc<AtomicUsize>,
     _stop: oneshot::Sender<()>,
 }
 
 impl Targets {
+    pub(super) fn open(&self) -> usize {
+        self.open.load(Ordering::Relaxed)
+    }
+
     /// HTTPS on `address`, and names on `names`.
     pub(super) fn start(
         namespace: PathBuf,
@@ -84,6 +91,8 @@ impl Targets {
         let (stop, stopped) = oneshot::channel();
         let (ready, started) = mpsc::channel();
         let acceptor = identity.acceptor.clone();
+        let open = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&open);
         std::thread::spawn(move || {
             let begin = || {
                 enter(&namespace)?;
@@ -111,7 +120,7 @@ impl Targets {
                     Err(error) => return drop(ready.send(Err(error).doing("cannot open a server"))),
                 };
                 let _nobody = ready.send(Ok(()));
-                tokio::spawn(https(listener, acceptor));
+                tokio::spawn(https(listener, acceptor, counted));
                 if let Some(names) = names {
                     tokio::spawn(resolver(names));
                 }
@@ -120,16 +129,18 @@ impl Targets {
             runtime.shutdown_background();
         });
         let started = started.recv().map_err(|_| Error::new("a server did not start"));
-        started?.map(|()| Self { _stop: stop })
+        started?.map(|()| Self { open, _stop: stop })
     }
 }
 
-async fn https(listener: TcpListener, acceptor: TlsAcceptor) {
+async fn https(listener: TcpListener, acceptor: TlsAcceptor, open: Arc<AtomicUsize>) {
     while let Ok((stream, _)) = listener.accept().await {
-        let acceptor = acceptor.clone();
+        let (acceptor, open) = (acceptor.clone(), Arc::clone(&open));
         tokio::spawn(async move {
+            open.fetch_add(1, Ordering::Relaxed);
             // A client that goes away is not ours to report.
             let _gone = serve(stream, acceptor).await;
+            open.fetch_sub(1, Ordering::Relaxed);
         });
     }
 }

@@ -64,7 +64,7 @@ const WORLD: Place = Place {
 pub(crate) struct World {
     namespaces: Namespaces,
     authority: PathBuf,
-    _targets: [Targets; 2],
+    targets: [Targets; 2],
     socks: Option<Socks>,
     _dir: tempfile::TempDir,
 }
@@ -87,7 +87,7 @@ impl World {
             socks,
             namespaces,
             authority,
-            _targets: targets,
+            targets,
             _dir: dir,
         })
     }
@@ -113,6 +113,11 @@ impl World {
             From::Home => "127.0.0.1",
         };
         self.socks.as_ref().map(|_| format!("{address}:{SOCKS_PORT}"))
+    }
+
+    /// How many connections the servers hold at the moment.
+    pub(super) fn open(&self) -> usize {
+        self.targets.iter().map(Targets::open).sum()
     }
 
     pub(super) fn socks_name(&self) -> &'static str {
