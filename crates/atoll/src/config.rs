@@ -63,7 +63,7 @@ pub(crate) struct ConfigFile {
     pub(crate) vault_key: Option<PathBuf>,
     /// A file with the key (32 bytes, or 64 hexadecimal digits) that secrets are encrypted with in the database; readable
     /// by the server's user alone. Default: `ATOLL_SECRETS_KEY_FILE`, or `secrets.key` in the data directory, which is made
-    /// when it is first needed. Losing it loses the secrets; keep it away from backups of the rest.
+    /// when it is first needed. `ATOLL_SECRETS_KEY` in the environment, the key itself in hexadecimal digits, wins over both. Losing it loses the secrets; keep it away from backups of the rest.
     pub(crate) secrets_key: Option<PathBuf>,
     /// Whether a pause waits until what it saved is on the disk itself. `false` is for benchmarks: a crash of the machine
     /// may then lose what was acknowledged. Default: `true`.

@@ -14,17 +14,18 @@ use atoll_types::NetworkPolicy;
 use crate::config::{Config, NetworkConfig};
 use crate::output::{Doing, Result};
 
+/// May hold the key of the secrets itself, for those who keep no file.
+const KEY: &str = "ATOLL_SECRETS_KEY";
+
 /// What the configuration gets wrong is an error; what the machine lacks is a server whose sandboxes reach nothing.
 pub(crate) async fn open(config: &Config, data: &Path) -> Result<Outside> {
-    let path = config
-        .secrets_key
-        .clone()
-        .unwrap_or_else(|| data.join("secrets.key"));
-    let load = || match config.secrets_key {
-        Some(_) => MasterKey::load(&path),
-        None => MasterKey::load_or_create(&path),
+    let given = std::env::var_os(KEY).filter(|key| !key.is_empty());
+    let key = match (given, &config.secrets_key) {
+        (Some(key), _) => MasterKey::parse(key.as_encoded_bytes(), &format!("the variable {KEY}")),
+        (None, Some(path)) => MasterKey::load(path),
+        (None, None) => MasterKey::load_or_create(&data.join("secrets.key")),
     };
-    let key = load().doing("cannot open the key of the secrets")?;
+    let key = key.doing("cannot open the key of the secrets")?;
     let broker = Arc::new(Broker::new(&key).doing("cannot open the key of the secrets")?);
     let recorder = Arc::new(Recorder::default());
     let way = match way_out(&config.network, data, key, &broker, &recorder).await? {

@@ -183,7 +183,7 @@ impl Dialer {
 /// Whether the host would speak with itself there. The kernel knows: what it sends to itself it sends from the very
 /// address, or from that of the loopback interface. Nothing is sent; it takes microseconds. Where that cannot be found out
 /// it is taken for the host's own.
-fn is_own(address: IpAddr) -> bool {
+pub fn is_own(address: IpAddr) -> bool {
     let local = |socket: std::net::UdpSocket| match socket.connect((address, 9)) {
         Ok(()) => socket.local_addr().map(|local| Some(local.ip())),
         // Nobody can be reached there from here, and so nobody will.

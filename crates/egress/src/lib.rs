@@ -47,6 +47,7 @@ use tokio::task::JoinSet;
 
 pub use broker::{Broker, BrokerError, MasterKey, Secret};
 pub use config::{Answers, AsDialled, Config, Origin, Sockets, Timeouts};
+pub use dial::is_own;
 pub use error::{Error, Result};
 pub use events::{EgressEvent, EgressProtocol, EventKind, Witness};
 pub use intercept::{InterceptConfig, InterceptError};

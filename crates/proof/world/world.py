@@ -344,6 +344,12 @@ class Secure(SecureMixin, Threads):
     pass
 
 
+class Bomb(Threads):
+    def get_request(self):
+        sock, address = super().get_request()
+        return BOMB.wrap_socket(sock, server_side=True, do_handshake_on_connect=False), address
+
+
 class Secure6(SecureMixin, Threads6):
     pass
 
@@ -407,6 +413,10 @@ def note_sni(_socket, name, _context):
 
 
 CONTEXT.sni_callback = note_sni
+# A server with a certificate of many megabytes.
+(HERE / "bomb.pem").write_bytes((HERE / "tls.pem").read_bytes() + (HERE / "ca.pem").read_bytes() * 20000)
+BOMB = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+BOMB.load_cert_chain(HERE / "bomb.pem", HERE / "tls.key")
 servers = [
     UdpServer((RESOLVER, 53), Udp),
     Threads((RESOLVER, 53), TcpNames),
@@ -415,6 +425,7 @@ servers = [
     Threads((PUBLIC, 2222), Banner),
     Threads((OTHER, 2222), Banner),
     Threads((METADATA, 80), Forbidden),
+    Bomb((OTHER, 8444), Web),
     Threads((PRIVATE, 80), Forbidden),
     Threads((PRIVATE, 443), Forbidden),
 ]

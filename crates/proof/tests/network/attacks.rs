@@ -19,6 +19,7 @@ in_a_world!(
     tunnels_and_odd_ports,
     a_crowd_of_slow_connections,
     endless_headers_and_garbage,
+    a_bomb_of_certificates,
     smuggled_requests,
     the_host_and_its_api,
     the_hosts_own_public_addresses,
@@ -316,6 +317,22 @@ END";
     assert_unharmed(server, world, &attacker, memory).await;
 }
 
+async fn a_bomb_of_certificates(server: &mut Server, world: &World) {
+    let policy = json!({"rules": [
+        {"action": "allow", "to": "other.example.org", "ports": [8444], "paths": ["/**"]},
+    ]});
+    let attacker = sandbox(server, world, policy).await;
+    let memory = server.memory();
+    for _ in 0..5 {
+        let out = attacker
+            .sh("curl -sS -m 20 -w '\\n%{http_code}' https://other.example.org:8444/")
+            .await;
+        assert!(out.code != Some(0) || out.stdout.ends_with("502"), "{out:?}");
+    }
+    assert!(world.saw("http").is_empty());
+    assert_unharmed(server, world, &attacker, memory).await;
+}
+
 async fn smuggled_requests(server: &mut Server, world: &World) {
     let policy = json!({"rules": [{"action": "allow", "to": "api.example.org", "methods": ["GET", "POST"], "paths": ["/open/**"]}]});
     let attacker = sandbox(server, world, policy).await;
@@ -423,6 +440,18 @@ async fn the_hosts_own_public_addresses(server: &mut Server, world: &World) {
     }
     datagrams.set_nonblocking(true).unwrap();
     assert!(datagrams.recv(&mut [0; 8]).is_err(), "a datagram got through");
+    let why = attacker
+        .client
+        .get_with(
+            &attacker.path("/network/explain"),
+            &[("url", "http://198.51.100.7/")],
+        )
+        .await
+        .ok();
+    assert_eq!(
+        (&why["verdict"], &why["rule"]),
+        (&json!("denied"), &json!("floor: own address"))
+    );
     assert_unharmed(server, world, &attacker, memory).await;
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
 
 use atoll_egress::{Tenant, TrustId, Used};
-use atoll_policy::{Explanation, Grant, Policy, Question};
+use atoll_policy::{Explanation, Grant, Policy, Question, Step};
 use atoll_store::{SandboxRow, SecretRow};
 use atoll_types::{
     Fault, FaultKind, NetworkPolicy, NetworkRule, Preset, ProjectId, RuleAction, SandboxId, SandboxSpec,
@@ -40,11 +40,22 @@ impl Sandboxes {
             return Err(self.no_way_out());
         };
         let Explanation {
-            decision,
-            steps,
+            mut decision,
+            mut steps,
             inspected,
             secrets,
         } = tenant.policy.explain(&question, self.now());
+        if decision.is_allowed()
+            && let Some(address) = question.address
+            && let Some(own) = tenant.policy.own_address(address, atoll_egress::is_own)
+        {
+            steps.push(Step {
+                check: "floor".into(),
+                finding: own.reason.clone(),
+                verdict: Some(own.verdict),
+            });
+            decision = own;
+        }
         Ok(NetworkExplanation {
             verdict: decision.verdict,
             rule: decision.rule.as_str().to_owned(),
