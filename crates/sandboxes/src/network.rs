@@ -137,11 +137,21 @@ impl Sandboxes {
         let cell = self.cell(caller, id).await?;
         let service = self.clone();
         let task = self.inner.tasks.spawn(async move {
-            let mut row = cell.row.lock().await;
+            // One that is on its way up or down was given its policy already, and what becomes of its instance is open.
+            let mut row = loop {
+                let row = cell.row.lock().await;
+                if settled(&row) {
+                    break row;
+                }
+                drop(row);
+                service.settle(&cell, settled).await?;
+            };
             if !row.record.state.is_live() || row.record.state == SandboxState::Deleting {
                 drop(row);
                 return Err(cell.explain_end().await);
             }
+            // What is left of the last instance of one at rest is being taken away.
+            let runs = row.record.state == SandboxState::Running;
             let mut next = row.clone();
             next.spec.network = Some(policy);
             if let Some(secrets) = secrets {
@@ -149,7 +159,8 @@ impl Sandboxes {
             }
             let admission = service.check_network(&next).await?;
             // What it has to know comes first: a policy that reads its requests is no use to one who trusts nobody.
-            if let Some(instance) = cell.instance()
+            if runs
+                && let Some(instance) = cell.instance()
                 && let Some(network) = service.guest_network(admission.as_ref())?
                 && let Err(error) = instance
                     .guest
@@ -176,8 +187,8 @@ impl Sandboxes {
             cell.seen.send_replace(committed.clone());
             *row = committed;
             // Still under the lock, so that of two changes the later one stays.
-            if let Some(instance) = cell.instance() {
-                service.admit_behind(&instance.id, admission);
+            if let Some(instance) = row.record.instance.as_ref().filter(|_| runs) {
+                service.admit_behind(instance, admission);
             }
             Ok(())
         });
@@ -325,6 +336,14 @@ pub(crate) struct Cable {
     pub(crate) network: Network,
     /// Its namespace lives by this until the instance is in it.
     _link: Link,
+}
+
+/// Whether it is what it is to be: neither on its way up nor on its way down.
+pub(crate) fn settled(row: &SandboxRow) -> bool {
+    !matches!(
+        row.record.state,
+        SandboxState::Starting | SandboxState::Pausing | SandboxState::Resuming | SandboxState::Stopping
+    )
 }
 
 fn addresses(link: &Link) -> [IpAddr; 2] {

@@ -8,7 +8,9 @@ use atoll_store::{Fact, NewFact, SecretRow};
 use atoll_types::{Fault, FaultKind, ProjectId, SecretBinding, SecretId, Timestamp};
 use zeroize::Zeroizing;
 
+use crate::cell::Cell;
 use crate::faults::from_store;
+use crate::network::settled;
 use crate::snapshots::check_name;
 use crate::{Caller, Page, Sandboxes, entropy};
 
@@ -208,8 +210,23 @@ impl Sandboxes {
             if !uses_it {
                 continue;
             }
-            let row = cell.row.lock().await;
-            let Some(instance) = cell.instance() else { continue };
+            if settled(&cell.seen.borrow()) {
+                self.readmit(&cell).await;
+                continue;
+            }
+            // One on its way up may have been given the old binding already; how long it takes is not ours to say.
+            let service = self.clone();
+            self.inner.tasks.spawn(async move {
+                if service.settle(&cell, settled).await.is_ok() {
+                    service.readmit(&cell).await;
+                }
+            });
+        }
+    }
+
+    async fn readmit(&self, cell: &Cell) {
+        let row = cell.row.lock().await;
+        if let Some(instance) = cell.instance() {
             self.plug_in_again(&row, &instance).await;
         }
     }

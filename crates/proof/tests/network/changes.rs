@@ -57,9 +57,19 @@ async fn it_is_kept_over_pause_stop_and_fork(server: &mut Server, world: &World)
         assert_refused(&sandbox, "https://other.example.org/").await;
     }
     // Changed while it rests.
-    sandbox.ask("/pause", json!({})).await.ok();
-    set_network(&sandbox, &json!({"policy": {}})).await.ok();
-    sandbox.ask("/resume", json!({})).await.ok();
+    for _ in 0..4 {
+        sandbox.ask("/pause", json!({})).await.ok();
+        set_network(&sandbox, &json!({"policy": {}})).await.ok();
+        sandbox.ask("/resume", json!({})).await.ok();
+    }
+    assert_refused(&sandbox, API).await;
+    // And while it goes to rest or wakes up.
+    for way in ["/pause", "/resume"] {
+        let policy = json!({"policy": {}});
+        let (moved, set) = tokio::join!(sandbox.ask(way, json!({})), set_network(&sandbox, &policy));
+        moved.ok();
+        set.ok();
+    }
     assert_refused(&sandbox, API).await;
     set_network(&sandbox, &json!({"policy": allow(&["api.example.org"])}))
         .await
