@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
-use atoll_runtime::{Follower, SaveSink, SaveSource};
+use atoll_runtime::{Growing, SaveSink, SaveSource};
 use atoll_types::{Fault, FaultKind};
 
 use crate::faults::{from_scratch, from_vault};
@@ -137,9 +137,22 @@ impl SaveSink for IntoVault {
             .map_err(io::Error::other)
     }
 
-    fn growing(&self, name: &str, file: &File) -> io::Result<Option<Follower>> {
-        let pipe = self.save.stream(name).map_err(io::Error::other)?;
-        Follower::start(file, pipe).map(Some)
+    fn growing(&self, name: &str) -> io::Result<Option<(File, Box<dyn Growing>)>> {
+        let (file, growing) = self
+            .save
+            .grow(name, || self.scratch.file())
+            .map_err(io::Error::other)?;
+        Ok(Some((file, Box::new(IntoPack(growing)))))
+    }
+}
+
+/// A part that may become a pack of the vault as it is.
+#[derive(Debug)]
+struct IntoPack(atoll_vault::Growing);
+
+impl Growing for IntoPack {
+    fn finish(self: Box<Self>) -> io::Result<()> {
+        self.0.finish().map_err(io::Error::other)
     }
 }
 

@@ -183,19 +183,13 @@ impl Shared {
     }
 }
 
-/// Punches what lies between the chunks that stay. Only whole blocks count as garbage; what is smaller cannot be given back.
-fn punch_between(
-    path: &Path,
-    chunks: &BTreeMap<u64, u64>,
-    dry_run: bool,
-    report: &mut GcReport,
-) -> Result<()> {
-    let data = match fs::metadata(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        other => other.doing("look at", path)?,
-    };
-    let block = data.blksize().max(512);
-    let end = data.len().next_multiple_of(block);
+pub(crate) fn block_size(data: &fs::Metadata) -> u64 {
+    data.blksize().max(512)
+}
+
+/// What lies between chunks in a file of this length, as far as there are whole blocks in it.
+pub(crate) fn gaps(chunks: &BTreeMap<u64, u64>, len: u64, block: u64) -> Vec<(u64, u64)> {
+    let end = len.next_multiple_of(block);
     let mut gaps = Vec::new();
     let mut at = 0;
     for (start, stop) in chunks
@@ -209,6 +203,22 @@ fn punch_between(
         at = at.max(stop);
     }
     gaps.retain(|(from, to)| from.next_multiple_of(block) < to / block * block);
+    gaps
+}
+
+/// Punches what lies between the chunks that stay. Only whole blocks count as garbage; what is smaller cannot be given back.
+fn punch_between(
+    path: &Path,
+    chunks: &BTreeMap<u64, u64>,
+    dry_run: bool,
+    report: &mut GcReport,
+) -> Result<()> {
+    let data = match fs::metadata(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        other => other.doing("look at", path)?,
+    };
+    let block = block_size(&data);
+    let gaps = gaps(chunks, data.len(), block);
     if gaps.is_empty() {
         return Ok(());
     }

@@ -6,6 +6,7 @@ mod collect;
 mod crash;
 mod damage;
 mod full;
+mod growing;
 mod keys;
 mod model;
 mod portable;
