@@ -46,6 +46,11 @@ pub trait SaveSource: Send + Sync + Debug {
     /// The whole stream as a file that can be read and seeked, from its beginning.
     async fn file(&self, name: &str) -> io::Result<File>;
 
+    /// The same for a reader that knows how long the stream is and seeks: something else may follow behind its end.
+    async fn at_least(&self, name: &str) -> io::Result<File> {
+        self.file(name).await
+    }
+
     fn names(&self) -> Vec<String>;
 }
 

@@ -163,7 +163,8 @@ pub(crate) struct FromVault {
     opened: Arc<atoll_vault::Opened>,
     scratch: Scratch,
     names: Vec<String>,
-    parts: tokio::sync::Mutex<HashMap<String, Result<File, Fault>>>,
+    /// By name, and whether they may be longer.
+    parts: tokio::sync::Mutex<HashMap<(String, bool), Result<File, Fault>>>,
 }
 
 impl FromVault {
@@ -187,24 +188,45 @@ impl FromVault {
 #[async_trait]
 impl SaveSource for FromVault {
     async fn file(&self, name: &str) -> io::Result<File> {
-        if !self.names.iter().any(|known| known == name) {
-            return Err(missing(name));
-        }
-        let mut parts = self.parts.lock().await;
-        if !parts.contains_key(name) {
-            let (opened, scratch, part) = (Arc::clone(&self.opened), self.scratch.clone(), name.to_owned());
-            let read = tokio::task::spawn_blocking(move || read_part(&opened, &scratch, &part)).await;
-            parts.insert(name.to_owned(), read.map_err(io::Error::other)?);
-        }
-        match parts.get(name) {
-            Some(Ok(file)) => reopen(file),
-            Some(Err(fault)) => Err(io::Error::other(fault.clone())),
-            None => Err(missing(name)),
-        }
+        self.part(name, false).await
+    }
+
+    async fn at_least(&self, name: &str) -> io::Result<File> {
+        self.part(name, true).await
     }
 
     fn names(&self) -> Vec<String> {
         self.names.clone()
+    }
+}
+
+impl FromVault {
+    /// `at_least`: it may be longer than it was.
+    async fn part(&self, name: &str, at_least: bool) -> io::Result<File> {
+        if !self.names.iter().any(|known| known == name) {
+            return Err(missing(name));
+        }
+        let mut parts = self.parts.lock().await;
+        let key = (name.to_owned(), at_least);
+        if !parts.contains_key(&key) {
+            let (opened, scratch, part) = (Arc::clone(&self.opened), self.scratch.clone(), name.to_owned());
+            let read = tokio::task::spawn_blocking(move || {
+                let lent = match at_least {
+                    true => opened.lend(&part).map_err(|e| from_vault(&e))?,
+                    false => None,
+                };
+                match lent {
+                    Some(pack) => Ok(pack),
+                    None => read_part(&opened, &scratch, &part),
+                }
+            });
+            parts.insert(key.clone(), read.await.map_err(io::Error::other)?);
+        }
+        match parts.get(&key) {
+            Some(Ok(file)) => reopen(file),
+            Some(Err(fault)) => Err(io::Error::other(fault.clone())),
+            None => Err(missing(name)),
+        }
     }
 }
 

@@ -14,6 +14,12 @@ pub(crate) fn nobody_writes(file: &File) -> bool {
     granted(file, libc::F_RDLCK)
 }
 
+/// Whether it is known that somebody else has the file open. `file` is to be open for reading and writing. Where the filesystem
+/// knows no leases it is not known, and nothing was ever taken over or lent.
+pub(crate) fn somebody_has(file: &File) -> bool {
+    !granted(file, libc::F_WRLCK) && std::io::Error::last_os_error().kind() == std::io::ErrorKind::WouldBlock
+}
+
 /// Takes a lease and gives it back at once.
 fn granted(file: &File, kind: libc::c_int) -> bool {
     // SAFETY: the descriptor is open, and these commands take a number, not an address.
@@ -56,5 +62,15 @@ mod tests {
         assert!(nobody_writes(&reader));
         assert!(nobody_writes(&reader), "what was granted was given back");
         drop(reopen(&reader, true).unwrap());
+    }
+
+    #[test]
+    fn a_reader_is_noticed_too() {
+        let file = tempfile::tempfile().unwrap();
+        assert!(!somebody_has(&file));
+        let reader = reopen(&file, false).unwrap();
+        assert!(somebody_has(&file));
+        drop(reader);
+        assert!(!somebody_has(&file));
     }
 }

@@ -37,7 +37,7 @@ use crate::instance_dir::Record;
 use crate::{Error, SaveSink};
 
 /// The memory itself.
-const PAGES: &str = "pages";
+pub(super) const PAGES: &str = "pages";
 /// The parts of a memory save, in the order in which the sentry wants their files.
 pub(super) const MEMORY: [&str; 3] = ["checkpoint", "pages_meta", PAGES];
 /// The parts of a filesystem save of a layer on disk, in that order, and how `runsc` wants them to be called.

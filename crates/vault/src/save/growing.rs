@@ -5,7 +5,8 @@
 //!   read, cut, hashed      new    known       new     known          behind it
 //!   whole, nobody writes   ████░░░░░░░░░░░░░░░████████░░░░░░░│other streams   what is not new is punched out
 //! ```
-//! Memory is most of a save and most of it is new, so it is written once: a chunk that is new stays where it was written. When
+//! Memory is most of a save and most of it is new, so it is written once: a chunk that is new stays where it was written, and if
+//! nearly all are new, so do the others: what lies in a pack as it was written need not be copied to be read, either. When
 //! less than half is new, or somebody may still write to the file, the new chunks are copied to a pack of ours, and the file
 //! is forgotten. With a key nothing plain may reach the disk: then the file is one that the caller gives, and is copied too.
 //!
@@ -36,7 +37,7 @@ use crate::disk::{punch, reopen, unnamed};
 use crate::error::{Error, IoContext, Result};
 use crate::gc::{block_size, gaps};
 use crate::lease::nobody_writes;
-use crate::manifest::Ref;
+use crate::manifest::{ChunkRef, Ref};
 use crate::state::lock;
 
 /// How often it is looked whether there is more.
@@ -49,6 +50,8 @@ const GROWS: u8 = 0;
 const GIVEN_UP: u8 = 1;
 const WHOLE: u8 = 2;
 
+/// One part in so many is little.
+const LITTLE: u64 = 8;
 /// How long whoever says that it is done may take to close the file.
 const CLOSING: Duration = Duration::from_millis(20);
 
@@ -205,9 +208,17 @@ impl Growth {
         };
         let settled = worthwhile && self.closed()?;
         let mut new = lock(&inner.new);
+        tracing::debug!(
+            stream = self.name,
+            len,
+            new = new.stored,
+            adopted = settled,
+            "a stream is whole"
+        );
         if settled {
             self.is_long(len)?;
-            self.adopt(len, &mut new)?;
+            self.stay(len, refs, &mut new);
+            self.adopt(len, refs, &mut new)?;
             new.growing = None;
             return Ok(());
         }
@@ -235,15 +246,42 @@ impl Growth {
         Ok(true)
     }
 
-    fn adopt(&self, len: u64, new: &mut New) -> Result<()> {
+    /// Where little is known already, that stays too: then the stream lies in the pack as a whole, and can be lent
+    /// ([`crate::Opened::lend`]).
+    fn stay(&self, len: u64, refs: &mut [Ref], new: &mut New) {
+        let (mut at, mut known) = (0, Vec::new());
+        for one in refs {
+            let start = at;
+            at += one.len();
+            if let Ref::Chunk(chunk) = one
+                && (chunk.place.pack, chunk.place.offset) != (self.inner.pack, start)
+            {
+                known.push((start, chunk));
+            }
+        }
+        let bytes: u64 = known.iter().map(|(_, chunk)| u64::from(chunk.place.len)).sum();
+        if bytes > len / LITTLE {
+            return;
+        }
+        for (start, chunk) in known {
+            chunk.place.pack = self.inner.pack;
+            chunk.place.offset = start;
+        }
+        new.stored += bytes;
+    }
+
+    fn adopt(&self, len: u64, refs: &[Ref], new: &mut New) -> Result<()> {
         let path = self.inner.pack_tmp();
         let file = reopen(&self.file, true)?;
         let block = block_size(&file.metadata().doing("look at", &path)?);
-        let chunks: BTreeMap<u64, u64> = new
-            .chunks
-            .values()
-            .map(|place| (place.offset, place.offset + u64::from(place.len)))
-            .collect();
+        let mut chunks = BTreeMap::new();
+        for one in refs {
+            if let Ref::Chunk(ChunkRef { place, .. }) = one
+                && place.pack == self.inner.pack
+            {
+                chunks.insert(place.offset, place.offset + u64::from(place.len));
+            }
+        }
         // Now, before it is written back: what is not on the disk yet need not be taken off it.
         for (from, to) in gaps(&chunks, len, block) {
             match punch(&file, from.next_multiple_of(block), to / block * block, &path) {

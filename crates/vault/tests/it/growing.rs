@@ -63,22 +63,22 @@ fn what_is_known_is_punched_out() {
     let old = noise(1, 4 * MIB);
     save_grown(&context.vault, "a", "prj", &old);
     let before = taken(&context);
-    let fresh = noise(2, 5 * MIB);
+    let fresh = noise(2, 8 * MIB);
     // Known, new, zeros, known, new twice.
     let data = [
         &old[..2 * MIB],
-        &fresh[..4 * MIB],
+        &fresh[..7 * MIB],
         &vec![0; MIB],
         &old[2 * MIB..],
-        &fresh[4 * MIB..],
-        &fresh[4 * MIB..],
+        &fresh[7 * MIB..],
+        &fresh[7 * MIB..],
     ]
     .concat();
     let saved = save_grown(&context.vault, "b", "prj", &data);
     // Chunks over the seams are new.
     let slack = MIB as u64;
     assert!(
-        saved.stored_bytes >= 5 * MIB as u64 && saved.stored_bytes <= 5 * MIB as u64 + slack,
+        saved.stored_bytes >= 8 * MIB as u64 && saved.stored_bytes <= 8 * MIB as u64 + slack,
         "{saved:?}"
     );
     let packs = files(context.path(), "packs");
@@ -102,6 +102,26 @@ fn what_is_known_is_punched_out() {
     let other = Context::new();
     other.vault.import(&mut &file[..], "c", "prj", 1 << 30).unwrap();
     assert!(load(&other.vault, "c").unwrap() == data);
+}
+
+#[test]
+fn where_little_is_known_it_stays_so_that_the_whole_can_be_lent() {
+    let context = Context::new();
+    let old = noise(1, MIB);
+    save(&context.vault, "a", "prj", &old);
+    let data = [noise(2, 9 * MIB), old, vec![0; MIB], noise(3, MIB)].concat();
+    let saved = save_grown(&context.vault, "b", "prj", &data);
+    assert!(
+        saved.stored_bytes >= 11 * MIB as u64,
+        "all of it is counted: {saved:?}"
+    );
+    let lent = context.vault.open_saved("b").unwrap().lend("data").unwrap();
+    assert!(lent.is_some());
+    drop(lent);
+    assert_eq!(context.vault.gc(&|_| true, false).unwrap().bytes, 0);
+    context.vault.delete("a").unwrap();
+    context.vault.gc(&|_| true, false).unwrap();
+    assert!(load(&context.reopen().vault, "b").unwrap() == data);
 }
 
 #[test]

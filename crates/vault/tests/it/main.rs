@@ -8,6 +8,7 @@ mod damage;
 mod full;
 mod growing;
 mod keys;
+mod lending;
 mod model;
 mod portable;
 mod saves;
