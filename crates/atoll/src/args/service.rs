@@ -72,6 +72,9 @@ pub(crate) struct BenchArgs {
     /// Only rows whose name contains this; may be repeated
     #[arg(long, value_name = "NAME")]
     pub(crate) only: Vec<String>,
+    /// The raw runsc to compare with, gVisor's own release say [default: the one that sandboxes use]
+    #[arg(long, env = "ATOLL_PEER_RUNSC", value_name = "PATH")]
+    pub(crate) peer_runsc: Option<std::path::PathBuf>,
     /// Print the names of the rows and stop
     #[arg(long)]
     pub(crate) list: bool,

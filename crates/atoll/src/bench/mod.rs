@@ -57,7 +57,7 @@ impl Setting {
         self.dir.path()
     }
 
-    /// The `runsc` to measure against and with.
+    /// The `runsc` to measure against.
     fn runsc(&self) -> Result<&Path> {
         self.runsc.as_deref().ok_or_else(|| {
             Error::new("there is no runsc here").hint("./atoll builds one; or set ATOLL_RUNSC")
@@ -190,7 +190,7 @@ fn prepare(global: &Global, args: &BenchArgs, many: usize) -> Result<Setting> {
         many,
         image: templates.image_path(&base),
         templates: config.templates,
-        runsc: config.runsc,
+        runsc: args.peer_runsc.clone().or(config.runsc),
         // Where ours are too: what a peer writes must meet the same disk.
         dir: subject::scratch()?,
     })
