@@ -31,6 +31,8 @@ use crate::extract::bearer;
 use crate::pipe::Pipe;
 
 const TOKEN_HEADER: HeaderName = HeaderName::from_static("x-atoll-token");
+/// The `Host` that the server in the sandbox is to see instead of the one that was asked for.
+const GUEST_HOST: HeaderName = HeaderName::from_static("x-atoll-host");
 /// The cookie, and the parameter that sets it.
 const TOKEN_NAME: &str = "atoll_token";
 /// More tokens than this in one request are not looked at.
@@ -310,8 +312,9 @@ fn outgoing(
     // hyper answers `100 Continue` to the client itself
     headers.remove(header::EXPECT);
     let peer = parts.extensions.get::<ConnectInfo<SocketAddr>>();
+    let shown = headers.remove(GUEST_HOST);
     forwarded(&mut headers, host.as_ref(), &app.options.public_scheme, peer);
-    if let Some(host) = host {
+    if let Some(host) = shown.or(host) {
         headers.insert(header::HOST, host);
     }
     if let Some(protocol) = protocol {
