@@ -112,7 +112,9 @@ impl Server {
 
         let (key, new_key) = admin_key(&data, &sandboxes).await?;
         let options = api_options(config, data.path());
-        let router = atoll_api_native::router(sandboxes.clone(), options);
+        let e2b = e2b_options(config, &options);
+        let native = atoll_api_native::router(sandboxes.clone(), options);
+        let router = atoll_api_e2b::router(sandboxes.clone(), e2b, native);
         let stop = CancellationToken::new();
         let serving = tokio::spawn(serve::serve(listener, router, stop.clone()));
         let url = url_of(address);
@@ -343,6 +345,20 @@ fn api_options(config: &Config, data: &Path) -> atoll_api_native::Options {
         options.port_domains.insert(0, config.domain.clone());
     }
     options
+}
+
+/// The same, for E2B's wire. Its SDKs always come by `https` and the domain alone, so a port that is not the usual one
+/// is part of the domain.
+fn e2b_options(config: &Config, native: &atoll_api_native::Options) -> atoll_api_e2b::Options {
+    let public_domain = (config.domain != "localhost").then(|| match config.public_port {
+        None | Some(443) => config.domain.clone(),
+        Some(port) => format!("{}:{port}", config.domain),
+    });
+    atoll_api_e2b::Options {
+        port_domains: native.port_domains.clone(),
+        public_domain,
+        scratch: native.scratch.clone(),
+    }
 }
 
 /// The key of the local CLI: read, or made on the first start and whenever the file was lost.

@@ -21,7 +21,7 @@ const LAYERS: [(&str, &[&str]); 7] = [
         &["lifecycle", "runtime", "image", "store", "vault", "volumes"],
     ),
     ("application", &["sandboxes"]),
-    ("translate", &["api-native"]),
+    ("translate", &["api-native", "api-e2b"]),
     ("programs", &["guest", "jailer", "atoll"]),
     ("proof", &["proof"]),
 ];
@@ -48,19 +48,19 @@ const OWNED: [(&str, &[&str], &str); 10] = [
     ("rusqlite", &["store"], "only the store speaks SQL"),
     (
         "axum",
-        &["api-native", "atoll"],
+        &["api-native", "api-e2b", "atoll"],
         "only a front end, and the program that serves it, know HTTP routes",
     ),
     ("utoipa", &["api-native"], "only a front end describes its wire"),
     ("clap", &["atoll"], "only the program reads a command line"),
     (
         "hyper",
-        &["api-native", "atoll"],
+        &["api-native", "api-e2b", "atoll"],
         "below a front end nobody knows HTTP",
     ),
     (
         "http",
-        &["api-native", "atoll"],
+        &["api-native", "api-e2b", "atoll"],
         "below a front end nobody knows HTTP",
     ),
     (
