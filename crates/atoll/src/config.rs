@@ -24,6 +24,7 @@ use crate::args::{LogFormat, ServerArgs, parse_cpu, parse_duration};
 use crate::output::{Error, Result};
 
 pub(crate) const DEFAULT_PORT: u16 = 7070;
+pub(crate) const DEFAULT_TLS_PORT: u16 = 7443;
 
 /// The file given with `--config`. Every key is optional.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -72,8 +73,23 @@ pub(crate) struct ConfigFile {
     pub(crate) log_format: Option<LogFormat>,
     /// Where traces go: the base URL of an OTLP/HTTP collector. Default: `OTEL_EXPORTER_OTLP_ENDPOINT`.
     pub(crate) otlp_endpoint: Option<String>,
+    /// Also serve HTTPS, as E2B's SDKs want it where they find sandboxes by `{port}-{sandbox}.{domain}`.
+    pub(crate) tls: Option<Tls>,
     /// Sandboxes kept ready to be claimed.
     pub(crate) pool: Vec<Pool>,
+}
+
+/// HTTPS beside plain HTTP.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Tls {
+    /// Address and port. Default: `127.0.0.1:7443`.
+    pub(crate) listen: Option<SocketAddr>,
+    /// A PEM file with the certificate and what leads to its authority, for the domain and `*.` of it. Default: one that a
+    /// local authority signs, which clients must be told to trust: `tls/ca.pem` in the data directory.
+    pub(crate) certificate: Option<PathBuf>,
+    /// The PEM file with its key.
+    pub(crate) key: Option<PathBuf>,
 }
 
 /// One warm pool.
@@ -211,6 +227,7 @@ pub(crate) struct Config {
     pub(crate) cgroup: String,
     pub(crate) log_format: Option<LogFormat>,
     pub(crate) otlp_endpoint: Option<String>,
+    pub(crate) tls: Option<Tls>,
     pub(crate) pools: Vec<Pool>,
 }
 
@@ -263,6 +280,7 @@ impl Config {
                 .otlp_endpoint
                 .or_else(|| std::env::var("OTEL_EXPORTER_OTLP_ENDPOINT").ok())
                 .filter(|url| !url.is_empty()),
+            tls: file.tls,
             pools: if args.pool.is_empty() {
                 file.pool
             } else {

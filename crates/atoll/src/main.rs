@@ -13,6 +13,7 @@ mod otlp;
 mod output;
 mod serve;
 mod server;
+mod tls;
 mod transfer;
 
 use std::process::ExitCode;

@@ -1,6 +1,6 @@
 //! The server: opens the data, finds the walls that work here, takes over what an earlier server left, and serves.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::args::{Global, ServerArgs};
 use crate::assets;
 use crate::client::Client;
-use crate::config::Config;
+use crate::config::{Config, DEFAULT_TLS_PORT};
 use crate::data::{DataDir, ServerFile, Taken};
 use crate::logging;
 use crate::output::{Doing, Error, Output, Result};
@@ -91,6 +91,15 @@ impl Server {
         let listener = listen(config.listen).await?;
         let address = listener.local_addr().doing("cannot listen")?;
 
+        let secured = match &config.tls {
+            Some(tls) => {
+                let own = SocketAddr::from((Ipv4Addr::LOCALHOST, DEFAULT_TLS_PORT));
+                let listener = listen(tls.listen.unwrap_or(own)).await?;
+                Some((listener, crate::tls::acceptor(tls, &config.domain, data.path())?))
+            }
+            None => None,
+        };
+
         let machine = Machine::look(config, data.path()).await?;
         for probe in &machine.tiers {
             match &probe.verdict {
@@ -116,7 +125,17 @@ impl Server {
         let native = atoll_api_native::router(sandboxes.clone(), options);
         let router = atoll_api_e2b::router(sandboxes.clone(), e2b, native);
         let stop = CancellationToken::new();
-        let serving = tokio::spawn(serve::serve(listener, router, stop.clone()));
+        let plain = serve::serve(listener, None, router.clone(), stop.clone());
+        let secured = match secured {
+            Some((listener, tls)) => Some(serve::serve(listener, Some(tls), router, stop.clone())),
+            None => None,
+        };
+        let serving = tokio::spawn(async move {
+            match secured {
+                Some(secured) => drop(tokio::join!(plain, secured)),
+                None => plain.await,
+            }
+        });
         let url = url_of(address);
         data.announce(&ServerFile {
             url: url.clone(),

@@ -179,7 +179,8 @@ pub(crate) async fn create(call: Call, request: &WatchRequest) -> Result<Watcher
             for change in changes {
                 if let Some(event) = translate(&call, &top, &change, with_entry).await {
                     let mut events = gathered.lock().unwrap_or_else(PoisonError::into_inner);
-                    if events.len() < MOST_EVENTS {
+                    // Writes that nobody has heard of yet are one.
+                    if events.len() < MOST_EVENTS && events.back() != Some(&event) {
                         events.push_back(event);
                     }
                 }
