@@ -206,6 +206,8 @@ async fn forward(
     };
     let (mut sender, connection) = hyper::client::conn::http1::Builder::new()
         .max_buf_size(HEAD_BYTES)
+        // As most clients write them; some servers look no closer.
+        .title_case_headers(true)
         .handshake(TokioIo::new(Pipe::new(stream)))
         .await
         .map_err(|error| guest_failed(port, &error))?;

@@ -34,6 +34,7 @@ pub const BASE_PACKAGES: &[&str] = &[
     "nodejs",
     "npm",
     "procps",
+    "python-is-python3",
     "python3",
     "python3-pip",
     "python3-venv",
