@@ -27,7 +27,7 @@ use std::sync::Arc;
 use atoll_sandboxes::Sandboxes;
 use axum::Router;
 
-pub use options::Options;
+pub use options::{Options, Secured};
 
 /// The whole wire in front of the native API, which gets what is not E2B's. It decides by headers and `Host` before any
 /// route is looked at, so this router must not be nested below a path.
@@ -39,6 +39,7 @@ pub fn router(sandboxes: Sandboxes, options: Options, native: Router) -> Router 
         processes: envd::Processes::default(),
         watchers: envd::Watchers::default(),
         samples: control::Samples::default(),
+        builds: control::Builds::default(),
     }));
     control::routes()
         .with_state(app.clone())
@@ -58,6 +59,7 @@ pub(crate) struct Inner {
     pub(crate) processes: envd::Processes,
     pub(crate) watchers: envd::Watchers,
     pub(crate) samples: control::Samples,
+    pub(crate) builds: control::Builds,
 }
 
 impl std::ops::Deref for App {

@@ -14,3 +14,7 @@ pub struct Options {
     /// Where uploads for templates are kept. What a killed server left there may be deleted at the next start.
     pub scratch: PathBuf,
 }
+
+/// Put into the extensions of requests that came over TLS, so that links back are `https`.
+#[derive(Debug, Clone, Copy)]
+pub struct Secured;

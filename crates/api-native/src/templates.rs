@@ -399,6 +399,7 @@ pub(crate) async fn build_from_context(
             context: upload.path().to_owned(),
             dockerfile,
             args: build.args,
+            no_cache: false,
         },
         start: build.start,
     };

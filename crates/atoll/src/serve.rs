@@ -54,8 +54,12 @@ pub(crate) async fn serve(
         };
         prepare(&stream);
         let api = TowerToHyperService::new(router.clone());
+        let is_secured = tls.is_some();
         let service = service_fn(move |mut request: hyper::Request<Incoming>| {
             request.extensions_mut().insert(ConnectInfo(peer));
+            if is_secured {
+                request.extensions_mut().insert(atoll_api_e2b::Secured);
+            }
             api.call(request)
         });
         let stop = stop.clone();

@@ -46,6 +46,8 @@ pub enum BuildFrom {
         context: PathBuf,
         dockerfile: String,
         args: Vec<(String, String)>,
+        /// Run every step again.
+        no_cache: bool,
     },
 }
 
@@ -102,6 +104,13 @@ impl Sandboxes {
             names: listed.names,
             manifest: listed.manifest,
         })
+    }
+
+    /// Lets another name stand for a template, whatever it stood for before.
+    pub async fn name_template(&self, which: &str, name: &str) -> Result<(), Fault> {
+        let manifest = self.resolve_template(which)?.manifest;
+        let (templates, name) = (self.inner.templates.clone(), name.to_owned());
+        blocking(move || templates.name(&name, &manifest.id)).await
     }
 
     pub async fn delete_template(&self, which: &str) -> Result<(), Fault> {
@@ -236,6 +245,7 @@ impl Sandboxes {
                 context,
                 dockerfile,
                 args,
+                no_cache,
             } => {
                 let options = DockerfileOptions {
                     name: request.name,
@@ -244,7 +254,7 @@ impl Sandboxes {
                     args: args.into_iter().collect(),
                     target: None,
                     start: false,
-                    no_cache: false,
+                    no_cache,
                     login: None,
                     now: self.now(),
                 };

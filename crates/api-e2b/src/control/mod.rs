@@ -1,5 +1,6 @@
 //! The control plane: sandboxes, snapshots, templates, volumes, as REST.
 
+mod builds;
 mod create;
 mod life;
 mod list;
@@ -8,19 +9,23 @@ mod metrics;
 mod names;
 mod network;
 mod read;
+mod recipe;
 mod snapshots;
+mod tags;
 mod teams;
 mod templates;
+mod uploads;
 mod view;
 mod volumes;
 
 use axum::Router;
 use axum::http::StatusCode;
-use axum::routing::{any, delete, get, post, put};
+use axum::routing::{any, delete, get, patch, post, put};
 
 use crate::App;
 use crate::error::Refusal;
 
+pub(crate) use builds::Builds;
 pub(crate) use metrics::{Samples, sample};
 pub(crate) use view::now_seconds;
 
@@ -48,6 +53,16 @@ pub(crate) fn routes() -> Router<App> {
         .route("/v2/templates", get(templates::list))
         .route("/templates/{id}", get(templates::get).delete(templates::delete))
         .route("/templates/aliases/{alias}", get(templates::exists))
+        .route("/v3/templates", post(builds::request))
+        .route("/v2/templates/{id}", patch(templates::publish))
+        .route("/v2/templates/{id}/builds/{build}", post(builds::start))
+        .route("/templates/{id}/builds/{build}/status", get(builds::status))
+        .route(
+            "/templates/{id}/files/{hash}",
+            get(uploads::link).put(uploads::receive),
+        )
+        .route("/templates/tags", post(tags::assign).delete(tags::remove))
+        .route("/templates/{id}/tags", get(tags::list))
         .route("/volumes", post(volumes::create).get(volumes::list))
         .route("/volumes/{id}", get(volumes::get).delete(volumes::delete))
         .route("/volumecontent/{*rest}", any(volumes::content))

@@ -6,10 +6,11 @@ use atoll_sandboxes::Template;
 use atoll_types::{FaultKind, MIB, Resources};
 use axum::extract::{Json, Path, State};
 use axum::http::StatusCode;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::names::Name;
-use super::read::Query;
+use super::read::{Query, Read};
 use super::{snapshots, view};
 use crate::App;
 use crate::auth::Auth;
@@ -64,7 +65,7 @@ pub(crate) async fn list(State(app): State<App>, Auth(_): Auth, query: Query) ->
     Ok(Json(templates.iter().map(info).collect()))
 }
 
-async fn find(app: &App, given: &str) -> Answer<Template> {
+pub(crate) async fn find(app: &App, given: &str) -> Answer<Template> {
     let name = Name::parse(given)?;
     let found = app.sandboxes.template(&name.stored()).await;
     found.map_err(|fault| match fault.kind {
@@ -89,6 +90,26 @@ pub(crate) async fn exists(
 ) -> Answer<Json<Value>> {
     let template = find(&app, &alias).await?;
     Ok(Json(json!({"templateID": template.manifest.id, "public": false})))
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Publish {
+    public: Option<bool>,
+}
+
+/// Templates belong to the server: everybody with a key may use them, nobody else.
+pub(crate) async fn publish(
+    State(app): State<App>,
+    Auth(_): Auth,
+    Path(id): Path<String>,
+    Read(request): Read<Publish>,
+) -> Answer<Json<Value>> {
+    let template = find(&app, &id).await?;
+    if request.public == Some(true) {
+        return Err(Refusal::unsupported("public", "templates belong to this server"));
+    }
+    Ok(Json(json!({ "names": template.names })))
 }
 
 /// Deletes a template or a snapshot.
