@@ -1,0 +1,9 @@
+//! Other products' SDKs, as published, against a real server: each is taken through every call by a script of ours, on
+//! every tier.
+//!
+//! `./test` installs them and says where: `ATOLL_TEST_E2B_PYTHONS` (interpreters, separated by colons, one for each version)
+//! and `ATOLL_TEST_E2B_NODES` (directories with a `node_modules`). Without them the tests are skipped, loudly.
+
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod e2b;
