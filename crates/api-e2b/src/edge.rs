@@ -30,7 +30,14 @@ const REFUSAL_BYTES: usize = 64 * 1024;
 #[derive(Debug, PartialEq, Eq)]
 enum Address {
     Api,
-    Port { sandbox: SandboxId, port: u16 },
+    Port {
+        sandbox: SandboxId,
+        port: u16,
+        /// By headers, as only E2B's clients do, rather than by host.
+        by_headers: bool,
+    },
+    /// A host that looks like a port's but names none, which the native proxy refuses in its own words.
+    Nowhere,
     Wrong(&'static str),
 }
 
@@ -43,7 +50,12 @@ pub(crate) async fn edge(State(app): State<App>, request: Request, next: Next) -
         Address::Api if is_signed_file(&request) => envd::serve_signed(&app, request).await,
         Address::Api => next.run(request).await,
         Address::Wrong(why) => (StatusCode::BAD_REQUEST, why).into_response(),
-        Address::Port { sandbox, port } => to_sandbox(&app, &sandbox, port, request).await,
+        Address::Nowhere => to_native(&app, request).await,
+        Address::Port {
+            sandbox,
+            port,
+            by_headers,
+        } => to_sandbox(&app, &sandbox, port, by_headers, request).await,
     }
 }
 
@@ -66,8 +78,12 @@ fn address(headers: &HeaderMap, authority: Option<&str>, domains: &[String]) -> 
         // Composite ids are cut at the dash.
         let bare = bare.split('-').next().unwrap_or_default();
         return match SandboxId::from_bare(bare) {
-            Ok(sandbox) if port > 0 => Address::Port { sandbox, port },
-            _ => Address::Wrong("Invalid sandbox ID"),
+            Ok(sandbox) if port > 0 => Address::Port {
+                sandbox,
+                port,
+                by_headers: false,
+            },
+            _ => Address::Nowhere,
         };
     }
     match (text("e2b-sandbox-id"), text("e2b-sandbox-port")) {
@@ -76,7 +92,11 @@ fn address(headers: &HeaderMap, authority: Option<&str>, domains: &[String]) -> 
         (Some(id), Some(port)) => match (parse_id(id), port.parse::<u16>()) {
             (None, _) => Address::Wrong("Invalid sandbox ID"),
             (_, Err(_) | Ok(0)) => Address::Wrong("Invalid sandbox port"),
-            (Some(sandbox), Ok(port)) => Address::Port { sandbox, port },
+            (Some(sandbox), Ok(port)) => Address::Port {
+                sandbox,
+                port,
+                by_headers: true,
+            },
         },
     }
 }
@@ -141,9 +161,20 @@ impl Target {
     }
 }
 
-async fn to_sandbox(app: &App, id: &SandboxId, port: u16, request: Request) -> Response {
+async fn to_native(app: &App, request: Request) -> Response {
+    match app.native.clone().oneshot(request).await {
+        Ok(response) => response,
+        Err(never) => match never {},
+    }
+}
+
+async fn to_sandbox(app: &App, id: &SandboxId, port: u16, by_headers: bool, request: Request) -> Response {
     let Some(target) = Target::find(app, id).await else {
-        return not_found(id);
+        // Whoever shows a token of ours is told in our words what became of it.
+        return match by_headers || port == ENVD_PORT || !shows_token(&request) {
+            true => not_found(id),
+            false => to_native(app, request).await,
+        };
     };
     if port == ENVD_PORT {
         // Asking whether it runs does not wake it.
@@ -156,32 +187,49 @@ async fn to_sandbox(app: &App, id: &SandboxId, port: u16, request: Request) -> R
             false => not_found(id),
         };
     }
-    if target.extras.is_some() && !target.answers() {
-        return not_found(id);
+    match &target.extras {
+        Some(_) if !target.answers() => not_found(id),
+        Some(extras) => to_port(app, &target, extras, port, request).await,
+        // Not made through this wire: the native proxy decides who passes.
+        None if by_headers => {
+            let message = "This sandbox has no public ports";
+            refused(id, StatusCode::FORBIDDEN, message, Some(port))
+        }
+        None => to_native(app, request).await,
     }
-    to_port(app, &target, port, request).await
+}
+
+/// Whether a request carries what the native proxy looks for.
+fn shows_token(request: &Request) -> bool {
+    let headers = request.headers();
+    let query = request.uri().query().unwrap_or_default();
+    [PORT_TOKEN, "cookie", "authorization"]
+        .iter()
+        .any(|name| headers.contains_key(*name))
+        || query.contains("atoll_token=")
 }
 
 /// To a server in the sandbox, by way of the native proxy, which wants the sandbox's own token and host.
-async fn to_port(app: &App, target: &Target, port: u16, mut request: Request) -> Response {
+async fn to_port(app: &App, target: &Target, extras: &Extras, port: u16, mut request: Request) -> Response {
     let headers = request.headers_mut();
-    if let Some(extras) = &target.extras {
-        if extras.private_ports {
-            let expected = auth::traffic_token(&target.token);
-            let given = headers.get(TRAFFIC_TOKEN).and_then(|value| value.to_str().ok());
-            let why = match given {
-                Some(given) if auth::same(given, &expected) => None,
-                Some(_) => Some("The traffic access token is invalid"),
-                None => Some("The traffic access token is missing"),
-            };
-            if let Some(why) = why {
-                return refused(&target.id, StatusCode::FORBIDDEN, why, None);
-            }
+    if extras.private_ports {
+        let expected = auth::traffic_token(&target.token);
+        let given = headers.get(TRAFFIC_TOKEN).and_then(|value| value.to_str().ok());
+        let why = match given {
+            Some(given) if auth::same(given, &expected) => None,
+            Some(_) => Some("The traffic access token is invalid"),
+            None => Some("The traffic access token is missing"),
+        };
+        if let Some(why) = why {
+            return refused(&target.id, StatusCode::FORBIDDEN, why, None);
         }
-        if let Ok(token) = HeaderValue::from_str(&target.token) {
-            headers.insert(PORT_TOKEN, token);
-        }
-        headers.remove(TRAFFIC_TOKEN);
+    }
+    if let Ok(token) = HeaderValue::from_str(&target.token) {
+        headers.insert(PORT_TOKEN, token);
+    }
+    // What opens the sandbox is none of the business of what runs in it.
+    for secret in [TRAFFIC_TOKEN, "x-access-token", "x-api-key"] {
+        headers.remove(secret);
     }
     let domain = app
         .options
@@ -189,11 +237,7 @@ async fn to_port(app: &App, target: &Target, port: u16, mut request: Request) ->
         .first()
         .map_or("localhost", String::as_str);
     let proxied = format!("{port}-{}.{domain}", target.id.bare());
-    let mask = target
-        .extras
-        .as_ref()
-        .and_then(|extras| extras.mask_host.as_ref());
-    let seen = match mask {
+    let seen = match &extras.mask_host {
         Some(mask) => HeaderValue::from_str(&mask.replace("${PORT}", &port.to_string())).ok(),
         None => headers.get(header::HOST).cloned(),
     };
@@ -204,12 +248,9 @@ async fn to_port(app: &App, target: &Target, port: u16, mut request: Request) ->
         headers.insert(header::HOST, host);
     }
     *request.uri_mut() = origin_form(request.uri());
-    let response = match app.native.clone().oneshot(request).await {
-        Ok(response) => response,
-        Err(never) => match never {},
-    };
+    let response = to_native(app, request).await;
     match response.status() {
-        StatusCode::BAD_GATEWAY if target.extras.is_some() => translate(target, port, response).await,
+        StatusCode::BAD_GATEWAY => translate(target, port, response).await,
         _ => response,
     }
 }
@@ -282,13 +323,15 @@ mod tests {
 
     #[test]
     fn a_sandbox_is_named_by_host_or_by_headers() {
-        let port = |port| Address::Port {
+        let port = |port, by_headers| Address::Port {
             sandbox: SandboxId::from_bare(BARE).unwrap(),
             port,
+            by_headers,
         };
+        assert_eq!(found(&[("host", "80-short.boxes.test")]), Address::Nowhere);
         assert_eq!(
             found(&[("host", &format!("49983-{BARE}.boxes.test:8443"))]),
-            port(49983)
+            port(49983, false)
         );
         assert_eq!(
             found(&[
@@ -296,7 +339,7 @@ mod tests {
                 ("e2b-sandbox-id", BARE),
                 ("e2b-sandbox-port", "80")
             ]),
-            port(80)
+            port(80, true)
         );
         assert_eq!(found(&[("host", "api.boxes.test")]), Address::Api);
         assert_eq!(found(&[("host", "127.0.0.1:7070")]), Address::Api);

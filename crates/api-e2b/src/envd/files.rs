@@ -4,14 +4,14 @@ use atoll_guest_protocol::{EntryKind, FileStat, WriteMode};
 use atoll_sandboxes::{ByteStream, FileChange, WriteSpec};
 use atoll_types::{Fault, FaultKind};
 use axum::body::Body;
-use axum::extract::Request;
+use axum::extract::{Json, Request};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt as _;
 use serde_json::{Value, json};
 
 use super::entries::{METADATA, file_name, metadata};
-use super::{Call, admitted_to_file, content, file_refusal, written};
+use super::{Call, admitted_to_file, content, file_refusal};
 use crate::auth::{self, Signed};
 use crate::error::{Answer, Refusal};
 
@@ -191,22 +191,18 @@ async fn write(call: &Call, path: Option<String>, request: Request) -> Answer<Re
         let bytes = body.map(|piece| piece.map_err(|error| broken(&error)));
         entries.push(write_one(call, &path, bytes.boxed(), &attributes).await?);
     }
-    Ok(written(entries))
+    Ok(Json(entries).into_response())
 }
 
 async fn next_part(parts: &mut multer::Multipart<'static>) -> Answer<Option<multer::Field<'static>>> {
-    loop {
-        let part = parts.next_field().await;
-        let part =
-            part.map_err(|error| Refusal::invalid(format!("the multipart body is broken: {error}")))?;
-        match part {
-            Some(part) if part.name() == Some("file") => return Ok(Some(part)),
-            Some(part) => {
-                let name = part.name().unwrap_or_default();
-                return Err(Refusal::invalid(format!("unknown part `{name}` of the body")));
-            }
-            None => return Ok(None),
+    let part = parts.next_field().await;
+    match part.map_err(|error| Refusal::invalid(format!("the multipart body is broken: {error}")))? {
+        Some(part) if part.name() == Some("file") => Ok(Some(part)),
+        Some(part) => {
+            let name = part.name().unwrap_or_default();
+            Err(Refusal::invalid(format!("unknown part `{name}` of the body")))
         }
+        None => Ok(None),
     }
 }
 

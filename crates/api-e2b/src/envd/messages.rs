@@ -388,7 +388,7 @@ pub(crate) enum WatchEvent {
     #[prost(message, tag = "1")]
     Start(Nothing),
     #[prost(message, tag = "2")]
-    Filesystem(FilesystemEvent),
+    Filesystem(Box<FilesystemEvent>),
     #[prost(message, tag = "3")]
     Keepalive(Nothing),
 }

@@ -15,7 +15,6 @@ mod watch;
 use axum::extract::{Json, Request};
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde_json::json;
 
 pub(crate) use registry::Processes;
 pub(crate) use watch::Watchers;
@@ -180,9 +179,4 @@ fn any_origin(mut response: Response) -> Response {
 /// As E2B's agent writes refusals of its file routes.
 fn file_refusal(status: StatusCode, message: impl Into<String>) -> Refusal {
     Refusal::new(status, message)
-}
-
-/// A list of written files.
-fn written(entries: Vec<serde_json::Value>) -> Response {
-    Json(json!(entries)).into_response()
 }

@@ -137,7 +137,9 @@ pub(crate) async fn stream(
         loop {
             if let Some(change) = state.waiting.pop_front() {
                 match translate(&state.call, &state.top, &change, with_entry).await {
-                    Some(event) => return Some((message(WatchEvent::Filesystem(event)), Some(state))),
+                    Some(event) => {
+                        return Some((message(WatchEvent::Filesystem(Box::new(event))), Some(state)));
+                    }
                     None => continue,
                 }
             }
