@@ -182,6 +182,10 @@ def _install():
         print_method = Unicode("_repr_e2b_chart_")
         _return_type = (dict,)
 
+        def pop(self, typ, default=None):
+            """Setting up inline figures takes their formatters away, to put in others; not this one."""
+            return default
+
     class Data(BaseFormatter):
         format_type = Unicode("e2b/data")
         print_method = Unicode("_repr_e2b_data_")
@@ -209,7 +213,7 @@ def _install():
 
     remember_boxes()
     # Whoever plots first must not wait for it.
-    import matplotlib.pyplot  # noqa: F401
+    shell.run_line_magic("matplotlib", "inline")
 
 
 _install()

@@ -126,10 +126,7 @@ impl Server {
         let router = atoll_api_e2b::router(sandboxes.clone(), e2b, native);
         let stop = CancellationToken::new();
         let plain = serve::serve(listener, None, router.clone(), stop.clone());
-        let secured = match secured {
-            Some((listener, tls)) => Some(serve::serve(listener, Some(tls), router, stop.clone())),
-            None => None,
-        };
+        let secured = secured.map(|(listener, tls)| serve::serve(listener, Some(tls), router, stop.clone()));
         let serving = tokio::spawn(async move {
             match secured {
                 Some(secured) => drop(tokio::join!(plain, secured)),
