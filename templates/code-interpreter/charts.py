@@ -26,7 +26,9 @@ def _install():
         return (found.group(1) or found.group(2)) if found else None
 
     def scale(axis):
-        converter = type(getattr(axis, "converter", None) or getattr(axis, "_converter", None)).__name__
+        # The method is as young as the warning about the attribute.
+        converter = axis.get_converter() if hasattr(axis, "get_converter") else axis.converter
+        converter = type(converter).__name__
         if "Date" in converter or "date" in converter.lower():
             return "datetime"
         if "Category" in converter or "Categor" in converter:
@@ -211,7 +213,23 @@ def _install():
 
         matplotlib.axes.Axes.bxp = bxp
 
+    def show_saved_images():
+        import PIL.Image
+        from IPython.display import display
+
+        save = PIL.Image.Image.save
+
+        def save_and_show(self, fp, *args, **kwargs):
+            saved = save(self, fp, *args, **kwargs)
+            # Into a file, that is: what displays an image saves it into memory, through here.
+            if isinstance(fp, (str, bytes)) or hasattr(fp, "__fspath__"):
+                display(self)
+            return saved
+
+        PIL.Image.Image.save = save_and_show
+
     remember_boxes()
+    show_saved_images()
     # Whoever plots first must not wait for it.
     shell.run_line_magic("matplotlib", "inline")
 
