@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use atoll_proof::{Options, Server, json, on_every_tier};
+use atoll_proof::{Server, json, on_every_tier};
 use tokio::process::Command;
 
-on_every_tier!(with Options::default().own_templates();
+on_every_tier!(with atoll_proof::Options::default().own_templates();
     python_goes_through_every_call,
     javascript_goes_through_every_call,
     a_field_that_is_not_supported_is_named,
