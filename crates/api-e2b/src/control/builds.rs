@@ -280,8 +280,10 @@ async fn perform(app: &App, build: &Build, mut recipe: Recipe, no_cache: bool, r
             dockerfile: recipe.dockerfile.clone(),
             args: Vec::new(),
             no_cache,
+            network: atoll_types::NetworkPolicy::default(),
         },
         start,
+        network: None,
     };
     let outcome = follow(app, build, asked).await;
     let finished = match outcome {
