@@ -20,9 +20,6 @@ pub(crate) struct Extras {
     /// The `Host` that servers in the sandbox see; `${PORT}` stands for the port.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) mask_host: Option<String>,
-    /// `allow_internet_access`, as it was asked for.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) internet: Option<bool>,
 }
 
 fn is_false(value: &bool) -> bool {

@@ -11,6 +11,8 @@ pub struct Options {
     pub port_domains: Vec<String>,
     /// The domain that SDKs are told to find sandboxes under; `None`: they use the one they are configured with.
     pub public_domain: Option<String>,
+    /// Whether sandboxes reach the public internet unless they say otherwise.
+    pub internet: bool,
     /// Where uploads for templates are kept. What a killed server left there may be deleted at the next start.
     pub scratch: PathBuf,
 }

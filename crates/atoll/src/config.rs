@@ -87,6 +87,18 @@ pub(crate) struct ConfigFile {
     pub(crate) pool: Vec<Pool>,
     /// What leaves sandboxes.
     pub(crate) network: NetworkTable,
+    /// How E2B's wire differs from our own.
+    pub(crate) e2b: E2bTable,
+}
+
+/// The `[e2b]` table. Every key is optional.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct E2bTable {
+    /// Whether sandboxes that E2B's SDKs make, and the steps of their template builds, reach the public internet unless the
+    /// request says otherwise, as they do at E2B: what the preset `all-public` allows. With `false`, the template and
+    /// `default` of `[network]` decide, as for everybody else. Default: `true`.
+    pub(crate) internet: Option<bool>,
 }
 
 /// The `[network]` table. Every key is optional.
@@ -268,6 +280,7 @@ pub(crate) struct Config {
     pub(crate) tls: Option<Tls>,
     pub(crate) pools: Vec<Pool>,
     pub(crate) network: NetworkConfig,
+    pub(crate) e2b_internet: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -349,6 +362,7 @@ impl Config {
                 args.pool.clone()
             },
             network: file.network.into(),
+            e2b_internet: file.e2b.internet.unwrap_or(true),
             templates,
             data,
         })

@@ -377,6 +377,7 @@ fn e2b_options(config: &Config, native: &atoll_api_native::Options) -> atoll_api
     atoll_api_e2b::Options {
         port_domains: native.port_domains.clone(),
         public_domain,
+        internet: config.e2b_internet,
         scratch: native.scratch.clone(),
     }
 }

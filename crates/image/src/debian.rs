@@ -126,6 +126,7 @@ impl Templates {
                 start: None,
                 exposed_ports: Vec::new(),
                 network: None,
+                resources: None,
             };
             store.add(&tree, &recipe, Some(&options.name), options.now, job)
         })

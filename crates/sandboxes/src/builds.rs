@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use atoll_image::{DebianOptions, DockerfileOptions, ImageSource, Limits, OciOptions, Progress, Update};
 use atoll_store::{Fact, NewFact};
-use atoll_types::{Fault, FaultKind, NetworkPolicy, StartCommand, TemplateId, TemplateManifest};
+use atoll_types::{
+    Fault, FaultKind, NetworkPolicy, Resources, SandboxSpec, StartCommand, TemplateId, TemplateManifest,
+};
 use futures_util::Stream;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -30,6 +32,8 @@ pub struct BuildTemplate {
     pub start: Option<StartCommand>,
     /// What sandboxes made from it may reach, unless they say so themselves.
     pub network: Option<NetworkPolicy>,
+    /// What sandboxes made from it get, unless they say so themselves.
+    pub resources: Option<Resources>,
 }
 
 #[derive(Debug, Clone)]
@@ -182,12 +186,25 @@ impl Sandboxes {
             .map(|listed| listed.manifest.id))
     }
 
+    /// Whether a sandbox may ask for this much.
+    pub fn check_resources(&self, resources: Resources) -> Result<(), Fault> {
+        let spec = SandboxSpec {
+            resources,
+            timeout_millis: Some(self.settings().limits.min_timeout_millis),
+            ..SandboxSpec::default()
+        };
+        atoll_lifecycle::admit(spec, &self.settings().limits, &self.tiers()).map(drop)
+    }
+
     /// Builds a template in the background.
     pub async fn build_template(&self, request: BuildTemplate) -> Result<BuildStream, Fault> {
         atoll_image::check_name(&request.name).map_err(|e| from_image(&e))?;
         if let Some(network) = &request.network {
             self.check_policy(network)
                 .map_err(|fault| of("the template's network", fault))?;
+        }
+        if let Some(resources) = request.resources {
+            self.check_resources(resources)?;
         }
         if let BuildFrom::Dockerfile { network, .. } = &request.from {
             self.check_enforced(network)
@@ -283,13 +300,13 @@ impl Sandboxes {
             }
         }
         .map_err(|e| explain(from_image(&e), &refused))?;
-        let manifest = match (request.start, request.network) {
-            (None, None) => built,
-            (start, network) => {
-                let (templates, now) = (templates.clone(), self.now());
-                blocking(move || templates.with_settings(&built, start, network, &name, now)).await?
-            }
+        let settings = atoll_image::Settings {
+            start: request.start,
+            network: request.network,
+            resources: request.resources,
         };
+        let (templates, now) = (templates.clone(), self.now());
+        let manifest = blocking(move || templates.with_settings(&built, settings, &name, now)).await?;
         let fact = NewFact {
             at: self.now(),
             project: self.default_project().clone(),

@@ -18,8 +18,8 @@ pub struct Caller {
 #[derive(Debug, Clone)]
 pub struct CreateSandbox {
     pub spec: SandboxSpec,
-    /// Whether its resources were asked for, rather than filled in. A sandbox that is made of a snapshot has that one's
-    /// unless they were.
+    /// Whether its resources were asked for, rather than filled in. A sandbox has those of the snapshot that it is made of,
+    /// or those that its template names, unless they were.
     pub resources_given: bool,
     /// The same key with the same request finds the sandbox that was already made.
     pub idempotency_key: Option<String>,

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use atoll_archive::{Dialect, Ids, unpack};
 use atoll_sandboxes::{BuildEvent, BuildFrom, BuildTemplate, Caller};
-use atoll_types::{Fault, GIB, ReadyCheck, Resources, StartCommand, Timestamp};
+use atoll_types::{DiskBacking, Fault, GIB, MIB, ReadyCheck, Resources, StartCommand, Timestamp};
 use axum::extract::{Json, Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 use super::names::Name;
 use super::read::{Query, Read};
 use super::recipe::{Copied, Origin, Recipe, Step};
-use super::{uploads, view};
+use super::{network, uploads, view};
 use crate::App;
 use crate::auth::Auth;
 use crate::error::{Answer, Refusal};
@@ -66,6 +66,7 @@ struct Build {
     id: String,
     name: Name,
     tags: Vec<Name>,
+    resources: Resources,
     begun: i64,
     caller: Caller,
     progress: Mutex<Progress>,
@@ -121,21 +122,43 @@ pub(crate) struct NewTemplate {
     _team: Option<String>,
 }
 
+/// What sandboxes of the template get; what is not said is as usual.
+fn resources(request: &NewTemplate) -> Resources {
+    let usual = Resources::default();
+    let disk_bytes = request.min_free_disk_mb.unwrap_or(0).saturating_mul(MIB);
+    let more_disk = disk_bytes > usual.disk_bytes;
+    Resources {
+        cpu_millis: request
+            .cpu_count
+            .map_or(usual.cpu_millis, |cores| cores.saturating_mul(1000)),
+        memory_bytes: request
+            .memory_mb
+            .map_or(usual.memory_bytes, |megabytes| megabytes.saturating_mul(MIB)),
+        disk_bytes: disk_bytes.max(usual.disk_bytes),
+        // As much as that does not belong into memory.
+        disk_backing: match more_disk {
+            true => DiskBacking::Disk,
+            false => usual.disk_backing,
+        },
+        ..usual
+    }
+}
+
 pub(crate) async fn request(
     State(app): State<App>,
     Auth(caller): Auth,
     Read(request): Read<NewTemplate>,
 ) -> Answer<Response> {
-    let Some(given) = request.name.or(request.alias) else {
+    let Some(given) = request.name.as_ref().or(request.alias.as_ref()) else {
         return Err(Refusal::invalid("`name` is missing"));
     };
-    let name = Name::parse(&given)?;
-    // Sandboxes of a template have the server's size; what asks for another one cannot be had by naming it here.
-    if request.cpu_count == Some(0) || request.memory_mb == Some(0) || request.min_free_disk_mb == Some(0) {
-        return Err(Refusal::invalid(
-            "`cpuCount`, `memoryMB` and `minFreeDiskMb` must be greater than 0",
-        ));
-    }
+    let name = Name::parse(given)?;
+    let resources = resources(&request);
+    app.sandboxes.check_resources(resources).map_err(|fault| {
+        Refusal::invalid(format!(
+            "`cpuCount`, `memoryMB` or `minFreeDiskMb` cannot be had: {fault}"
+        ))
+    })?;
     let tags: Vec<Name> = request
         .tags
         .unwrap_or_default()
@@ -162,6 +185,7 @@ pub(crate) async fn request(
         id: id.clone(),
         name,
         tags,
+        resources,
         begun: view::now_millis(),
         caller,
         progress: Mutex::new(Progress {
@@ -280,10 +304,12 @@ async fn perform(app: &App, build: &Build, mut recipe: Recipe, no_cache: bool, r
             dockerfile: recipe.dockerfile.clone(),
             args: Vec::new(),
             no_cache,
-            network: atoll_types::NetworkPolicy::default(),
+            // Steps install things, as sandboxes may.
+            network: network::open(network::reaches_internet(app)),
         },
         start,
         network: None,
+        resources: Some(build.resources),
     };
     let outcome = follow(app, build, asked).await;
     let finished = match outcome {
@@ -320,11 +346,7 @@ async fn follow(app: &App, build: &Build, asked: BuildTemplate) -> Result<(), Fa
 async fn finish(app: &App, build: &Build, starts: bool) -> Result<(), Fault> {
     let name = build.name.stored();
     if starts {
-        match app
-            .sandboxes
-            .keep_running(&name, Resources::default(), None)
-            .await
-        {
+        match app.sandboxes.keep_running(&name, build.resources, None).await {
             Ok(_) => {}
             // Where memory cannot be kept, each sandbox starts it.
             Err(fault) if fault.code == "memory_not_supported" => {}

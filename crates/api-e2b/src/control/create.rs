@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::network::NetworkConfig;
+use super::network::{self, NetworkConfig};
 use super::read::Read;
 use super::{snapshots, view};
 use crate::App;
@@ -103,7 +103,12 @@ async fn create(
     open: bool,
 ) -> Answer<Response> {
     let template = snapshots::origin(app, caller, &request.template).await?;
-    let spec = spec(request, template, default_timeout, open)?;
+    let usual = network::reaches_internet(app);
+    let (mut spec, mut asked) = spec(request, template, default_timeout, open, usual)?;
+    // Held until the sandbox uses them.
+    let lent = asked.lend(app, caller).await?;
+    spec.secrets = lent.uses();
+    spec.network = asked.policy;
     let idempotency_key = headers
         .get("idempotency-key")
         .and_then(|value| value.to_str().ok())
@@ -117,7 +122,13 @@ async fn create(
     Ok((StatusCode::CREATED, Json(view::created(app, &sandbox))).into_response())
 }
 
-fn spec(request: NewSandbox, template: String, default_timeout: i64, open: bool) -> Answer<SandboxSpec> {
+fn spec(
+    request: NewSandbox,
+    template: String,
+    default_timeout: i64,
+    open: bool,
+    usual: bool,
+) -> Answer<(SandboxSpec, network::Asked)> {
     let timeout = request.timeout.unwrap_or(default_timeout);
     let auto_pause = request.auto_pause.unwrap_or(false);
     let keeps_memory = request.auto_pause_memory.unwrap_or(true);
@@ -141,12 +152,9 @@ fn spec(request: NewSandbox, template: String, default_timeout: i64, open: bool)
     }
     let mut extras = Extras {
         open,
-        internet: request.allow_internet_access,
         ..Extras::default()
     };
-    if let Some(network) = request.network {
-        network.apply(&mut extras)?;
-    }
+    let asked = network::ask(request.network, request.allow_internet_access, usual, &mut extras)?;
     let mut labels = request.metadata.unwrap_or_default();
     if labels.contains_key(LABEL) {
         return Err(Refusal::invalid(format!(
@@ -155,7 +163,7 @@ fn spec(request: NewSandbox, template: String, default_timeout: i64, open: bool)
     }
     labels.insert(LABEL.to_owned(), extras.to_label());
     let mounts = request.volume_mounts.unwrap_or_default();
-    Ok(SandboxSpec {
+    let spec = SandboxSpec {
         template,
         timeout_millis: Some(millis("timeout", timeout)?),
         on_timeout: match (auto_pause, keeps_memory) {
@@ -175,7 +183,8 @@ fn spec(request: NewSandbox, template: String, default_timeout: i64, open: bool)
             })
             .collect(),
         ..SandboxSpec::default()
-    })
+    };
+    Ok((spec, asked))
 }
 
 /// A lifetime in seconds that has to be one.
@@ -193,7 +202,7 @@ mod tests {
 
     fn read(json: &str) -> Answer<SandboxSpec> {
         let request = serde_json::from_str(json).map_err(|error| Refusal::invalid(error.to_string()))?;
-        spec(request, "base".into(), V2_TIMEOUT, false)
+        spec(request, "base".into(), V2_TIMEOUT, false, true).map(|(spec, _)| spec)
     }
 
     #[test]
@@ -207,7 +216,7 @@ mod tests {
         assert_eq!((spec.timeout_millis, spec.auto_resume), (Some(120_000), true));
         assert_eq!(spec.on_timeout, TimeoutAction::Pause);
         let extras = Extras::of(&spec.labels).unwrap();
-        assert_eq!((extras.internet, extras.private_ports), (Some(false), true));
+        assert!(extras.private_ports);
         assert_eq!(spec.labels["a"], "b");
     }
 

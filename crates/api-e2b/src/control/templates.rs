@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use atoll_sandboxes::Template;
-use atoll_types::{FaultKind, MIB, Resources};
+use atoll_types::{FaultKind, MIB};
 use axum::extract::{Json, Path, State};
 use axum::http::StatusCode;
 use serde::Deserialize;
@@ -18,7 +18,7 @@ use crate::error::{Answer, Refusal};
 use crate::options::ENVD_VERSION;
 
 fn info(template: &Template) -> Value {
-    let resources = Resources::default();
+    let resources = template.manifest.resources.unwrap_or_default();
     let names: Vec<String> = template
         .names
         .iter()

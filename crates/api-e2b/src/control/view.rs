@@ -6,6 +6,7 @@ use atoll_sandboxes::Sandbox;
 use atoll_types::{MIB, SandboxState, SaveKind, TimeoutAction, Timestamp};
 use serde_json::{Value, json};
 
+use super::network;
 use crate::App;
 use crate::auth::traffic_token;
 use crate::extras::{Extras, LABEL};
@@ -113,8 +114,13 @@ pub(crate) fn detail(app: &App, sandbox: &Sandbox) -> Value {
     let mut view = listed(sandbox);
     let extras = Extras::of(&sandbox.spec.labels).unwrap_or_default();
     view["domain"] = json!(app.options.public_domain);
-    view["allowInternetAccess"] = json!(extras.internet);
-    let mut network = json!({"allowPublicTraffic": !extras.private_ports});
+    let (internet, allowed, denied) = network::shown(sandbox.spec.network.as_ref());
+    view["allowInternetAccess"] = json!(internet);
+    let mut network = json!({
+        "allowPublicTraffic": !extras.private_ports,
+        "allowOut": allowed,
+        "denyOut": denied,
+    });
     if let Some(mask) = &extras.mask_host {
         network["maskRequestHost"] = json!(mask);
     }
