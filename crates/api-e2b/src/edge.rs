@@ -66,6 +66,13 @@ fn is_signed_file(request: &Request) -> bool {
 
 fn address(headers: &HeaderMap, authority: Option<&str>, domains: &[String]) -> Address {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    // Two names are none: whoever stands before us may have looked at the other one.
+    if ["e2b-sandbox-id", "e2b-sandbox-port", "host"]
+        .iter()
+        .any(|name| headers.get_all(*name).iter().count() > 1)
+    {
+        return Address::Wrong("repeated header");
+    }
     let host = authority.or_else(|| text("host")).unwrap_or_default();
     let host = without_port(host).trim_end_matches('.').to_ascii_lowercase();
     let label = domains.iter().find_map(|domain| {
@@ -227,9 +234,9 @@ async fn to_port(app: &App, target: &Target, extras: &Extras, port: u16, mut req
     if let Ok(token) = HeaderValue::from_str(&target.token) {
         headers.insert(PORT_TOKEN, token);
     }
-    // What opens the sandbox is none of the business of what runs in it.
-    for secret in [TRAFFIC_TOKEN, "x-access-token", "x-api-key"] {
-        headers.remove(secret);
+    // What opens the sandbox is none of the business of what runs in it, and what is ours to say nobody else says.
+    for ours in [TRAFFIC_TOKEN, "x-access-token", "x-api-key", GUEST_HOST] {
+        headers.remove(ours);
     }
     let domain = app
         .options

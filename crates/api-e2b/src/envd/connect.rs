@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 
 /// The largest message that is accepted. Input for processes comes in such messages.
-const MESSAGE_BYTES: usize = 64 * 1024 * 1024;
+const MESSAGE_BYTES: usize = 16 * 1024 * 1024;
 const END_OF_STREAM: u8 = 0x02;
 const COMPRESSED: u8 = 0x01;
 /// How often a silent stream says that it is there, unless the client asks otherwise.
