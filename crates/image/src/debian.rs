@@ -34,6 +34,7 @@ pub const BASE_PACKAGES: &[&str] = &[
     "nodejs",
     "npm",
     "procps",
+    "python-is-python3",
     "python3",
     "python3-pip",
     "python3-venv",
@@ -125,6 +126,7 @@ impl Templates {
                 start: None,
                 exposed_ports: Vec::new(),
                 network: None,
+                resources: None,
             };
             store.add(&tree, &recipe, Some(&options.name), options.now, job)
         })

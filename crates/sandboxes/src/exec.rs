@@ -54,7 +54,7 @@ impl Sandboxes {
             } else {
                 FOREGROUND_LOG_BYTES
             },
-            wait_for_reader: !spec.background,
+            wait_for_reader: !spec.background || spec.lossless,
             kill_on_close: !spec.background,
         });
         self.follow_commands(&cell, &guest).await?;
