@@ -6,6 +6,7 @@ kernel's socket is in the same sandbox and may do all that the kernel may."""
 
 import asyncio
 import json
+import tempfile
 
 import zmq
 from jupyter_client import AsyncKernelManager
@@ -24,10 +25,14 @@ LIFE_SECONDS = 1
 
 
 class Kernel(Context):
-    kernel = transport = None
+    kernel = None
 
     async def start(self):
-        self.manager = AsyncKernelManager(transport=self.transport)
+        # Where its sockets are: a restart finds no port taken, and they are quicker than ports.
+        self.directory = tempfile.TemporaryDirectory(prefix="kernel-")
+        self.manager = AsyncKernelManager(
+            transport="ipc", ip=f"{self.directory.name}/socket", connection_file=f"{self.directory.name}/connection.json"
+        )
         self.manager._kernel_spec = KernelSpec(argv=self.kernel, display_name=self.language, language=self.language)
         # Whom to tell, and what comes true at the end, by the id of the request.
         self.running = {}
@@ -42,13 +47,14 @@ class Kernel(Context):
         except RuntimeError as error:
             await self.manager.shutdown_kernel(now=True)
             raise Refused(f"The {self.language} kernel does not start: {error}") from error
+        self.replies = zmq.Socket.shadow(self.client.shell_channel.socket.underlying)
         self.reader = asyncio.ensure_future(self.read())
 
     async def stop(self):
         self.reader.cancel()
         self.client.stop_channels()
         await self.manager.shutdown_kernel(now=True)
-        self.manager.cleanup_connection_file()
+        self.directory.cleanup()
 
     async def interrupt(self):
         if self.running:
@@ -105,7 +111,7 @@ class Kernel(Context):
         """All that is in them was told already."""
         try:
             while True:
-                zmq.Socket.recv_multipart(self.client.shell_channel.socket, zmq.NOBLOCK)
+                self.replies.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             pass
 
@@ -117,8 +123,6 @@ class Kernel(Context):
 
 
 class Python(Kernel):
-    # Sockets of this machine: a restart finds no port taken, and they are quicker.
-    transport = "ipc"
     kernel = [
         "python3",
         "-m",
@@ -140,7 +144,6 @@ class Python(Kernel):
 
 
 class R(Kernel):
-    transport = "tcp"
     kernel = ["R", "--slave", "-e", f'source("{HERE}/kernel.R")', "--args", "{connection_file}"]
 
     def entering(self, env):

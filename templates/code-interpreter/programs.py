@@ -209,7 +209,7 @@ class Java(Program):
     """By `Run.java`. Its environment are the system's properties, since a Java program cannot change the other one."""
 
     def argv(self):
-        options = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:SharedArchiveFile=" + f"{HERE}/run.jsa"]
+        options = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-XX:SharedArchiveFile={HERE}/run.jsa", "-Xlog:disable"]
         return ["java", *options, "-cp", HERE, "Run"]
 
     def request(self, code, env):
