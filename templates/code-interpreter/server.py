@@ -1,4 +1,4 @@
-"""The code interpreter: contexts of Python, JavaScript, TypeScript and Bash behind HTTP on port 49999.
+"""The code interpreter: contexts of several languages behind HTTP on port 49999.
 
     GET    /health                    "OK"
     POST   /execute                   {code, context_id?, language?, env_vars?} -> one JSON object per line, until the end
@@ -20,49 +20,90 @@ import tornado.iostream
 import tornado.netutil
 import tornado.web
 
-from contexts import HOME, Unsupported, start
+from contexts import HOME, Ended, Refused, failed
+from kernels import Python, R
+from programs import Bash, Java, Node
 
 PORT = 49999
 KEEPALIVE_SECONDS = 5
+LANGUAGES = {"python": Python, "javascript": Node, "typescript": Node, "bash": Bash, "r": R, "java": Java}
 ALIASES = {"js": "javascript", "ts": "typescript", "py": "python", "sh": "bash"}
-
-contexts = {}
-defaults = {}
+RUN_AT_HAND_OVER = ("python", "javascript")
 
 
-async def create(language, cwd=None):
-    language = ALIASES.get(language or "python", language or "python")
-    context = await start(language, str(uuid.uuid4()), cwd or HOME)
-    contexts[context.id] = context
-    return context
+class NotFound(Refused):
+    """What is named is not there."""
 
 
-async def default(language):
-    language = ALIASES.get(language or "python", language or "python")
-    if language not in defaults:
-        # Two who come at once wait for the same one.
-        defaults[language] = asyncio.ensure_future(create(language))
-    try:
-        return await asyncio.shield(defaults[language])
-    except Exception:
-        defaults.pop(language, None)
-        raise
+class Registry:
+    """The contexts there are, and which of them are meant when only a language is named."""
+
+    def __init__(self, languages):
+        self.languages = languages
+        self.contexts = {}
+        self.defaults = {}
+
+    def language(self, asked):
+        name = (asked or "python").strip().lower()
+        name = ALIASES.get(name, name)
+        if name not in self.languages:
+            raise Refused(f"There is no interpreter for {asked} here; there are {', '.join(self.languages)}")
+        return name
+
+    async def create(self, language=None, cwd=None):
+        language = self.language(language)
+        context = self.languages[language](language, str(uuid.uuid4()), cwd or HOME)
+        await context.start()
+        self.contexts[context.id] = context
+        return context
+
+    async def default(self, language=None):
+        language = self.language(language)
+        if language not in self.defaults:
+            # Two who come at once wait for the same one.
+            self.defaults[language] = asyncio.ensure_future(self.create(language))
+        try:
+            return await asyncio.shield(self.defaults[language])
+        except Exception:
+            self.defaults.pop(language, None)
+            raise
+
+    async def remove(self, context):
+        del self.contexts[context.id]
+        for language, future in list(self.defaults.items()):
+            if future.done() and not future.exception() and future.result() is context:
+                del self.defaults[language]
+        await context.remove()
 
 
 class Handler(tornado.web.RequestHandler):
-    def body(self):
-        return json.loads(self.request.body or b"{}")
+    def initialize(self, registry):
+        self.registry = registry
 
-    def refuse(self, status, text):
-        self.set_status(status)
+    def write_error(self, status, exc_info=None, **_):
+        error = exc_info[1] if exc_info else None
+        if isinstance(error, Refused):
+            self.set_status(404 if isinstance(error, NotFound) else 400)
         self.set_header("Content-Type", "text/plain")
-        self.finish(text)
+        self.finish(str(error) if error else self._reason)
+
+    def log_exception(self, kind, error, trace):
+        if not isinstance(error, Refused):
+            super().log_exception(kind, error, trace)
+
+    def asked(self):
+        try:
+            asked = json.loads(self.request.body or b"{}")
+        except ValueError as error:
+            raise Refused(f"The body is not JSON: {error}") from error
+        if not isinstance(asked, dict):
+            raise Refused("The body is not a JSON object")
+        return asked
 
     def context(self, id):
-        found = contexts.get(id)
-        if found is None:
-            self.refuse(404, f"Context {id} not found")
-        return found
+        if id not in self.registry.contexts:
+            raise NotFound(f"Context {id} not found")
+        return self.registry.contexts[id]
 
 
 class Health(Handler):
@@ -71,104 +112,121 @@ class Health(Handler):
 
 
 class Execute(Handler):
+    left = False
+    news = None
+
     def on_connection_close(self):
-        if getattr(self, "running", None):
-            asyncio.ensure_future(self.running.interrupt())
+        self.left = True
+        self.wake()
+
+    def wake(self):
+        if self.news and not self.news.done():
+            self.news.set_result(None)
 
     async def post(self):
-        asked = self.body()
+        asked = self.asked()
+        code, env = asked.get("code"), asked.get("env_vars") or {}
+        if not isinstance(code, str):
+            raise Refused("code must be a string")
+        if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
+            raise Refused("env_vars must be strings by name")
         if asked.get("context_id") and asked.get("language"):
-            return self.refuse(400, "Only one of context_id or language can be provided")
-        try:
-            if asked.get("context_id"):
-                context = self.context(asked["context_id"])
-                if context is None:
-                    return
-            else:
-                context = await default(asked.get("language"))
-        except Unsupported as error:
-            return self.refuse(400, str(error))
+            raise Refused("Only one of context_id or language can be provided")
+        if asked.get("context_id"):
+            context = self.context(asked["context_id"])
+        else:
+            context = await self.registry.default(asked.get("language"))
         self.set_header("Content-Type", "application/x-ndjson")
         async with context.lock:
-            self.running = context
-            lines = asyncio.Queue()
-            task = asyncio.ensure_future(self.run(context, asked, lines))
-            try:
-                while True:
-                    try:
-                        line = await asyncio.wait_for(lines.get(), KEEPALIVE_SECONDS)
-                    except asyncio.TimeoutError:
-                        line = {"type": "keepalive"}
-                    if line is None:
-                        break
-                    self.write(json.dumps(line) + "\n")
-                    await self.flush()
-            except tornado.iostream.StreamClosedError:
-                pass
-            finally:
-                self.running = None
-                if not task.done():
-                    # Nobody listens: it was interrupted, and ends before the next one begins.
-                    await context.interrupt()
-                await task
+            if not self.left:
+                await self.stream(context, code, env)
 
-    async def run(self, context, asked, lines):
+    async def stream(self, context, code, env):
+        """Sends what is told as it comes; what is soon followed by more, together with that: so a short execution is
+        one write."""
+        told = []
+
+        def tell(line):
+            told.append(line)
+            if not (line["type"] == "number_of_executions" or line.get("is_main_result")):
+                self.wake()
+
+        async def run():
+            try:
+                await context.run(code, env, tell)
+            except Ended as error:
+                tell(failed("ContextEnded", str(error)))
+            except Exception as error:  # what breaks a context is told to whoever uses it
+                tell(failed(type(error).__name__, str(error)))
+            tell({"type": "end_of_execution"})
+
+        loop = asyncio.get_running_loop()
+        self.news = loop.create_future()
+        running = asyncio.ensure_future(run())
         try:
-            await context.execute(asked["code"], asked.get("env_vars") or {}, lines.put_nowait)
-        except Exception as error:  # what breaks a context is told to whoever uses it
-            lines.put_nowait({"type": "error", "name": type(error).__name__, "value": str(error), "traceback": ""})
-        lines.put_nowait({"type": "end_of_execution"})
-        lines.put_nowait(None)
+            while not self.left:
+                timer = loop.call_later(KEEPALIVE_SECONDS, self.wake)
+                await self.news
+                timer.cancel()
+                self.news = loop.create_future()
+                lines, told[:] = told[:] or [{"type": "keepalive"}], []
+                self.write("".join(json.dumps(line) + "\n" for line in lines))
+                if lines[-1]["type"] == "end_of_execution":
+                    break
+                await self.flush()
+        except tornado.iostream.StreamClosedError:
+            pass
+        finally:
+            if not running.done():
+                # Nobody listens: it ends before the next one begins.
+                await context.interrupt()
+            await running
 
 
 class Contexts(Handler):
     def get(self):
         self.set_header("Content-Type", "application/json")
-        self.finish(json.dumps([context.view() for context in contexts.values()]))
+        self.finish(json.dumps([context.view() for context in self.registry.contexts.values()]))
 
     async def post(self):
-        asked = self.body()
-        try:
-            context = await create(asked.get("language"), asked.get("cwd"))
-        except Unsupported as error:
-            return self.refuse(400, str(error))
+        asked = self.asked()
+        context = await self.registry.create(asked.get("language"), asked.get("cwd"))
         self.finish(context.view())
 
 
 class Context(Handler):
     async def delete(self, id):
-        context = self.context(id)
-        if context:
-            del contexts[id]
-            for language, future in list(defaults.items()):
-                if future.done() and not future.exception() and future.result() is context:
-                    del defaults[language]
-            await context.stop()
-            self.finish()
+        await self.registry.remove(self.context(id))
+        self.finish()
 
 
 class Restart(Handler):
     async def post(self, id):
-        context = self.context(id)
-        if context:
-            await context.restart()
-            self.finish()
+        await self.context(id).restart()
+        self.finish()
+
+
+def application(registry):
+    own = {"registry": registry}
+    return tornado.web.Application(
+        [
+            ("/health", Health, own),
+            ("/execute", Execute, own),
+            ("/contexts", Contexts, own),
+            ("/contexts/([^/]+)", Context, own),
+            ("/contexts/([^/]+)/restart", Restart, own),
+        ],
+        log_function=lambda handler: None,
+    )
 
 
 async def main():
-    await asyncio.gather(default("python"), default("javascript"))
-    app = tornado.web.Application(
-        [
-            ("/health", Health),
-            ("/execute", Execute),
-            ("/contexts", Contexts),
-            ("/contexts/([^/]+)", Context),
-            ("/contexts/([^/]+)/restart", Restart),
-        ]
-    )
-    server = tornado.httpserver.HTTPServer(app, max_body_size=256 << 20)
+    registry = Registry(LANGUAGES)
+    await asyncio.gather(*(registry.default(language) for language in RUN_AT_HAND_OVER))
+    server = tornado.httpserver.HTTPServer(application(registry), max_body_size=256 << 20)
     server.add_sockets(tornado.netutil.bind_sockets(PORT, "0.0.0.0"))
     await asyncio.Event().wait()
 
 
-asyncio.run(main())
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,161 @@
+"""Contexts that are a Jupyter kernel: Python and R.
+
+The kernel's messages are read as they come, by one task for each kernel, and what matters of them is told at once: the way
+from the end of an execution to its last line is one wake-up. They are not checked against forgery: whoever can speak to a
+kernel's socket is in the same sandbox and may do all that the kernel may."""
+
+import asyncio
+import json
+import tempfile
+
+import zmq
+from jupyter_client import AsyncKernelManager
+from jupyter_client.kernelspec import KernelSpec
+
+from contexts import HERE, Context, Died, Refused, counted, failed, result, said
+
+try:
+    from orjson import loads
+except ImportError:
+    from json import loads
+
+READY_SECONDS = 60
+# How often it is looked whether the kernel still lives, while it runs something.
+LIFE_SECONDS = 1
+
+
+class Kernel(Context):
+    kernel = None
+
+    async def start(self):
+        # Where its sockets are: a restart finds no port taken, and they are quicker than ports.
+        self.directory = tempfile.TemporaryDirectory(prefix="kernel-")
+        self.manager = AsyncKernelManager(
+            transport="ipc", ip=f"{self.directory.name}/socket", connection_file=f"{self.directory.name}/connection.json"
+        )
+        self.manager._kernel_spec = KernelSpec(argv=self.kernel, display_name=self.language, language=self.language)
+        # Whom to tell, and what comes true at the end, by the id of the request.
+        self.running = {}
+        try:
+            await self.manager.start_kernel(cwd=self.cwd)
+        except OSError as error:
+            raise Refused(f"A {self.language} kernel cannot be started in {self.cwd}: {error.strerror}") from error
+        self.client = self.manager.client()
+        self.client.start_channels(stdin=False, hb=False)
+        try:
+            await self.client.wait_for_ready(timeout=READY_SECONDS)
+        except RuntimeError as error:
+            await self.manager.shutdown_kernel(now=True)
+            raise Refused(f"The {self.language} kernel does not start: {error}") from error
+        self.replies = zmq.Socket.shadow(self.client.shell_channel.socket.underlying)
+        self.reader = asyncio.ensure_future(self.read())
+
+    async def stop(self):
+        self.reader.cancel()
+        self.client.stop_channels()
+        await self.manager.shutdown_kernel(now=True)
+        self.directory.cleanup()
+
+    async def interrupt(self):
+        if self.running:
+            await self.manager.interrupt_kernel()
+
+    def abandon(self, error):
+        for _, done in self.running.values():
+            if not done.done():
+                done.set_exception(error)
+
+    async def read(self):
+        socket = self.client.iopub_channel.socket
+        while True:
+            frames = await socket.recv_multipart()
+            header, parent, _, content = frames[frames.index(b"<IDS|MSG>") + 2 :][:4]
+            running = self.running.get(loads(parent).get("msg_id"))
+            if running:
+                self.take(loads(header)["msg_type"], loads(content), *running)
+
+    def take(self, kind, content, tell, done):
+        if kind == "status":
+            if content["execution_state"] == "idle" and not done.done():
+                done.set_result(None)
+        elif kind == "stream":
+            tell(said(content["name"], content["text"]))
+        elif kind == "execute_input":
+            tell(counted(content["execution_count"]))
+        elif kind in ("execute_result", "display_data"):
+            tell(result(content["data"], kind == "execute_result"))
+        elif kind == "error":
+            tell(failed(content["ename"], content["evalue"], "\n".join(content["traceback"])))
+
+    async def execute(self, code, env, tell):
+        if env:
+            await self.follow(self.entering(env), lambda line: None, silent=True)
+        await self.follow(code, tell)
+        if env:
+            await self.follow(self.leaving(env), lambda line: None, silent=True)
+
+    async def follow(self, code, tell, silent=False):
+        self.forget_replies()
+        done = asyncio.get_running_loop().create_future()
+        asked = self.client.execute(code, silent=silent, store_history=not silent, allow_stdin=False)
+        self.running[asked] = tell, done
+        try:
+            while not (await asyncio.wait([done], timeout=LIFE_SECONDS))[0]:
+                if not await self.manager.is_alive():
+                    raise Died("The kernel ended; its context was started anew")
+            done.result()
+        finally:
+            self.running.pop(asked, None)
+
+    def forget_replies(self):
+        """All that is in them was told already."""
+        try:
+            while True:
+                self.replies.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            pass
+
+    def entering(self, env):
+        raise NotImplementedError
+
+    def leaving(self, env):
+        raise NotImplementedError
+
+
+class Python(Kernel):
+    kernel = [
+        "python3",
+        "-m",
+        "ipykernel_launcher",
+        "-f",
+        "{connection_file}",
+        f"--InteractiveShellApp.exec_files={HERE}/kernel.py",
+        "--InteractiveShell.colors=NoColor",
+        "--PlainTextFormatter.max_seq_length=0",
+        # What was run is kept in memory, not in a database on disk at each execution.
+        "--HistoryManager.enabled=False",
+    ]
+
+    def entering(self, env):
+        return f"get_ipython().enter_environment({env!r})"
+
+    def leaving(self, env):
+        return "get_ipython().leave_environment()"
+
+
+class R(Kernel):
+    kernel = ["R", "--slave", "-e", f'source("{HERE}/kernel.R")', "--args", "{connection_file}"]
+
+    def entering(self, env):
+        names = ", ".join(json.dumps(name) for name in env)
+        pairs = ", ".join(f"{json.dumps(name)} = {json.dumps(value)}" for name, value in env.items())
+        return (
+            f"assign('.environment_before', Sys.getenv(c({names}), unset = NA, names = TRUE), envir = baseenv());"
+            f"do.call(Sys.setenv, list({pairs}))"
+        )
+
+    def leaving(self, env):
+        return (
+            "invisible(lapply(names(.environment_before), function(name) if (is.na(.environment_before[[name]]))"
+            " Sys.unsetenv(name) else do.call(Sys.setenv, setNames(list(.environment_before[[name]]), name))))"
+        )
