@@ -465,6 +465,7 @@ pub(crate) async fn build_from_archive(
         from: BuildFrom::Archive { file: upload.file() },
         start,
         network,
+        resources: None,
     };
     let progress = app.sandboxes.build_template(request).await?;
     Ok(follow(progress, Some(upload)))
