@@ -189,6 +189,8 @@ impl Sandboxes {
     /// Whether a sandbox may ask for this much.
     pub fn check_resources(&self, resources: Resources) -> Result<(), Fault> {
         let spec = SandboxSpec {
+            // Any: it is about the size alone.
+            template: "any".to_owned(),
             resources,
             timeout_millis: Some(self.settings().limits.min_timeout_millis),
             ..SandboxSpec::default()

@@ -17,8 +17,11 @@ function e2b(args, { input, fails = false } = {}) {
   return run.stdout + run.stderr
 }
 
+/** Creates a sandbox and returns its id, which is all that is printed where nobody watches. */
+const create = (...args) => /\b[a-z0-9]{20}\b/.exec(e2b(['sandbox', 'create', ...args, '--detach']))[0]
+
 try {
-  const id = /Sandbox created with ID (\S+)/.exec(e2b(['sandbox', 'create', 'base', '--detach', '--timeout', '300']))[1]
+  const id = create('base', '--timeout', '300')
   const listed = JSON.parse(e2b(['sandbox', 'list', '--format', 'json']))
   assert.ok(listed.some((one) => one.sandboxId === id), JSON.stringify(listed))
 
@@ -41,7 +44,7 @@ try {
   const templates = JSON.parse(e2b(['template', 'list', '--format', 'json']))
   const built = templates.find((one) => one.aliases.includes('from-cli'))
   assert.deepEqual([built?.cpuCount, built?.memoryMB], [1, 256], JSON.stringify(templates))
-  const from = /Sandbox created with ID (\S+)/.exec(e2b(['sandbox', 'create', 'from-cli', '--detach']))[1]
+  const from = create('from-cli')
   assert.match(e2b(['sandbox', 'exec', from, 'cat', '/home/user/mark']), /built/)
   e2b(['sandbox', 'kill', from])
   e2b(['template', 'publish', 'from-cli', '--yes'], { fails: true })
