@@ -113,8 +113,13 @@ def typing(desktop):
         with open(sys.argv[1], "wb") as file:
             file.write(desktop.screenshot())
     x, y = place(desktop, terminal)
-    desktop.drag((x + 100, y - 15), (x + 160, y + 45))  # by its title
-    until("the window elsewhere", lambda: place(desktop, terminal) != (x, y))
+
+    def drag():
+        # By its title. All of it may be over before the window manager has seen the first of it: then again.
+        desktop.drag((x + 100, y - 15), (x + 160, y + 45))
+        return place(desktop, terminal) != (x, y)
+
+    until("the window elsewhere", drag)
     desktop.press(["ctrl", "d"])
     until("the terminal's end", lambda: not desktop.commands.run("xdotool search --onlyvisible --class xfce4-terminal || true").stdout)
 
