@@ -13,11 +13,23 @@ on_every_tier!(
 );
 
 async fn the_code_interpreter_goes_through_every_call(server: &Server) {
-    through(server, "code-interpreter-v1", "ATOLL_TEST_E2B_CODE_INTERPRETER", "through_e2b_code_interpreter.py").await;
+    through(
+        server,
+        "code-interpreter-v1",
+        "ATOLL_TEST_E2B_CODE_INTERPRETER",
+        "through_e2b_code_interpreter.py",
+    )
+    .await;
 }
 
 async fn the_desktop_goes_through_every_call(server: &Server) {
-    through(server, "desktop", "ATOLL_TEST_E2B_DESKTOP", "through_e2b_desktop.py").await;
+    through(
+        server,
+        "desktop",
+        "ATOLL_TEST_E2B_DESKTOP",
+        "through_e2b_desktop.py",
+    )
+    .await;
 }
 
 async fn through(server: &Server, template: &str, pythons: &str, name: &str) {
