@@ -13,7 +13,8 @@ import sys
 import time
 
 from e2b import TimeoutException
-from e2b_code_interpreter import ChartType, Sandbox
+from e2b_code_interpreter import Sandbox
+from e2b_code_interpreter.charts import ChartType
 
 parts = []
 

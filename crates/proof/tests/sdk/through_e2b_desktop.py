@@ -90,6 +90,10 @@ def mouse(desktop):
     desktop.mouse_press("left")
     desktop.mouse_release("left")
     until("a press", lambda: len(pressed()) == 9)
+    desktop.drag((x - 50, y - 40), (x + 60, y + 30))
+    wanted = [("Press", str(x - 50), str(y - 40)), ("Release", str(x + 60), str(y + 30))]
+    buttons = re.compile(r"Button(Press|Release) event.*?root:\((\d+),(\d+)\)", re.DOTALL)
+    until("a drag", lambda: buttons.findall(desktop.files.read(log))[-2:] == wanted)
     handle.kill()
     desktop.move_mouse(20, 700)
     assert desktop.get_cursor_position() == (20, 700)
@@ -112,14 +116,6 @@ def typing(desktop):
     if len(sys.argv) > 1:
         with open(sys.argv[1], "wb") as file:
             file.write(desktop.screenshot())
-    x, y = place(desktop, terminal)
-
-    def drag():
-        # By its title. All of it may be over before the window manager has seen the first of it: then again.
-        desktop.drag((x + 100, y - 15), (x + 160, y + 45))
-        return place(desktop, terminal) != (x, y)
-
-    until("the window elsewhere", drag)
     desktop.press(["ctrl", "d"])
     until("the terminal's end", lambda: not desktop.commands.run("xdotool search --onlyvisible --class xfce4-terminal || true").stdout)
 
