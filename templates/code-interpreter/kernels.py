@@ -1,7 +1,7 @@
 """Contexts that are a Jupyter kernel: Python and R.
 
-The kernel's messages are read as they come, by one task for each kernel, and what matters of them is told at once: the way
-from the end of an execution to its last line is one wake-up. They are not checked against forgery: whoever can speak to a
+The kernel's messages are read as they come and what matters of them is told at once: the way from the end of an execution
+to its last line is one wake-up. They are not checked against forgery: whoever can speak to a
 kernel's socket is in the same sandbox and may do all that the kernel may."""
 
 import asyncio
@@ -47,11 +47,14 @@ class Kernel(Context):
         except RuntimeError as error:
             await self.manager.shutdown_kernel(now=True)
             raise Refused(f"The {self.language} kernel does not start: {error}") from error
+        # From here on the sockets are read without the client's help.
         self.replies = zmq.Socket.shadow(self.client.shell_channel.socket.underlying)
-        self.reader = asyncio.ensure_future(self.read())
+        self.news = zmq.Socket.shadow(self.client.iopub_channel.socket.underlying)
+        asyncio.get_running_loop().add_reader(self.news.FD, self.read)
+        self.read()
 
     async def stop(self):
-        self.reader.cancel()
+        asyncio.get_running_loop().remove_reader(self.news.FD)
         self.client.stop_channels()
         await self.manager.shutdown_kernel(now=True)
         self.directory.cleanup()
@@ -65,14 +68,17 @@ class Kernel(Context):
             if not done.done():
                 done.set_exception(error)
 
-    async def read(self):
-        socket = self.client.iopub_channel.socket
-        while True:
-            frames = await socket.recv_multipart()
-            header, parent, _, content = frames[frames.index(b"<IDS|MSG>") + 2 :][:4]
-            running = self.running.get(loads(parent).get("msg_id"))
-            if running:
-                self.take(loads(header)["msg_type"], loads(content), *running)
+    def read(self):
+        """Takes all messages there are: the descriptor says only once that there are some."""
+        try:
+            while True:
+                frames = self.news.recv_multipart(zmq.NOBLOCK)
+                header, parent, _, content = frames[frames.index(b"<IDS|MSG>") + 2 :][:4]
+                running = self.running.get(loads(parent).get("msg_id"))
+                if running:
+                    self.take(loads(header)["msg_type"], loads(content), *running)
+        except zmq.Again:
+            pass
 
     def take(self, kind, content, tell, done):
         if kind == "status":
@@ -147,15 +153,16 @@ class R(Kernel):
     kernel = ["R", "--slave", "-e", f'source("{HERE}/kernel.R")', "--args", "{connection_file}"]
 
     def entering(self, env):
-        names = ", ".join(json.dumps(name) for name in env)
-        pairs = ", ".join(f"{json.dumps(name)} = {json.dumps(value)}" for name, value in env.items())
+        quoted = {json.dumps(name, ensure_ascii=False): json.dumps(value, ensure_ascii=False) for name, value in env.items()}
+        pairs = ", ".join(f"{name} = {value}" for name, value in quoted.items())
+        # Options are where R keeps what is nobody's variable.
         return (
-            f"assign('.environment_before', Sys.getenv(c({names}), unset = NA, names = TRUE), envir = baseenv());"
+            f"options(environment.before = Sys.getenv(c({', '.join(quoted)}), unset = NA, names = TRUE));"
             f"do.call(Sys.setenv, list({pairs}))"
         )
 
     def leaving(self, env):
         return (
-            "invisible(lapply(names(.environment_before), function(name) if (is.na(.environment_before[[name]]))"
-            " Sys.unsetenv(name) else do.call(Sys.setenv, setNames(list(.environment_before[[name]]), name))))"
+            "local({ before <- getOption('environment.before'); for (name in names(before)) if (is.na(before[[name]]))"
+            " Sys.unsetenv(name) else do.call(Sys.setenv, setNames(list(before[[name]]), name)) })"
         )

@@ -210,7 +210,7 @@ class Java(Program):
 
     def argv(self):
         options = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-XX:SharedArchiveFile={HERE}/run.jsa", "-Xlog:disable"]
-        return ["java", *options, "-cp", HERE, "Run"]
+        return ["java", *options, "-cp", f"{HERE}/run.jar", "Run"]
 
     def request(self, code, env):
         words = [code] + [word for pair in env.items() for word in pair]

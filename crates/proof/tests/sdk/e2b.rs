@@ -17,12 +17,12 @@ on_every_tier!(with atoll_proof::Options::default().own_templates();
     frames_that_lie_are_refused,
 );
 
-fn script(name: &str) -> PathBuf {
+pub(crate) fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sdk").join(name)
 }
 
 /// What the environment names, or nothing, loudly.
-fn installed(variable: &str) -> Vec<PathBuf> {
+pub(crate) fn installed(variable: &str) -> Vec<PathBuf> {
     let named = std::env::var_os(variable).unwrap_or_default();
     let found: Vec<PathBuf> = std::env::split_paths(&named)
         .filter(|path| !path.as_os_str().is_empty())
@@ -33,7 +33,7 @@ fn installed(variable: &str) -> Vec<PathBuf> {
     found
 }
 
-async fn run(server: &Server, mut command: Command) {
+pub(crate) async fn run(server: &Server, mut command: Command) {
     let client = server.client();
     command
         .env("E2B_API_URL", client.url())

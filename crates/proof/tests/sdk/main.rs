@@ -8,3 +8,4 @@
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod e2b;
+mod e2b_templates;
