@@ -316,8 +316,11 @@ async fn perform(app: &App, build: &Build, mut recipe: Recipe, no_cache: bool, r
         Ok(()) => finish(app, build, starts)
             .await
             .map_err(|fault| (fault, Some("finalize".to_owned()))),
-        Err(fault) => {
+        Err(mut fault) => {
             let step = recipe.step_of(&fault.message);
+            if let Some(message) = unknown_user(&fault.message, step.as_deref(), &request.steps) {
+                fault.message = message;
+            }
             Err((fault, step.or_else(|| Some("base".to_owned()))))
         }
     };
@@ -328,6 +331,16 @@ async fn perform(app: &App, build: &Build, mut recipe: Recipe, no_cache: bool, r
         }
         Err((fault, step)) => build.fail(&fault.message, step.as_deref()),
     }
+}
+
+/// A step as a user that is not there, in the words that clients know.
+fn unknown_user(message: &str, step: Option<&str>, steps: &[Step]) -> Option<String> {
+    let (_, user) = message.rsplit_once("no such user: ")?;
+    let index = step?.parse::<usize>().ok()?.checked_sub(1)?;
+    let command = steps.get(index)?.args.first()?;
+    Some(format!(
+        "failed to run command '{command}': command failed: unauthenticated: invalid username: '{user}'"
+    ))
 }
 
 async fn follow(app: &App, build: &Build, asked: BuildTemplate) -> Result<(), Fault> {

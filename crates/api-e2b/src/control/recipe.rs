@@ -16,11 +16,16 @@ const WORKDIR: &str = "/home/user";
 pub(crate) struct Step {
     r#type: String,
     #[serde(default)]
-    args: Vec<String>,
+    pub(crate) args: Vec<String>,
     #[serde(default)]
     pub(crate) force: bool,
     #[serde(rename = "filesHash")]
     pub(crate) files_hash: Option<String>,
+    /// These two were done by the client when it packed and uploaded the files.
+    #[serde(rename = "forceUpload")]
+    _force_upload: Option<bool>,
+    #[serde(rename = "resolveSymlinks")]
+    _resolve_symlinks: Option<bool>,
 }
 
 /// Where a build begins.
@@ -258,6 +263,8 @@ mod tests {
             args: args.iter().map(ToString::to_string).collect(),
             force: false,
             files_hash: (kind == "COPY").then(|| "abc".into()),
+            _force_upload: None,
+            _resolve_symlinks: None,
         }
     }
 

@@ -284,15 +284,20 @@ async fn frames_that_lie_are_refused(server: &Server) {
             .header("x-access-token", token)
             .header("content-type", "application/json")
             .body(body);
-        client.send(request)
+        client.try_send(request)
     };
-    let long = format!("{{\"path\":\"{}\"}}", "a".repeat(20 * 1024 * 1024));
-    assert!(unary(long.into_bytes()).await.status >= 400);
-    let nested = format!("{{\"path\":{}", "[".repeat(100_000));
-    assert!(unary(nested.into_bytes()).await.status >= 400);
+    for body in [
+        format!("{{\"path\":\"{}\"}}", "a".repeat(20 * 1024 * 1024)),
+        format!("{{\"path\":{}", "[".repeat(100_000)),
+    ] {
+        // The server need not read to the end before it says no.
+        let answer = unary(body.into_bytes()).await;
+        assert!(answer.is_err() || answer.is_ok_and(|answer| answer.status >= 400));
+    }
     // It still works.
     let stat = unary(br#"{"path":"/etc/hostname"}"#.to_vec())
         .await
+        .unwrap()
         .expect(200)
         .json();
     assert_eq!(stat["entry"]["path"], "/etc/hostname");
