@@ -92,31 +92,41 @@ def _install(here):
 
     shell.enter_environment, shell.leave_environment = enter_environment, leave_environment
 
-    def speak_directly(kernel):
-        """Sends what the kernel tells from where it is told. The way through a thread of its own costs several changes of
-        threads for each execution, which is most of the time of a short one in a sandbox. A lock stands for the thread: no
-        two send at once, and what a stream holds is sent before whatever comes after it."""
+    def tell_at(path):
+        """From now on, what the kernel tells is written to this socket, from where it is told: one line for each message,
+        its header, its parent's and its content. What is followed at once by more waits for that. A lock stands for the
+        thread that would send it otherwise: no two write at once, and what a stream holds is sent before whatever comes
+        after it."""
+        import socket
         import sys
         import threading
 
-        import ipykernel
-
-        kernel._execute_sleep = 0  # for that thread's sake
-        if ipykernel.version_info[0] > 6:
-            return  # there, that thread also reads from the socket
-        locks = {}
+        channel = socket.socket(socket.AF_UNIX)
+        channel.connect(path)
+        locks, held, here = {}, [], os.getpid()
 
         def renew():
-            locks.update(socket=threading.Lock(), stdout=threading.RLock(), stderr=threading.RLock())
+            locks.update(channel=threading.Lock(), stdout=threading.RLock(), stderr=threading.RLock())
 
         renew()
         os.register_at_fork(after_in_child=renew)
-        thread = kernel.iopub_thread
+        thread = shell.kernel.iopub_thread
         send_there = thread._really_send
 
-        def send(*args, **kwargs):
-            with locks["socket"]:
-                send_there(*args, **kwargs)
+        def send(frames, *args, **kwargs):
+            if os.getpid() != here:
+                return send_there(frames, *args, **kwargs)  # a child tells its parent, which comes back here
+            at = frames.index(b"<IDS|MSG>") + 2
+            header, parent, _, content = frames[at : at + 4]
+            kind = bytes(frames[0]).rpartition(b".")[2]
+            if kind == b"status" and b'"busy"' in content:
+                return
+            with locks["channel"]:
+                held.append(b"[%b,%b,%b]\n" % (header, parent, content))
+                if kind not in (b"execute_input", b"execute_result"):
+                    line = b"".join(held)
+                    held.clear()
+                    channel.sendall(line)
 
         thread._really_send = thread.send_multipart = send
 
@@ -132,7 +142,8 @@ def _install(here):
         flushing(sys.stdout)
         flushing(sys.stderr)
 
-    speak_directly(shell.kernel)
+    shell.tell_at = tell_at
+    shell.kernel._execute_sleep = 0  # it waits for the thread that is no longer in the way
 
 
 _install(__file__.rpartition("/")[0])

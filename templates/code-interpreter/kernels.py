@@ -6,6 +6,7 @@ kernel's socket is in the same sandbox and may do all that the kernel may."""
 
 import asyncio
 import json
+import socket
 import tempfile
 
 import zmq
@@ -13,6 +14,7 @@ from jupyter_client import AsyncKernelManager
 from jupyter_client.kernelspec import KernelSpec
 
 from contexts import HERE, Context, Died, Refused, counted, failed, result, said
+from descriptors import Pipe
 
 try:
     from orjson import loads
@@ -22,6 +24,7 @@ except ImportError:
 READY_SECONDS = 60
 # How often it is looked whether the kernel still lives, while it runs something.
 LIFE_SECONDS = 1
+DIED = "The kernel ended; its context was started anew"
 
 
 class Kernel(Context):
@@ -52,9 +55,13 @@ class Kernel(Context):
         self.news = zmq.Socket.shadow(self.client.iopub_channel.socket.underlying)
         asyncio.get_running_loop().add_reader(self.news.FD, self.read)
         self.read()
+        self.told = None
+        await self.hear()
 
     async def stop(self):
         asyncio.get_running_loop().remove_reader(self.news.FD)
+        if self.told:
+            self.told.close()
         self.client.stop_channels()
         await self.manager.shutdown_kernel(now=True)
         self.directory.cleanup()
@@ -79,6 +86,9 @@ class Kernel(Context):
                     self.take(loads(header)["msg_type"], loads(content), *running)
         except zmq.Again:
             pass
+
+    async def hear(self):
+        """Whatever is to be done before the first execution."""
 
     def take(self, kind, content, tell, done):
         if kind == "status":
@@ -108,7 +118,7 @@ class Kernel(Context):
         try:
             while not (await asyncio.wait([done], timeout=LIFE_SECONDS))[0]:
                 if not await self.manager.is_alive():
-                    raise Died("The kernel ended; its context was started anew")
+                    raise Died(DIED)
             done.result()
         finally:
             self.running.pop(asked, None)
@@ -141,6 +151,31 @@ class Python(Kernel):
         # What was run is kept in memory, not in a database on disk at each execution.
         "--HistoryManager.enabled=False",
     ]
+
+    async def hear(self):
+        """Has the kernel tell what it tells on a socket of its own (see `kernel.py`): a message there is one write and one
+        read, not the forty system calls and four changes of threads that it is by ZeroMQ."""
+        loop = asyncio.get_running_loop()
+        with socket.socket(socket.AF_UNIX) as listener:
+            path = f"{self.directory.name}/told"
+            listener.bind(path)
+            listener.listen()
+            listener.setblocking(False)
+            asked = asyncio.ensure_future(self.follow(f"get_ipython().tell_at({path!r})", lambda line: None, silent=True))
+            connection, _ = await asyncio.wait_for(loop.sock_accept(listener), READY_SECONDS)
+        self.half = b""
+        self.told = Pipe(connection.detach(), self.heard)
+        await asked
+
+    def heard(self, data):
+        if not data:
+            return self.abandon(Died(DIED))
+        *lines, self.half = (self.half + data).split(b"\n")
+        for line in lines:
+            header, parent, content = loads(line)
+            running = self.running.get(parent.get("msg_id"))
+            if running:
+                self.take(header["msg_type"], content, *running)
 
     def entering(self, env):
         return f"get_ipython().enter_environment({env!r})"

@@ -26,6 +26,8 @@ from programs import Bash, Java, Node
 
 PORT = 49999
 KEEPALIVE_SECONDS = 5
+# When an answer begins that nothing was told for yet: clients tell a sandbox that ended from one that never answered.
+OPENING_SECONDS = 0.05
 LANGUAGES = {"python": Python, "javascript": Node, "typescript": Node, "bash": Bash, "r": R, "java": Java}
 ALIASES = {"js": "javascript", "ts": "typescript", "py": "python", "sh": "bash"}
 RUN_AT_HAND_OVER = ("python", "javascript")
@@ -163,15 +165,19 @@ class Execute(Handler):
         loop = asyncio.get_running_loop()
         self.news = loop.create_future()
         running = asyncio.ensure_future(run())
+        begun = False
         try:
             while not self.left:
-                timer = loop.call_later(KEEPALIVE_SECONDS, self.wake)
+                timer = loop.call_later(KEEPALIVE_SECONDS if begun else OPENING_SECONDS, self.wake)
                 await self.news
                 timer.cancel()
                 self.news = loop.create_future()
-                lines, told[:] = told[:] or [{"type": "keepalive"}], []
+                lines, told[:] = told[:], []
+                if begun and not lines:
+                    lines = [{"type": "keepalive"}]
+                begun = True
                 self.write("".join(json.dumps(line) + "\n" for line in lines))
-                if lines[-1]["type"] == "end_of_execution":
+                if lines and lines[-1]["type"] == "end_of_execution":
                     break
                 await self.flush()
         except tornado.iostream.StreamClosedError:

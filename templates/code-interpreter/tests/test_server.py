@@ -17,7 +17,7 @@ if HAS:
     from contexts import Context, Died, Refused, counted, result, said
 
     class Scripted(Context):
-        """Its programs: `say WORD`, `die`, `wait`, `break`."""
+        """Its programs: `say WORD`, `die`, `wait`, `silence`, `break`."""
 
         starts = 0
 
@@ -40,8 +40,11 @@ if HAS:
                 self.waiting.set_exception(error) if error else self.waiting.set_result(None)
 
         async def execute(self, code, env, tell):
-            tell(counted(1))
             word, _, rest = code.partition(" ")
+            if word == "silence":
+                self.waiting = asyncio.get_running_loop().create_future()
+                return await self.waiting
+            tell(counted(1))
             if word == "say":
                 tell(said("stdout", rest + "".join(env.values())))
                 tell(result({"text/plain": repr(rest)}, True))
@@ -143,6 +146,13 @@ class ServerTest(unittest.IsolatedAsyncioTestCase):
         writer.close()
         self.assertEqual((await next_one)[2]["text"], "after")
         self.assertEqual(context.interrupts, 1)
+
+    async def test_an_answer_begins_before_there_is_anything_to_tell(self):
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        body = json.dumps({"code": "silence"}).encode()
+        writer.write(b"POST /execute HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        self.assertIn(b" 200 ", await reader.readuntil(b"\r\n\r\n"))
+        writer.close()
 
     async def test_who_waits_is_told_that_all_is_well(self):
         every, server.KEEPALIVE_SECONDS = server.KEEPALIVE_SECONDS, 0.01
