@@ -163,7 +163,14 @@ class JavaScriptTest(unittest.IsolatedAsyncioTestCase):
             self.assertEqual(result(await run(node, "join('a', s) as string"))["text"], "a/x")
 
 
-@unittest.skipUnless(shutil.which("javac"), "there is no Java compiler here")
+def java_is_the_templates():
+    if not shutil.which("javac"):
+        return False
+    version = subprocess.run(["javac", "-version"], capture_output=True, check=False, text=True).stdout
+    return version.startswith("javac 21")
+
+
+@unittest.skipUnless(java_is_the_templates(), "there is no Java compiler of the template's version here")
 class JavaTest(unittest.IsolatedAsyncioTestCase):
     @classmethod
     def setUpClass(cls):
