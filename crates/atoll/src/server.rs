@@ -1,6 +1,6 @@
 //! The server: opens the data, finds the walls that work here, takes over what an earlier server left, and serves.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::args::{Global, ServerArgs};
 use crate::assets;
 use crate::client::Client;
-use crate::config::Config;
+use crate::config::{Config, DEFAULT_TLS_PORT};
 use crate::data::{DataDir, ServerFile, Taken};
 use crate::logging;
 use crate::output::{Doing, Error, Output, Result};
@@ -93,6 +93,15 @@ impl Server {
         let listener = listen(config.listen).await?;
         let address = listener.local_addr().doing("cannot listen")?;
 
+        let secured = match &config.tls {
+            Some(tls) => {
+                let own = SocketAddr::from((Ipv4Addr::LOCALHOST, DEFAULT_TLS_PORT));
+                let listener = listen(tls.listen.unwrap_or(own)).await?;
+                Some((listener, crate::tls::acceptor(tls, &config.domain, data.path())?))
+            }
+            None => None,
+        };
+
         let machine = Machine::look(config, data.path()).await?;
         for probe in &machine.tiers {
             match &probe.verdict {
@@ -115,9 +124,18 @@ impl Server {
 
         let (key, new_key) = admin_key(&data, &sandboxes).await?;
         let options = api_options(config, data.path());
-        let router = atoll_api_native::router(sandboxes.clone(), options);
+        let e2b = e2b_options(config, &options);
+        let native = atoll_api_native::router(sandboxes.clone(), options);
+        let router = atoll_api_e2b::router(sandboxes.clone(), e2b, native);
         let stop = CancellationToken::new();
-        let serving = tokio::spawn(serve::serve(listener, router, stop.clone()));
+        let plain = serve::serve(listener, None, router.clone(), stop.clone());
+        let secured = secured.map(|(listener, tls)| serve::serve(listener, Some(tls), router, stop.clone()));
+        let serving = tokio::spawn(async move {
+            match secured {
+                Some(secured) => drop(tokio::join!(plain, secured)),
+                None => plain.await,
+            }
+        });
         let url = url_of(address);
         data.announce(&ServerFile {
             url: url.clone(),
@@ -347,6 +365,21 @@ fn api_options(config: &Config, data: &Path) -> atoll_api_native::Options {
         options.port_domains.insert(0, config.domain.clone());
     }
     options
+}
+
+/// The same, for E2B's wire. Its SDKs always come by `https` and the domain alone, so a port that is not the usual one
+/// is part of the domain.
+fn e2b_options(config: &Config, native: &atoll_api_native::Options) -> atoll_api_e2b::Options {
+    let public_domain = (config.domain != "localhost").then(|| match config.public_port {
+        None | Some(443) => config.domain.clone(),
+        Some(port) => format!("{}:{port}", config.domain),
+    });
+    atoll_api_e2b::Options {
+        port_domains: native.port_domains.clone(),
+        public_domain,
+        internet: config.e2b_internet,
+        scratch: native.scratch.clone(),
+    }
 }
 
 /// The key of the local CLI: read, or made on the first start and whenever the file was lost.
