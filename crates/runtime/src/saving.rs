@@ -27,7 +27,7 @@ pub trait SaveSink: Send + Sync + Debug {
     fn part(&self, name: &str, whole: File) -> io::Result<()>;
 
     /// A file to write a large stream into, front to back and nothing twice, which is taken in while it grows. Until that is
-    /// finished no other stream can be begun. `None`: this sink waits until it is whole, and takes it as a part.
+    /// finished only whole parts can be handed over. `None`: this sink waits until it is whole, and takes it as a part.
     fn growing(&self, name: &str) -> io::Result<Option<(File, Box<dyn Growing>)>> {
         let _ = name;
         Ok(None)
@@ -36,7 +36,10 @@ pub trait SaveSink: Send + Sync + Debug {
 
 /// A stream that is taken in while its file grows. Dropping it gives it up.
 pub trait Growing: Send + Debug {
-    /// The file is whole, and whoever wrote it has closed it: waits until all of it was taken in.
+    /// The file is whole, and whoever wrote it has closed it.
+    fn whole(&self);
+
+    /// Waits until all of the whole file was taken in.
     fn finish(self: Box<Self>) -> io::Result<()>;
 }
 

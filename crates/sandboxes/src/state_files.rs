@@ -129,9 +129,9 @@ impl SaveSink for IntoVault {
         if whole.metadata()?.len() > SMALL {
             return self.save.part(name, whole).map_err(io::Error::other);
         }
-        // The state of a kernel shrinks to a fifth in less than a millisecond.
+        // The state of a kernel shrinks to a fifth in about a millisecond.
         let packed = self.scratch.file()?;
-        zstd::stream::copy_encode(&whole, &packed, 1)?;
+        zstd::stream::copy_encode(&whole, &packed, 3)?;
         self.save
             .part(&format!("{name}{PACKED}"), packed)
             .map_err(io::Error::other)
@@ -151,6 +151,10 @@ impl SaveSink for IntoVault {
 struct IntoPack(atoll_vault::Growing);
 
 impl Growing for IntoPack {
+    fn whole(&self) {
+        self.0.whole();
+    }
+
     fn finish(self: Box<Self>) -> io::Result<()> {
         self.0.finish().map_err(io::Error::other)
     }

@@ -9,7 +9,7 @@
 //! can be read to its end, whatever is deleted and collected meanwhile; and so can a pack that was lent, as long as whoever it
 //! was lent to has it open.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
@@ -22,6 +22,7 @@ use rustix::io::Errno;
 
 use crate::Shared;
 use crate::cut::is_zero;
+use crate::disk::reopen;
 use crate::error::{Error, IoContext, Result};
 use crate::manifest::{ChunkRef, Manifest, Ref, Stream};
 use crate::pack::{Kind, Pack, PackId, stored_len};
@@ -31,6 +32,8 @@ use crate::state::lock;
 /// What is read at once, and the least that is worth more than one thread.
 const RUN: u64 = 1 << 20;
 const SMALL: u64 = 4 << 20;
+/// One part in so many is little.
+const LITTLE: u64 = 8;
 /// Packs kept open; a save that shares from hundreds must not use up the descriptors.
 const OPEN_PACKS: usize = 64;
 
@@ -119,31 +122,28 @@ impl Opened {
         Ok(len)
     }
 
-    /// The pack that a stream lies in, to be read only, if it lies there as it was written: from its beginning, with nothing
-    /// elsewhere and zeros where it has zeros. Everything was verified then. What follows behind the end of the stream is of the
-    /// same save, or of the one that it is a copy of.
+    /// The pack that a stream lies in, to be read only, if it lies there as it was written: from its beginning, with zeros where
+    /// it has zeros, and little of it elsewhere, which is then put where it was. Everything was verified then. What follows
+    /// behind the end of the stream is of the same save, or of the one that it is a copy of.
     pub fn lend(&self, name: &str) -> Result<Option<File>> {
         let stream = self.stream(name)?;
-        let (mut pack, mut at, mut zeros) = (None, 0_u64, Vec::new());
-        for one in &stream.refs {
-            match one {
-                Ref::Zero(len) => zeros.push((at, at.saturating_add(*len))),
-                Ref::Chunk(chunk) => {
-                    let id = chunk.place.pack;
-                    let elsewhere = *pack.get_or_insert(id) != id || chunk.place.offset != at;
-                    // In one that this save only shares from lies what is another's.
-                    let own = self.manifest.packs.get(&id) == Some(&Kind::Adopted);
-                    if elsewhere || !own {
-                        return Ok(None);
-                    }
-                }
-            }
-            at = at.saturating_add(one.len());
+        // In one that this save only shares from lies what is another's.
+        let own = |(id, kind): (&PackId, &Kind)| (*kind == Kind::Adopted).then_some(*id);
+        let Some(pack) = self.manifest.packs.iter().find_map(own) else {
+            return Ok(None);
+        };
+        let Layout {
+            len,
+            zeros,
+            elsewhere,
+            missing,
+        } = Layout::of(stream, pack);
+        if missing > len / LITTLE {
+            return Ok(None);
         }
-        let Some(id) = pack else { return Ok(None) };
-        let path = self.shared.disk.pack(self.manifest.domain.tag, id);
+        let path = self.shared.disk.pack(self.manifest.domain.tag, pack);
         let file = File::open(&path).doing("open", &path)?;
-        if file.metadata().doing("look at", &path)?.len() < at {
+        if file.metadata().doing("look at", &path)?.len() < len {
             return Ok(None);
         }
         for (from, to) in zeros {
@@ -151,7 +151,21 @@ impl Opened {
                 return Ok(None);
             }
         }
-        self.each_run(stream, &|_, _| Ok(()))?;
+        // Nobody refers to what is put there, so a collection that has begun would take it away again. One that begins later
+        // sees that the file is open.
+        let _no_collection = match (elsewhere.is_empty(), self.shared.collecting.try_lock()) {
+            (true, _) => None,
+            (false, Ok(guard)) => Some(guard),
+            (false, Err(_)) => return Ok(None),
+        };
+        let filling = match elsewhere.is_empty() {
+            true => None,
+            false => Some(reopen(&file, true)?),
+        };
+        self.each_run(stream, &|data, at| match &filling {
+            Some(file) if elsewhere.contains(&at) => file.write_all_at(data, at).doing("write", &path),
+            _ => Ok(()),
+        })?;
         std::io::Seek::rewind(&mut &file).doing("read", &path)?;
         Ok(Some(file))
     }
@@ -294,6 +308,40 @@ impl Opened {
         let pack = Arc::new(Pack::open(&path, id, sealed, &self.shared.secrets)?);
         packs.insert(id, Arc::clone(&pack));
         Ok(pack)
+    }
+}
+
+/// How a stream lies in the pack that it was written into.
+struct Layout {
+    len: u64,
+    zeros: Vec<(u64, u64)>,
+    /// Where in the stream something begins that lies elsewhere.
+    elsewhere: HashSet<u64>,
+    /// How much that is.
+    missing: u64,
+}
+
+impl Layout {
+    fn of(stream: &Stream, pack: PackId) -> Self {
+        let mut layout = Self {
+            len: 0,
+            zeros: Vec::new(),
+            elsewhere: HashSet::new(),
+            missing: 0,
+        };
+        for one in &stream.refs {
+            let at = layout.len;
+            layout.len = at.saturating_add(one.len());
+            match one {
+                Ref::Zero(_) => layout.zeros.push((at, layout.len)),
+                Ref::Chunk(chunk) if (chunk.place.pack, chunk.place.offset) != (pack, at) => {
+                    layout.elsewhere.insert(at);
+                    layout.missing += one.len();
+                }
+                Ref::Chunk(_) => {}
+            }
+        }
+        layout
     }
 }
 

@@ -1,5 +1,6 @@
 //! Packs: files that hold the new chunks of one save, one after another, plain or sealed. A pack is written once and then
-//! only loses chunks, by holes punched into it.
+//! only loses chunks, by holes punched into it. What was in a hole may be put there again for whoever the pack is lent to
+//! ([`crate::Opened::lend`]); nothing refers to that.
 //!
 //! A pack is written by us alone, or it is a file that another program wrote a stream into and that was then taken over as it
 //! was ([`crate::Growing`]). In such a pack chunks lie where they lay in that stream, and that they are what their hashes say

@@ -19,7 +19,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -85,6 +85,8 @@ struct Inner {
     pack: PackId,
     seal: Option<Seal>,
     new: Mutex<New>,
+    /// Told when nothing grows any more in what may become the pack.
+    settled: Condvar,
     /// The first thing that went wrong.
     failed: Mutex<Option<Error>>,
     /// Becomes readable when the save is given up.
@@ -141,6 +143,7 @@ impl Save {
                 pack,
                 seal,
                 new: Mutex::default(),
+                settled: Condvar::default(),
                 failed: Mutex::default(),
                 stop,
                 finishing: OnceLock::new(),
@@ -176,14 +179,15 @@ impl Save {
         Ok(write)
     }
 
-    /// Saves a whole file, from its beginning, on a thread of its own.
+    /// Saves a whole file, from its beginning, on a thread of its own, which waits until nothing grows any more.
     pub fn part(&self, name: &str, mut whole: File) -> Result<()> {
-        let mut streams = self.new_stream(name)?;
+        let mut streams = self.free_slot(name)?;
         let path = self.inner.pack_tmp();
         std::io::Seek::rewind(&mut whole).doing("read a part for", &path)?;
         let (inner, stream) = (Arc::clone(&self.inner), name.to_owned());
         let thread = std::thread::Builder::new().name("vault-part".into());
         let thread = thread.spawn(move || {
+            inner.wait_until_settled();
             let result = intake::from_reader(&inner, &stream, &mut whole);
             result.map_err(|error| inner.fail(error))
         });
@@ -217,19 +221,25 @@ impl Save {
         }
     }
 
-    fn new_stream(&self, name: &str) -> Result<std::sync::MutexGuard<'_, Vec<Slot>>> {
+    /// For what begins at once.
+    fn new_stream(&self, name: &str) -> Result<MutexGuard<'_, Vec<Slot>>> {
+        let streams = self.free_slot(name)?;
+        match &lock(&self.inner.new).growing {
+            Some(growing) => Err(Error::Growing {
+                name: name.to_owned(),
+                growing: growing.clone(),
+            }),
+            None => Ok(streams),
+        }
+    }
+
+    fn free_slot(&self, name: &str) -> Result<MutexGuard<'_, Vec<Slot>>> {
         check_stream(name)?;
         let streams = lock(&self.streams);
         if streams.len() >= MAX_STREAMS {
             return Err(Error::Limit {
                 what: "the number of streams",
                 limit: MAX_STREAMS as u64,
-            });
-        }
-        if let Some(growing) = &lock(&self.inner.new).growing {
-            return Err(Error::Growing {
-                name: name.to_owned(),
-                growing: growing.clone(),
             });
         }
         if streams.iter().any(|slot| slot.name == name) {
@@ -361,6 +371,19 @@ impl Inner {
     /// Remembers the first error.
     fn fail(&self, error: Error) {
         lock(&self.failed).get_or_insert(error);
+    }
+
+    /// Nothing grows any more.
+    fn settle(&self) {
+        lock(&self.new).growing = None;
+        self.settled.notify_all();
+    }
+
+    fn wait_until_settled(&self) {
+        let mut new = lock(&self.new);
+        while new.growing.is_some() {
+            new = self.settled.wait(new).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 
     fn pack_tmp(&self) -> PathBuf {

@@ -221,7 +221,7 @@ impl Gvisor {
         // An archive is written from its beginning to its end, so whoever keeps it can read along.
         let in_order = names == [LAYER];
         let mut growing = None;
-        let files: Vec<File> = names
+        let mut files: Vec<File> = names
             .iter()
             .map(|name| {
                 if in_order {
@@ -258,18 +258,18 @@ impl Gvisor {
             if in_order {
                 return Ok(());
             }
-            // The largest comes last in the list, and takes the sink the longest.
-            for (name, mut file) in names.into_iter().zip(files).rev() {
-                let kept = match growing.take() {
-                    Some(growing) => {
-                        drop(file);
-                        growing.finish()
-                    }
-                    None => file.rewind().and_then(|()| sink.part(name, file)),
-                };
-                kept.map_err(|error| format!("keeping its {name}: {error}"))?;
+            let keeping = |name, kept: std::io::Result<()>| {
+                kept.map_err(|error| format!("keeping its {name}: {error}"))
+            };
+            // Those that grow come last in the list, and are the largest.
+            if let Some(growing) = &growing {
+                files.pop();
+                growing.whole();
             }
-            Ok(())
+            for (name, mut file) in names.into_iter().zip(files) {
+                keeping(name, file.rewind().and_then(|()| sink.part(name, file)))?;
+            }
+            growing.map_or(Ok(()), |growing| keeping(PAGES, growing.finish()))
         });
         written.await
     }

@@ -5,10 +5,9 @@
 //!   read, cut, hashed      new    known       new     known          behind it
 //!   whole, nobody writes   ████░░░░░░░░░░░░░░░████████░░░░░░░│other streams   what is not new is punched out
 //! ```
-//! Memory is most of a save and most of it is new, so it is written once: a chunk that is new stays where it was written, and if
-//! nearly all are new, so do the others: what lies in a pack as it was written need not be copied to be read, either. When
-//! less than half is new, or somebody may still write to the file, the new chunks are copied to a pack of ours, and the file
-//! is forgotten. With a key nothing plain may reach the disk: then the file is one that the caller gives, and is copied too.
+//! Memory is most of a save and most of it is new, so it is written once: a chunk that is new stays where it was written, and
+//! need not be copied to be read, either ([`crate::Opened::lend`]). When less than half is new, or somebody may still write to
+//! the file, the new chunks are copied to a pack of ours, and the file is forgotten. With a key nothing plain may reach the disk: then the file is one that the caller gives, and is copied too.
 //!
 //! What must hold:
 //! - Whoever writes the file is not trusted. It may write again what was read and hashed before. What was copied is compared
@@ -50,8 +49,6 @@ const GROWS: u8 = 0;
 const GIVEN_UP: u8 = 1;
 const WHOLE: u8 = 2;
 
-/// One part in so many is little.
-const LITTLE: u64 = 8;
 /// How long whoever says that it is done may take to close the file.
 const CLOSING: Duration = Duration::from_millis(20);
 
@@ -96,6 +93,7 @@ impl Save {
         let thread = thread.spawn(move || {
             let taken = growth.take_in(in_place);
             let taken = taken.map_err(|error| growth.inner.fail(error));
+            growth.inner.settle();
             drop(growth);
             if taken.is_ok() {
                 let _ = sender.send(());
@@ -116,10 +114,14 @@ impl Save {
 }
 
 impl Growing {
-    /// The file is whole: waits until all of it was taken in. It should be closed: what somebody can still write to is copied.
-    /// If this fails, [`Save::abort`] says why.
-    pub fn finish(self) -> Result<()> {
+    /// The file is whole. It should be closed: what somebody can still write to is copied.
+    pub fn whole(&self) {
         self.told.store(WHOLE, Ordering::Release);
+    }
+
+    /// Waits until all of the whole file was taken in. If this fails, [`Save::abort`] says why.
+    pub fn finish(self) -> Result<()> {
+        self.whole();
         self.done.recv().map_err(|_| Error::Stopped)
     }
 }
@@ -217,13 +219,15 @@ impl Growth {
         );
         if settled {
             self.is_long(len)?;
-            self.stay(len, refs, &mut new);
             self.adopt(len, refs, &mut new)?;
-            new.growing = None;
             return Ok(());
         }
         // Nothing else was saved yet, so nothing else refers to what lies in the file.
-        *new = New::default();
+        let growing = new.growing.take();
+        *new = New {
+            growing,
+            ..New::default()
+        };
         drop(new);
         self.copy(refs)?;
         lock(&inner.shared.state).note_unnamed(inner.number, None);
@@ -244,30 +248,6 @@ impl Growth {
             self.wait()?;
         }
         Ok(true)
-    }
-
-    /// Where little is known already, that stays too: then the stream lies in the pack as a whole, and can be lent
-    /// ([`crate::Opened::lend`]).
-    fn stay(&self, len: u64, refs: &mut [Ref], new: &mut New) {
-        let (mut at, mut known) = (0, Vec::new());
-        for one in refs {
-            let start = at;
-            at += one.len();
-            if let Ref::Chunk(chunk) = one
-                && (chunk.place.pack, chunk.place.offset) != (self.inner.pack, start)
-            {
-                known.push((start, chunk));
-            }
-        }
-        let bytes: u64 = known.iter().map(|(_, chunk)| u64::from(chunk.place.len)).sum();
-        if bytes > len / LITTLE {
-            return;
-        }
-        for (start, chunk) in known {
-            chunk.place.pack = self.inner.pack;
-            chunk.place.offset = start;
-        }
-        new.stored += bytes;
     }
 
     fn adopt(&self, len: u64, refs: &[Ref], new: &mut New) -> Result<()> {

@@ -105,26 +105,6 @@ fn what_is_known_is_punched_out() {
 }
 
 #[test]
-fn where_little_is_known_it_stays_so_that_the_whole_can_be_lent() {
-    let context = Context::new();
-    let old = noise(1, MIB);
-    save(&context.vault, "a", "prj", &old);
-    let data = [noise(2, 9 * MIB), old, vec![0; MIB], noise(3, MIB)].concat();
-    let saved = save_grown(&context.vault, "b", "prj", &data);
-    assert!(
-        saved.stored_bytes >= 11 * MIB as u64,
-        "all of it is counted: {saved:?}"
-    );
-    let lent = context.vault.open_saved("b").unwrap().lend("data").unwrap();
-    assert!(lent.is_some());
-    drop(lent);
-    assert_eq!(context.vault.gc(&|_| true, false).unwrap().bytes, 0);
-    context.vault.delete("a").unwrap();
-    context.vault.gc(&|_| true, false).unwrap();
-    assert!(load(&context.reopen().vault, "b").unwrap() == data);
-}
-
-#[test]
 fn of_what_is_mostly_known_only_the_new_is_written() {
     let context = Context::new();
     let mut data = noise(1, 16 * MIB);

@@ -33,7 +33,7 @@ fn what_lies_as_it_was_written_is_lent_to_be_read() {
     // A copy refers to the same chunks.
     context.vault.copy("a", "b").unwrap();
     assert!(lend(&context.vault, "b").is_some());
-    // What shares, or has another order, lies elsewhere: in a pack with what is another's.
+    // What shares most, or has another order, lies elsewhere: in a pack with what is another's.
     save_grown(&context.vault, "c", "prj", &data);
     save_grown(
         &context.vault,
@@ -45,6 +45,43 @@ fn what_lies_as_it_was_written_is_lent_to_be_read() {
         assert!(lend(&context.vault, id).is_none(), "{id}");
         load(&context.vault, id).unwrap();
     }
+}
+
+#[test]
+fn what_little_lies_elsewhere_is_put_back_for_as_long_as_it_is_lent() {
+    let context = Context::new();
+    let known = noise(1, MIB);
+    save(&context.vault, "a", "prj", &known);
+    let data = [noise(2, 6 * MIB), known, noise(3, 6 * MIB)].concat();
+    save_grown(&context.vault, "b", "prj", &data);
+    let pack = files(context.path(), "packs");
+    let pack = pack
+        .iter()
+        .max_by_key(|path| fs::metadata(path).unwrap().len())
+        .unwrap();
+    let size = || fs::metadata(pack).unwrap().blocks() * 512;
+    let alone = size();
+    assert!(
+        alone < (13 * MIB - 500 * KIB) as u64,
+        "what is known is not stored again"
+    );
+
+    let lent = lend(&context.vault, "b").unwrap();
+    assert!(contents(&lent, data.len()) == data);
+    let filled = size() - alone;
+    assert!(filled > 0);
+    // Of two who borrow it neither loses anything.
+    let also = lend(&context.vault, "b").unwrap();
+    drop(lent);
+    let report = context.vault.gc(&|_| true, false).unwrap();
+    assert_eq!((report.bytes, report.kept_bytes), (0, filled));
+    assert!(contents(&also, data.len()) == data);
+    drop(also);
+    assert_eq!(context.vault.gc(&|_| true, false).unwrap().bytes, filled);
+    assert_eq!(size(), alone);
+    context.vault.delete("a").unwrap();
+    context.vault.gc(&|_| true, false).unwrap();
+    assert!(load(&context.reopen().vault, "b").unwrap() == data);
 }
 
 #[test]
