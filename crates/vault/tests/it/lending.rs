@@ -35,12 +35,7 @@ fn what_lies_as_it_was_written_is_lent_to_be_read() {
     assert!(lend(&context.vault, "b").is_some());
     // What shares most, or has another order, lies elsewhere: in a pack with what is another's.
     save_grown(&context.vault, "c", "prj", &data);
-    save_grown(
-        &context.vault,
-        "d",
-        "prj",
-        &[noise(3, 4 * MIB), data.clone()].concat(),
-    );
+    save_grown(&context.vault, "d", "prj", &[noise(3, 4 * MIB), data].concat());
     for id in ["c", "d"] {
         assert!(lend(&context.vault, id).is_none(), "{id}");
         load(&context.vault, id).unwrap();
