@@ -249,7 +249,7 @@ fn a_directory_that_is_swapped_for_a_link_all_the_time_leads_nowhere() {
                 let _ = rustix::fs::renameat_with(here, &real, here, &link, swap);
             }
         });
-        for round in 0..2000 {
+        for round in 0..300 {
             if let Ok(bytes) = place.read("real/f") {
                 assert_eq!(bytes, "the guest's");
             }
@@ -334,28 +334,22 @@ fn lengths_that_lie_and_uploads_that_break_off_change_nothing() {
 }
 
 #[test]
-fn a_tree_deeper_than_any_stack_is_removed() {
+fn a_tree_deeper_than_any_path_is_removed() {
     let Some(place) = Place::open() else { return };
-    let deep = 3000;
-    let mut at = rustix::fs::open(
-        &place.guest,
-        rustix::fs::OFlags::DIRECTORY,
-        rustix::fs::Mode::empty(),
-    )
-    .unwrap();
-    for _ in 0..deep {
-        rustix::fs::mkdirat(&at, "d", rustix::fs::Mode::RWXU).unwrap();
-        symlink(
-            place.dir.path(),
-            format!("/proc/self/fd/{}/link", std::os::fd::AsRawFd::as_raw_fd(&at)),
-        )
-        .unwrap();
-        at = rustix::fs::openat(&at, "d", rustix::fs::OFlags::DIRECTORY, rustix::fs::Mode::empty()).unwrap();
+    let dir = rustix::fs::OFlags::DIRECTORY;
+    let mut at = rustix::fs::open(&place.guest, dir, rustix::fs::Mode::empty()).unwrap();
+    for level in 0..1500 {
+        rustix::fs::mkdirat(&at, "deep", rustix::fs::Mode::RWXU).unwrap();
+        if level % 100 == 0 {
+            rustix::fs::symlinkat(place.dir.path(), &at, "link").unwrap();
+        }
+        at = rustix::fs::openat(&at, "deep", dir, rustix::fs::Mode::empty()).unwrap();
     }
     drop(at);
-    // Paths beyond what one call can name are left out of a listing.
-    assert!(place.volumes.entries("data", "d", u32::MAX).unwrap().len() > 1000);
-    place.volumes.remove("data", "d").unwrap();
+    // What one call cannot name is left out of a listing.
+    let listed = place.volumes.entries("data", "deep", u32::MAX).unwrap().len();
+    assert!((500..1500).contains(&listed), "{listed}");
+    place.volumes.remove("data", "deep").unwrap();
     assert_eq!(place.volumes.entries("data", "/", 1).unwrap().len(), 1);
     assert_eq!(
         fs::read_to_string(place.dir.path().join("host")).unwrap(),
@@ -364,7 +358,7 @@ fn a_tree_deeper_than_any_stack_is_removed() {
 }
 
 #[test]
-fn a_sealed_volume_is_read_and_a_resting_one_is_let_go_again() {
+fn a_resting_volume_is_mounted_for_a_call_and_let_go_again() {
     let Some(place) = Place::open() else { return };
     place.write("f", "kept", false).unwrap();
     place.volumes.detach("data").unwrap();
