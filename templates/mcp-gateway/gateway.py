@@ -113,12 +113,12 @@ class Gateway:
 
     def _checkout(self, server: Server) -> str:
         place = self._home / "repositories" / server.name.removeprefix("github/")
-        if not (place / ".git").is_dir():
-            self._run(["mkdir", "-p", str(place)], server, str(self._home))
-            clone = ["git", "clone", "--quiet", "--depth", "1", "--", server.repository, str(place)]
-            self._run(clone, server, str(self._home))
-            if server.install:
-                self._run(["bash", "-c", server.install], server, str(place))
+        # What an earlier start left may be half of it.
+        self._run(["rm", "-rf", "--", str(place)], server, str(self._home))
+        self._run(["mkdir", "-p", "--", str(place)], server, str(self._home))
+        self._run(["git", "clone", "--quiet", "--depth", "1", "--", server.repository, str(place)], server, str(self._home))
+        if server.install:
+            self._run(["bash", "-c", server.install], server, str(place))
         return str(place)
 
     def _run(self, command: list[str], server: Server, cwd: str) -> None:
