@@ -60,7 +60,6 @@ _CATALOGUE = {
         lambda _: Server("memory", [f"{NODE}/mcp-server-memory"], {"MEMORY_FILE_PATH": f"{STATE}/memory.jsonl"}),
     ),
     "sequentialthinking": ({}, lambda _: Server("sequentialthinking", [f"{NODE}/mcp-server-sequential-thinking"])),
-    "sqlite": ({}, lambda _: Server("sqlite", [f"{PYTHON}/mcp-server-sqlite", "--db-path", f"{STATE}/db.sqlite"])),
     "time": ({}, lambda _: Server("time", [f"{PYTHON}/mcp-server-time"])),
 }
 

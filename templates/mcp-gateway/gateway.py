@@ -71,45 +71,32 @@ class Gateway:
 
     async def serve(self, port: int, announce: Callable[[], None]) -> None:
         front = FastMCP("mcp-gateway", auth=Token(self._token))
-        clients = []
-        try:
-            async with asyncio.timeout(PATIENCE):
-                for server in self._servers:
-                    clients.append((server, await self._start(server)))
-                await self._mount(front, clients)
-        except TimeoutError:
-            late = self._servers[min(len(clients), len(self._servers) - 1)]
-            raise Refused(f"{late.name}: it did not start within {PATIENCE} seconds") from None
+        taken: set[str] = set()
+        for server in self._servers:
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    client, names = await self._start(server)
+            except TimeoutError:
+                raise Refused(f"{server.name}: it did not start within {PATIENCE} seconds") from None
+            clash = bool(names & taken)
+            taken |= {f"{server.prefix}_{name}" for name in names} if clash else names
+            front.mount(create_proxy(client), namespace=server.prefix if clash else None)
         # Whoever reaches the port comes through the sandbox's proxy, under a name that nobody here knows.
         app = front.http_app(path="/mcp", host_origin_protection=False)
         config = uvicorn.Config(app, host="0.0.0.0", port=port, log_level="warning", lifespan="on")
         await Announcing(config, announce).serve()
 
-    async def _start(self, server: Server) -> Client:
+    async def _start(self, server: Server) -> tuple[Client, set[str]]:
+        """Starts a server and asks for its tools."""
         cwd = await asyncio.to_thread(self._checkout, server) if server.repository else str(self._home)
         command = [*self._as_user, *server.command]
         transport = StdioTransport(command[0], command[1:], env=self._env(server), cwd=cwd, log_file=self._log)
         client = Client(transport)
         try:
             async with client:
-                await client.ping()
+                return client, {tool.name for tool in await client.list_tools()}
         except Exception as error:
             raise Refused(f"{server.name}: it does not start: {error}; see {self._log}") from error
-        return client
-
-    async def _mount(self, front: FastMCP, clients: list[tuple[Server, Client]]) -> None:
-        taken: set[str] = set()
-        for server, client in clients:
-            try:
-                async with client:
-                    names = {tool.name for tool in await client.list_tools()}
-            except Exception as error:
-                raise Refused(f"{server.name}: it does not tell its tools: {error}") from error
-            clash = bool(names & taken)
-            if clash:
-                names = {f"{server.prefix}_{name}" for name in names}
-            taken |= names
-            front.mount(create_proxy(client), namespace=server.prefix if clash else None)
 
     def _checkout(self, server: Server) -> str:
         place = self._home / "repositories" / server.name.removeprefix("github/")
