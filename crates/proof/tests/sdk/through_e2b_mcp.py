@@ -24,7 +24,7 @@ SERVERS = {
 def headers(box, token):
     """No name leads to the sandbox here: the server is told by headers which one is meant."""
     return {
-        "Authorization": f"Bearer {token}",
+        **({"Authorization": f"Bearer {token}"} if token else {}),
         "E2b-Sandbox-Id": box.sandbox_id,
         "E2b-Sandbox-Port": "50005",
         **({"E2B-Traffic-Access-Token": box.traffic_access_token} if box.traffic_access_token else {}),
