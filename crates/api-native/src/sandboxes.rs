@@ -31,6 +31,7 @@ use rest::{
 use view::SandboxView;
 
 pub(crate) use request::ResourcesRequest;
+pub(crate) use view::ResourcesView;
 pub(crate) use words::{IsolationName, SaveKindName};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {

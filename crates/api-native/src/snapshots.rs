@@ -1,7 +1,7 @@
 //! `/v1/snapshots`: saved state with a name of its own.
 
 use atoll_sandboxes::{Snapshot, TakeSnapshot};
-use atoll_types::{Fault, Resources, SandboxId};
+use atoll_types::{Fault, SandboxId};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -220,6 +220,7 @@ pub(crate) async fn import_snapshot(
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct KeepRunningRequest {
+    /// Absent: the template's, or else the server's defaults.
     resources: Option<crate::sandboxes::ResourcesRequest>,
     isolation_floor: Option<IsolationName>,
 }
@@ -236,9 +237,7 @@ pub(crate) async fn keep_template_running(
     At(which): At<String>,
     MaybeJson(body): MaybeJson<KeepRunningRequest>,
 ) -> Answer<(StatusCode, axum::Json<SnapshotView>)> {
-    let resources = body
-        .resources
-        .map_or_else(Resources::default, |asked| asked.into_resources());
+    let resources = body.resources.map(|asked| asked.into_resources());
     let floor = body.isolation_floor.map(IsolationName::into_isolation);
     let kept = app.sandboxes.keep_running(&which, resources, floor).await?;
     Ok((StatusCode::CREATED, axum::Json(SnapshotView::of(kept))))

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use atoll_sandboxes::{BuildEvent, BuildFrom, BuildStream, BuildTemplate, Template};
-use atoll_types::{NetworkPolicy, ReadyCheck, StartCommand, TemplateSource};
+use atoll_types::{NetworkPolicy, ReadyCheck, Resources, StartCommand, TemplateSource};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -18,6 +18,7 @@ use crate::error::{Answer, ErrorDetail, Failure};
 use crate::exec::{event, sse};
 use crate::extract::{Args, As, At, Json, parse_json};
 use crate::network::PolicyWords;
+use crate::sandboxes::{ResourcesRequest, ResourcesView};
 use crate::upload::{self, Upload};
 use crate::{App, wire};
 
@@ -49,6 +50,8 @@ pub(crate) struct BuildRequest {
     start: Option<StartRequest>,
     /// What sandboxes made from it may reach, unless they say so themselves.
     network: Option<PolicyWords>,
+    /// What sandboxes made from it get, unless they say so themselves.
+    resources: Option<ResourcesRequest>,
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -173,7 +176,7 @@ impl BuildRequest {
             from,
             start: self.start.map(StartRequest::into_start).transpose()?,
             network: self.network.map(PolicyWords::into_policy),
-            resources: None,
+            resources: self.resources.map(ResourcesRequest::into_resources),
         })
     }
 }
@@ -195,6 +198,8 @@ pub(crate) struct ContextQuery {
     start: Option<String>,
     /// `network` of a build request, as JSON.
     network: Option<String>,
+    /// `resources` of a build request, as JSON.
+    resources: Option<String>,
     /// What `RUN` steps may reach, as JSON, in the words of `network`; nothing unless said. Each step is held to its
     /// limits on its own.
     build_network: Option<String>,
@@ -210,6 +215,8 @@ pub(crate) struct ArchiveQuery {
     start: Option<String>,
     /// `network` of a build request, as JSON.
     network: Option<String>,
+    /// `resources` of a build request, as JSON.
+    resources: Option<String>,
 }
 
 #[derive(Debug)]
@@ -219,12 +226,13 @@ struct ContextBuild {
     args: Vec<(String, String)>,
     start: Option<StartCommand>,
     network: Option<NetworkPolicy>,
+    resources: Option<Resources>,
     build_network: NetworkPolicy,
 }
 
 fn read_context_query(pairs: Vec<(String, String)>) -> Answer<ContextBuild> {
     let (mut name, mut dockerfile, mut start) = (None, None, None);
-    let (mut network, mut build_network) = (None, None);
+    let (mut network, mut resources, mut build_network) = (None, None, None);
     let mut args = Vec::new();
     for (key, value) in pairs {
         let slot = match key.as_str() {
@@ -236,11 +244,12 @@ fn read_context_query(pairs: Vec<(String, String)>) -> Answer<ContextBuild> {
             "dockerfile" => &mut dockerfile,
             "start" => &mut start,
             "network" => &mut network,
+            "resources" => &mut resources,
             "build_network" => &mut build_network,
             _ => {
                 let message = format!(
                     "unknown query parameter `{key}`, expected one of `name`, `dockerfile`, `arg`, `start`, \
-                     `network`, `build_network`"
+                     `network`, `resources`, `build_network`"
                 );
                 return Err(Failure::invalid("invalid_query", message));
             }
@@ -259,6 +268,7 @@ fn read_context_query(pairs: Vec<(String, String)>) -> Answer<ContextBuild> {
         args,
         start: read_start(start)?,
         network: read_network("network", network)?,
+        resources: read_resources(resources)?,
         build_network: read_network("build_network", build_network)?.unwrap_or_default(),
     })
 }
@@ -266,6 +276,19 @@ fn read_context_query(pairs: Vec<(String, String)>) -> Answer<ContextBuild> {
 fn read_start(json: Option<String>) -> Answer<Option<StartCommand>> {
     json.map(|json| parse_json::<StartRequest>(json.as_bytes())?.into_start())
         .transpose()
+}
+
+fn read_resources(json: Option<String>) -> Answer<Option<Resources>> {
+    json.map(|json| {
+        let words = parse_json::<ResourcesRequest>(json.as_bytes());
+        words.map(ResourcesRequest::into_resources).map_err(|failure| {
+            Failure::invalid(
+                "invalid_query",
+                format!("`resources`: {}", failure.fault().message),
+            )
+        })
+    })
+    .transpose()
 }
 
 fn read_network(field: &str, json: Option<String>) -> Answer<Option<NetworkPolicy>> {
@@ -305,6 +328,8 @@ pub(crate) struct TemplateView {
     exposed_ports: Vec<u16>,
     /// What sandboxes made from it may reach, unless they say so themselves; null: what the operator says.
     network: Option<PolicyWords>,
+    /// What sandboxes made from it get, unless they say so themselves; null: the server's defaults.
+    resources: Option<ResourcesView>,
 }
 
 impl TemplateView {
@@ -327,6 +352,7 @@ impl TemplateView {
             start: manifest.start.map(StartRequest::of),
             exposed_ports: manifest.exposed_ports,
             network: manifest.network.map(PolicyWords::of),
+            resources: manifest.resources.map(ResourcesView::of),
         }
     }
 }
@@ -437,7 +463,7 @@ pub(crate) async fn build_from_context(
         },
         start: build.start,
         network: build.network,
-        resources: None,
+        resources: build.resources,
     };
     let progress = app.sandboxes.build_template(request).await?;
     Ok(follow(progress, Some(upload)))
@@ -459,13 +485,14 @@ pub(crate) async fn build_from_archive(
     let name = wire::name("name", query.name)?;
     let start = read_start(query.start)?;
     let network = read_network("network", query.network)?;
+    let resources = read_resources(query.resources)?;
     let upload = upload::archive(&app, body).await?;
     let request = BuildTemplate {
         name,
         from: BuildFrom::Archive { file: upload.file() },
         start,
         network,
-        resources: None,
+        resources,
     };
     let progress = app.sandboxes.build_template(request).await?;
     Ok(follow(progress, Some(upload)))
@@ -544,9 +571,17 @@ mod tests {
         .unwrap();
         assert_eq!(found.network.unwrap().preset, Some(Preset::None));
         assert_eq!(found.build_network.preset, Some(Preset::AllPublic));
+        let found = read("name=a&resources=%7B%22cpu_millis%22:2000%7D").unwrap();
+        let expected = Resources {
+            cpu_millis: 2000,
+            ..Resources::default()
+        };
+        assert_eq!(found.resources, Some(expected));
         for bad in [
             "",
             "name=a&network=all-public",
+            "name=a&resources=2",
+            "name=a&resources=%7B%22cores%22:2%7D",
             "name=a&build_network=%7B%22rulez%22:1%7D",
             "name=a&name=b",
             "name=a&arg=X",

@@ -46,6 +46,7 @@ mod snapshots;
 mod state_files;
 mod steps;
 mod views;
+mod volume_files;
 mod volumes;
 
 use std::collections::{HashMap, HashSet};
@@ -82,6 +83,7 @@ pub use secrets::{PrivateSecret, SecretView, SetSecret};
 pub use settings::{PoolSetting, Settings, wall_clock};
 pub use snapshots::{Snapshot, TakeSnapshot};
 pub use views::{FactView, Overview, PoolView, TierView, UsageTotal};
+pub use volume_files::{EntryKind, VolumeEntry, VolumeMetadata, WriteInVolume};
 pub use volumes::{CreateVolume, Volume};
 
 use cell::{Cell, InUse};

@@ -22,11 +22,12 @@ use crate::snapshots::{self, Snapshot, Unfinished};
 use crate::{Sandboxes, entropy};
 
 impl Sandboxes {
-    /// Boots the template, waits until its start command is ready, and keeps the memory for sandboxes of this size.
+    /// Boots the template, waits until its start command is ready, and keeps the memory for sandboxes of this size, or else
+    /// of the template's.
     pub async fn keep_running(
         &self,
         which: &str,
-        resources: Resources,
+        resources: Option<Resources>,
         isolation: Option<Isolation>,
     ) -> Result<Snapshot, Fault> {
         let template = self.resolve_template(which)?;
@@ -39,7 +40,7 @@ impl Sandboxes {
         }
         let spec = SandboxSpec {
             template: template.manifest.id.to_string(),
-            resources,
+            resources: resources.or(template.manifest.resources).unwrap_or_default(),
             timeout_millis: Some(self.settings().limits.min_timeout_millis),
             isolation_floor: isolation,
             ..SandboxSpec::default()

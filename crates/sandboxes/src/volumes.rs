@@ -344,7 +344,7 @@ impl Sandboxes {
         Ok((collected, bytes))
     }
 
-    async fn volume_row(&self, project: &ProjectId, which: &str) -> Result<VolumeRow, Fault> {
+    pub(crate) async fn volume_row(&self, project: &ProjectId, which: &str) -> Result<VolumeRow, Fault> {
         let found = self
             .store()
             .volume(project, which)
@@ -388,7 +388,7 @@ impl Sandboxes {
         Arc::clone(&self.inner.volume_lock).lock_owned().await
     }
 
-    async fn on_volumes<T: Send + 'static>(
+    pub(crate) async fn on_volumes<T: Send + 'static>(
         &self,
         work: impl FnOnce(&atoll_volumes::Volumes) -> atoll_volumes::Result<T> + Send + 'static,
     ) -> Result<T, Fault> {

@@ -103,6 +103,19 @@ impl Store {
         .await
     }
 
+    /// Whose it is, unless it is not ready yet or gone.
+    pub async fn project_of_volume(&self, id: &VolumeId) -> Result<Option<ProjectId>, Error> {
+        let id = id.clone();
+        self.read("read the volume", move |db| {
+            let sql = "SELECT * FROM volumes WHERE id = ?1";
+            let row = sql::row(db, sql, &[&id.as_str()], read)?;
+            Ok(row
+                .filter(|row| row.state == VolumeState::Ready)
+                .map(|row| row.project))
+        })
+        .await
+    }
+
     /// Every volume of every project: for recovery, measuring, and to know what on disk is garbage.
     pub async fn all_volumes(&self) -> Result<Vec<VolumeRow>, Error> {
         self.read("list all volumes", |db| {

@@ -29,6 +29,16 @@ pub enum Error {
     /// What was to go into it is no archive that can be taken.
     #[error("the archive for volume {id} was refused: {why}")]
     Archive { id: String, why: String },
+    /// The caller's path, or what a guest put in its way.
+    #[error("the path `{path}` is refused: {why}")]
+    BadPath { path: String, why: &'static str },
+    #[error("there is nothing at `{path}`")]
+    NoEntry { path: String },
+    #[error("there is something at `{path}` already")]
+    EntryExists { path: String },
+    /// Nothing was changed.
+    #[error("the bytes for `{path}` broke off: {why}")]
+    BrokeOff { path: String, why: String },
     #[error("{what}: {source}")]
     Io {
         what: String,

@@ -16,7 +16,7 @@
 //!   and filesystem alive when this server dies or unmounts: whoever attaches next finds the device and mounts the very
 //!   same filesystem once more.
 //! - Bytes in a volume are a guest's. On the host the mount honours no setuid bit and no device node, nothing is executed
-//!   from it, and nothing is reached through a path in it: export and import go through `atoll-archive`.
+//!   from it, and nothing outside of it is reached through a path in it: see [`content`](self) and `atoll-archive`.
 //! - Nothing is ever unmounted lazily. In use is an answer, not something to force.
 //! - A volume has its name only when it is whole and on the disk, and loses it before anything of it is removed.
 //!
@@ -26,6 +26,7 @@
 //! An image has holes, so volumes may together promise more than the host's disk has. When that is full, a volume's
 //! filesystem gets I/O errors and stops accepting writes; what was synced before is safe.
 
+mod content;
 mod disk;
 mod error;
 mod loops;
@@ -44,6 +45,7 @@ use rustix::fs::{FlockOperation, RenameFlags};
 use rustix::mount::UnmountFlags;
 
 pub use atoll_archive::{Skipped, Tally};
+pub use content::{Entry, EntryKind, MOST_LISTED, Metadata, WriteFile};
 pub use disk::{LEAST, MOST, Usage};
 use error::Doing;
 pub use error::{Error, Result};

@@ -5,7 +5,7 @@
 //! that writes to it for as long as the reader takes. Stop or pause them first for one moment in time.
 
 use std::io::{Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use atoll_archive::{Dialect, Ids, Tally};
 use rustix::fs::{CWD, Mode, OFlags};
@@ -56,6 +56,14 @@ impl Volumes {
         })?;
         synced.doing(|| format!("syncing volume {id}"))?;
         Ok(tally)
+    }
+
+    /// Does something with the volume's root, which is mounted for it where nobody else uses it.
+    pub(crate) fn within<T>(&self, id: &str, work: impl FnOnce(BorrowedFd<'_>) -> Result<T>) -> Result<T> {
+        let open = self.look_into(id)?;
+        let done = work(open.root.as_fd());
+        self.let_go(id, open);
+        done
     }
 
     fn look_into(&self, id: &str) -> Result<Open> {

@@ -359,7 +359,11 @@ async fn follow(app: &App, build: &Build, asked: BuildTemplate) -> Result<(), Fa
 async fn finish(app: &App, build: &Build, starts: bool) -> Result<(), Fault> {
     let name = build.name.stored();
     if starts {
-        match app.sandboxes.keep_running(&name, build.resources, None).await {
+        match app
+            .sandboxes
+            .keep_running(&name, Some(build.resources), None)
+            .await
+        {
             Ok(_) => {}
             // Where memory cannot be kept, each sandbox starts it.
             Err(fault) if fault.code == "memory_not_supported" => {}

@@ -16,6 +16,7 @@ mod teams;
 mod templates;
 mod uploads;
 mod view;
+mod volume_content;
 mod volumes;
 
 use axum::Router;
@@ -65,7 +66,20 @@ pub(crate) fn routes() -> Router<App> {
         .route("/templates/{id}/tags", get(tags::list))
         .route("/volumes", post(volumes::create).get(volumes::list))
         .route("/volumes/{id}", get(volumes::get).delete(volumes::delete))
-        .route("/volumecontent/{*rest}", any(volumes::content))
+        .route(
+            "/volumecontent/{id}/path",
+            get(volume_content::stat)
+                .patch(volume_content::change)
+                .delete(volume_content::remove),
+        )
+        .route(
+            "/volumecontent/{id}/dir",
+            get(volume_content::list).post(volume_content::make_dir),
+        )
+        .route(
+            "/volumecontent/{id}/file",
+            get(volume_content::read).put(volume_content::write),
+        )
         .route("/teams", get(teams::list))
         .route("/secrets", any(secrets))
         .route("/secrets/{name}", delete(secrets).get(secrets).post(secrets))

@@ -1,4 +1,4 @@
-//! Volumes: made and listed here, mounted by sandboxes. Their content is reached through a sandbox only.
+//! Volumes: made and listed here, mounted by sandboxes; their files are in [`super::volume_content`].
 
 use atoll_sandboxes::{CreateVolume, Volume};
 use atoll_types::GIB;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::App;
 use crate::auth::Auth;
 use crate::control::read::Read;
-use crate::error::{Answer, Refusal};
+use crate::error::Answer;
 
 /// E2B's volumes have no size; ours are files with holes, so this costs nothing until it is used.
 const BYTES: u64 = 10 * GIB;
@@ -27,10 +27,10 @@ fn info(volume: &Volume) -> Value {
     json!({"volumeID": volume.id, "name": volume.name})
 }
 
-/// With a token for its content, which is empty: there is no such API here.
+/// With the token for its files.
 fn with_token(app: &App, volume: &Volume) -> Value {
     let mut view = info(volume);
-    view["token"] = "".into();
+    view["token"] = app.sandboxes.volume_token(&volume.id).into();
     view["domain"] = json!(app.options.public_domain);
     view
 }
@@ -77,11 +77,4 @@ pub(crate) async fn delete(
 ) -> Answer<StatusCode> {
     app.sandboxes.delete_volume(&caller, &id).await?;
     Ok(StatusCode::NO_CONTENT)
-}
-
-pub(crate) async fn content() -> Refusal {
-    Refusal::unsupported(
-        "volumecontent",
-        "mount the volume in a sandbox and use its files there, or export and import it through the native API",
-    )
 }

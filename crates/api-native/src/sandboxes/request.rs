@@ -34,7 +34,7 @@ pub(crate) struct CreateSandboxRequest {
     /// Name or id of a template or of a snapshot; `base` if absent.
     #[schema(examples("base"), min_length = 1, max_length = 255)]
     template: Option<String>,
-    /// Absent: the server's defaults; of a snapshot, those of the sandbox that it was taken of.
+    /// Absent: the template's, or else the server's defaults; of a snapshot, those of the sandbox that it was taken of.
     pub(crate) resources: Option<ResourcesRequest>,
     /// Lifetime from now. Absent: the server's default. `null`: none, where the operator allows that.
     #[serde(default, deserialize_with = "present")]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use atoll_sandboxes::Sandbox;
-use atoll_types::DiskBacking;
+use atoll_types::{DiskBacking, Resources};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -20,6 +20,21 @@ pub(crate) struct ResourcesView {
     disk_bytes: u64,
     disk_backing: BackingName,
     pids: u32,
+}
+
+impl ResourcesView {
+    pub(crate) fn of(resources: Resources) -> Self {
+        Self {
+            cpu_millis: resources.cpu_millis,
+            memory_bytes: resources.memory_bytes,
+            disk_bytes: resources.disk_bytes,
+            disk_backing: match resources.disk_backing {
+                DiskBacking::Memory => BackingName::Memory,
+                DiskBacking::Disk => BackingName::Disk,
+            },
+            pids: resources.pids,
+        }
+    }
 }
 
 /// Why a sandbox ended.
@@ -113,16 +128,7 @@ impl SandboxView {
             tenant_boundary: isolation.is_tenant_boundary(),
             isolation_floor: spec.isolation_floor.map(IsolationName::of),
             state: StateName::of(state),
-            resources: ResourcesView {
-                cpu_millis: spec.resources.cpu_millis,
-                memory_bytes: spec.resources.memory_bytes,
-                disk_bytes: spec.resources.disk_bytes,
-                disk_backing: match spec.resources.disk_backing {
-                    DiskBacking::Memory => BackingName::Memory,
-                    DiskBacking::Disk => BackingName::Disk,
-                },
-                pids: spec.resources.pids,
-            },
+            resources: ResourcesView::of(spec.resources),
             timeout_ms: spec.timeout_millis,
             idle: spec.idle.map(|idle| Idle {
                 after_ms: idle.after_millis,

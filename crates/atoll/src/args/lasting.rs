@@ -40,9 +40,10 @@ Examples:
   atoll template build alpine --image docker.io/library/alpine:3.22
   atoll template build app --dockerfile ./app --start 'python3 -m http.server 8000' --ready-port 8000
   atoll template build app --dockerfile ./app --build-net package-registries --allow api.example.com
+  atoll template build app --dockerfile ./app --cpu 2 --memory 2G
 
-What --net, --allow and --deny say holds for sandboxes made from the template, unless they say so themselves. RUN steps reach
-nothing but what --build-net and --build-allow say.")]
+What the limits, --net, --allow and --deny say holds for sandboxes made from the template, unless they say so themselves. RUN
+steps reach nothing but what --build-net and --build-allow say.")]
 pub(crate) struct TemplateBuildArgs {
     /// Name of the template
     pub(crate) name: String,
@@ -71,6 +72,8 @@ pub(crate) struct TemplateBuildArgs {
     #[arg(long, value_name = "PORT", requires = "start")]
     pub(crate) ready_port: Option<u16>,
     #[command(flatten)]
+    pub(crate) limits: LimitArgs,
+    #[command(flatten)]
     pub(crate) reach: ReachArgs,
     #[command(flatten)]
     pub(crate) build_reach: BuildReachArgs,
@@ -78,15 +81,15 @@ pub(crate) struct TemplateBuildArgs {
 
 /// Keep a template's start command running, for sandboxes of one size
 ///
-/// Boots the template once, waits until its start command is ready, and keeps the memory. Sandboxes of this size come up
-/// with their servers already answering. They must be of the size given here, without environment and volumes of their
-/// own; others start as always.
+/// Boots the template once, in the size given here or else the template's own, waits until its start command is ready, and
+/// keeps the memory. Sandboxes of this size come up with their servers already answering. They must be of that size, without
+/// environment and volumes of their own; others start as always.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   atoll template build app --dockerfile ./app --start 'python3 -m http.server 8000' --ready-port 8000
-  atoll template keep-running app --memory 1G
-  atoll create --template app --memory 1G")]
+  atoll template keep-running app
+  atoll create --template app")]
 pub(crate) struct KeepRunningArgs {
     /// Name or id of a template with a start command
     pub(crate) template: String,

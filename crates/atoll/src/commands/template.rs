@@ -160,6 +160,9 @@ async fn build(client: &Client, output: Output, args: &TemplateBuildArgs) -> Res
     if let Some(network) = net::reach(&args.reach)? {
         body["network"] = network;
     }
+    if let Some(resources) = resources(&args.limits) {
+        body["resources"] = resources;
+    }
     let request = client.request(Method::POST, "/v1/templates/build").json(&body);
     follow(output, client.send(request).await?).await
 }
@@ -196,7 +199,11 @@ async fn build_archive(
 
 /// What sandboxes are to have of the template beside its files, as parameters of an upload.
 fn settings_query(args: &TemplateBuildArgs) -> Result<impl Iterator<Item = (String, String)> + use<>> {
-    let given = [("start", start(args)), ("network", net::reach(&args.reach)?)];
+    let given = [
+        ("start", start(args)),
+        ("network", net::reach(&args.reach)?),
+        ("resources", resources(&args.limits)),
+    ];
     Ok(as_query(given))
 }
 

@@ -185,8 +185,11 @@ async fn builds_that_fail_say_where(server: &Server) {
 }
 
 async fn an_archive_becomes_a_template(server: &Server) {
-    let template = built(&build(server, "build-archive", &[("name", "tiny")], docker_save("one")).await);
+    let size = json!({"memory_bytes": 200 << 20}).to_string();
+    let query = [("name", "tiny"), ("resources", size.as_str())];
+    let template = built(&build(server, "build-archive", &query, docker_save("one")).await);
     assert_eq!(template["source"]["kind"], "image");
+    assert_eq!(template["resources"]["memory_bytes"], 200 << 20);
     assert_eq!(
         (
             &template["env"]["MAKER"],
@@ -242,10 +245,13 @@ async fn templates_at_the_command_line(server: &Server) {
         app,
         "--build-arg",
         "TEXT=given",
+        "--memory",
+        "300M",
         "--json",
     ]));
     let template: Value = serde_json::from_str(&told).unwrap();
     assert_eq!(template["env"]["TEXT"], "given", "{template}");
+    assert_eq!(template["resources"]["memory_bytes"], 300 << 20, "{template}");
 
     let listed = printed(&server.atoll(&["template", "list"]));
     for name in ["base", "tiny", "app"] {
@@ -262,7 +268,9 @@ async fn templates_at_the_command_line(server: &Server) {
         "app",
         "--json",
     ]));
-    let sandbox = Sandbox::of(server.client(), &serde_json::from_str(&created).unwrap());
+    let created: Value = serde_json::from_str(&created).unwrap();
+    assert_eq!(created["resources"], template["resources"]);
+    let sandbox = Sandbox::of(server.client(), &created);
     assert_eq!(sandbox.read("/etc/note").await, b"copied");
 
     let in_use = server.atoll(&["template", "delete", "app"]);

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use atoll_proof::{Server, json, on_every_tier};
+use atoll_proof::{Server, Value, json, on_every_tier};
 use tokio::process::Command;
 
 on_every_tier!(with atoll_proof::Options::default().own_templates();
@@ -14,6 +14,7 @@ on_every_tier!(with atoll_proof::Options::default().own_templates();
     the_command_line_works_unchanged,
     an_agent_of_langchain_works_in_a_sandbox,
     what_opens_one_sandbox_opens_no_other,
+    a_volume_opens_to_its_token_only,
     frames_that_lie_are_refused,
 );
 
@@ -38,6 +39,7 @@ pub(crate) async fn run(server: &Server, mut command: Command) {
     command
         .env("E2B_API_URL", client.url())
         .env("E2B_SANDBOX_URL", client.url())
+        .env("E2B_VOLUME_API_URL", client.url())
         .env("E2B_API_KEY", e2b_key(client.key().unwrap()))
         .env("ATOLL_TIER", server.tier.name())
         .stdin(Stdio::null())
@@ -108,6 +110,46 @@ async fn a_field_that_is_not_supported_is_named(server: &Server) {
     }
     let answer = client.get("/sandboxes/nonsense").await.expect(404).json();
     assert_eq!(answer["code"], 404);
+}
+
+async fn a_volume_opens_to_its_token_only(server: &Server) {
+    let client = server.client();
+    let make = async |name: &str| {
+        let made = client
+            .post("/volumes", &json!({"name": name}))
+            .await
+            .expect(201)
+            .json();
+        let word = |key: &str| made[key].as_str().unwrap().to_owned();
+        (word("volumeID"), word("token"))
+    };
+    let ((one, one_token), (two, two_token)) = (make("one").await, make("two").await);
+    let list = async |id: &str, token: &str, rest: &str| {
+        let url = format!("{}/volumecontent/{id}/{rest}", client.url());
+        let request = reqwest::Client::new().get(url).bearer_auth(token);
+        let answer = request.send().await.unwrap();
+        let status = answer.status().as_u16();
+        (status, answer.json::<Value>().await.unwrap_or_default())
+    };
+    assert_eq!(list(&one, &one_token, "dir?path=/").await, (200, json!([])));
+    for token in [&two_token, "", "x", client.key().unwrap()] {
+        let (status, body) = list(&one, token, "dir?path=/").await;
+        assert_eq!((status, &body["code"]), (401, &json!("401")), "{body}");
+    }
+    for (rest, expected) in [
+        ("dir?path=/../..", 400),
+        ("file?path=..%2f..%2fetc%2fpasswd", 400),
+        ("path?path=/none", 404),
+        ("dir", 400),
+        ("dir?path=/&depth=0", 400),
+        ("dir?path=/&colour=red", 400),
+    ] {
+        assert_eq!(list(&two, &two_token, rest).await.0, expected, "{rest}");
+    }
+    for id in [&one, &two] {
+        client.delete(&format!("/volumes/{id}")).await.expect(204);
+    }
+    assert_eq!(list(&one, &one_token, "dir?path=/").await.0, 401);
 }
 
 async fn a_sandbox_of_this_wire_opens_to_its_token_only(server: &Server) {

@@ -1,4 +1,4 @@
-//! E2B's SDKs that need a template of their own: the code interpreter and the desktop. Building these templates takes
+//! What of E2B's SDKs needs a template of its own: the code interpreter, the desktop and MCP. Building these templates takes
 //! longer than all other tests, so they are tested where they have been built (`templates/*/build`) into the store that
 //! the tests use, and skipped elsewhere, loudly.
 
@@ -10,6 +10,7 @@ use crate::e2b::{installed, run, script};
 on_every_tier!(
     the_code_interpreter_goes_through_every_call,
     the_desktop_goes_through_every_call,
+    mcp_servers_answer_to_the_published_client,
 );
 
 async fn the_code_interpreter_goes_through_every_call(server: &Server) {
@@ -30,6 +31,10 @@ async fn the_desktop_goes_through_every_call(server: &Server) {
         "through_e2b_desktop.py",
     )
     .await;
+}
+
+async fn mcp_servers_answer_to_the_published_client(server: &Server) {
+    through(server, "mcp-gateway", "ATOLL_TEST_E2B_MCP", "through_e2b_mcp.py").await;
 }
 
 async fn through(server: &Server, template: &str, pythons: &str, name: &str) {

@@ -111,6 +111,14 @@ const parts = {
   async volumes() {
     const volume = await Volume.create(`vol-${randomUUID().slice(0, 8)}`)
     assert.ok((await Volume.list()).some((known) => known.volumeId === volume.volumeId))
+    await volume.writeFile('/a', 'first')
+    assert.equal(await volume.readFile('/a'), 'first')
+    await assert.rejects(volume.writeFile('/a', 'second', { force: false }))
+    assert.equal((await volume.makeDir('/b/c', { force: true, mode: 0o700 })).mode, 0o700)
+    assert.deepEqual((await volume.list('/')).map((entry) => entry.name), ['a', 'b'])
+    await assert.rejects(volume.readFile('/../etc/passwd'))
+    await volume.remove('/b')
+    assert.equal(await volume.exists('/b'), false)
     assert.equal(await Volume.destroy(volume.volumeId), true)
   },
 

@@ -23,6 +23,7 @@ from e2b import (
     Template,
     TimeoutException,
     Volume,
+    VolumeException,
 )
 
 MEMORY = os.environ["ATOLL_TIER"] != "jail"  # a jail keeps files only
@@ -193,6 +194,29 @@ def volumes(sandbox):
             else:
                 assert box.files.read("/data/a") == "first"
             box.kill()
+        # Without a sandbox, and with one that looks on.
+        assert volume.read_file("/a") == "first" and volume.list("/")[0].name == "a"
+        raises(VolumeException, lambda: volume.write_file("/a", "second"))
+        entry = volume.write_file("/a", io.BytesIO(b"second"), force=True, uid=1000, gid=1000, mode=0o600)
+        assert (entry.path, entry.size, entry.uid, entry.mode) == ("/a", 6, 1000, 0o600), entry
+        assert volume.make_dir("/b/c", force=True, uid=1000).uid == 1000
+        assert volume.update_metadata("/b", gid=7).gid == 7
+        box = Sandbox.create("base", timeout=60, volume_mounts={"/data": volume})
+        try:
+            assert box.commands.run("cat /data/a; stat -c %u:%a /data/a").stdout == "second1000:600\n"
+            box.commands.run("echo more > /data/b/c/d; ln -s /etc /data/out")
+            assert b"".join(volume.read_file("/b/c/d", format="stream")) == b"more\n"
+            assert {e.path for e in volume.list("/", depth=3)} >= {"/b/c/d", "/out"}
+            assert volume.get_info("/out").target == "/etc"
+            for path in ("/out/passwd", "/../etc/passwd"):
+                raises(VolumeException, lambda: volume.read_file(path))
+            volume.remove("/b")
+            assert box.commands.run("ls /data/b || true").stdout == ""
+        finally:
+            box.kill()
+        assert not volume.exists("/b")
+        raises(NotFoundException, lambda: volume.remove("/b"))
+        assert Volume.connect(volume.volume_id).read_file("/a", format="bytes") == b"second"
     finally:
         assert Volume.destroy(volume.volume_id) is True
 
