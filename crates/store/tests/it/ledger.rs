@@ -1,9 +1,9 @@
 //! The ledger: order, immutability, unknown kinds, sums.
 
-use atoll_store::{CommandEnd, Fact, FactQuery, NetworkDecision, NewFact, Scope, UsageTotal};
+use atoll_store::{CommandEnd, Fact, FactQuery, ModelCallFact, NetworkDecision, NewFact, Scope, UsageTotal};
 use atoll_types::{
-    ArtifactId, CommandId, EndReason, InstanceId, Isolation, KeyId, Preset, Resources, SaveKind, TemplateId,
-    Timestamp,
+    ArtifactId, CallOutcome, CommandId, EndReason, InstanceId, Isolation, KeyId, ModelCallId, ModelUsage,
+    Preset, Resources, SaveKind, TemplateId, Timestamp, Usd,
 };
 
 use crate::support::{Context, T0, instance_id, sandbox_id, snapshot_id, volume_id};
@@ -165,6 +165,56 @@ fn one_of_each() -> Vec<Fact> {
             host: "api.github.com".into(),
             port: 443,
             count: 7,
+        },
+        Fact::ModelCalled(ModelCallFact {
+            call: ModelCallId::from_entropy([1; 20]),
+            asked: "smart".into(),
+            provider: "anthropic".into(),
+            model: "claude".into(),
+            outcome: CallOutcome::Done,
+            usage: ModelUsage {
+                input: 3,
+                output: 4,
+                ..ModelUsage::default()
+            },
+            estimated: false,
+            cost: Usd::from_pico(1_500_000),
+            price_version: Some("v1".into()),
+            duration_millis: 12,
+            key: None,
+            workflow: None,
+            run: Some("r".into()),
+        }),
+        Fact::ModelRefused {
+            model: "smart".into(),
+            code: "budget".into(),
+            reason: "spent".into(),
+        },
+        Fact::BudgetAlert {
+            budget: "daily".into(),
+            subject: "r".into(),
+            spent: Usd::from_pico(8),
+            limit: Usd::from_pico(10),
+        },
+        Fact::BudgetSet {
+            budget: "daily".into(),
+            limit: Usd::from_pico(10),
+        },
+        Fact::BudgetDeleted {
+            budget: "daily".into(),
+        },
+        Fact::ProviderSet {
+            provider: "anthropic".into(),
+        },
+        Fact::ProviderDeleted {
+            provider: "anthropic".into(),
+        },
+        Fact::ModelKeyCreated {
+            key: KeyId::from_entropy([1; 20]),
+            name: "k".into(),
+        },
+        Fact::ModelKeyRevoked {
+            key: KeyId::from_entropy([1; 20]),
         },
         Fact::Other {
             kind: "egress.denied".into(),
