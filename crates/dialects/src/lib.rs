@@ -47,6 +47,7 @@ pub enum Dialect {
     Gemini,
     AiSdk,
     Embeddings,
+    AiSdkEmbeddings,
 }
 
 impl Dialect {
@@ -58,6 +59,7 @@ impl Dialect {
             Self::Gemini => "gemini",
             Self::AiSdk => "ai_sdk",
             Self::Embeddings => "embeddings",
+            Self::AiSdkEmbeddings => "ai_sdk_embeddings",
         }
     }
 }
@@ -106,7 +108,7 @@ pub fn failure(dialect: Dialect, message: &str) -> Vec<u8> {
             let error = json!({"type": "error", "code": "server_error", "message": message, "param": null});
             sse::write(&mut out, Some("error"), &error);
         }
-        Dialect::Chat | Dialect::Gemini | Dialect::AiSdk | Dialect::Embeddings => {
+        Dialect::Chat | Dialect::Gemini | Dialect::AiSdk | Dialect::Embeddings | Dialect::AiSdkEmbeddings => {
             let error = json!({"error": {
                 "message": message, "type": "server_error", "param": null, "code": "provider_failed",
             }});

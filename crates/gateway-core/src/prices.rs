@@ -139,6 +139,11 @@ impl Prices {
         self.by_model.len()
     }
 
+    /// The names that have a price, in no order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.by_model.keys().map(String::as_str)
+    }
+
     /// The price of a model by the name that its provider knows, or by that name without who makes it or its date.
     pub fn of(&self, provider: &str, model: &str) -> Option<&Price> {
         let plain = model.rsplit('/').next().unwrap_or(model);
