@@ -16,6 +16,9 @@ use atoll_types::{BudgetId, BudgetScope, BudgetWindow, KeyId, ProjectId, Sandbox
 
 use crate::Window;
 
+/// Subjects of one budget from which on it is tidied up now and then.
+const MANY: usize = 1024;
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Budget {
     pub id: BudgetId,
@@ -121,9 +124,20 @@ struct Counter {
 }
 
 impl Books {
-    /// Adds a budget, or changes one: what was spent and reserved stays, unless it now counts over other windows. `spent`
-    /// is what each subject has spent in its present window.
+    /// Adds a budget, or changes one. `spent` is what each subject has spent in its present window; where the budget was here
+    /// and counts the same things as before, what was counted here stays instead, with what is reserved.
     pub fn set(&mut self, budget: Budget, spent: impl IntoIterator<Item = (String, Usd)>, now: Timestamp) {
+        let what = |budget: &Budget| (budget.scope, budget.subject.clone(), budget.window);
+        if let Some(entry) = self.entries.get_mut(&budget.id)
+            && what(&entry.budget) == what(&budget)
+        {
+            entry
+                .counters
+                .values_mut()
+                .for_each(|counter| counter.alerted = false);
+            entry.budget = budget;
+            return;
+        }
         self.remove(&budget.id);
         self.of_project
             .entry(budget.project.clone())
@@ -133,15 +147,13 @@ impl Books {
         let counters = spent
             .into_iter()
             .map(|(subject, spent)| {
-                (
-                    subject,
-                    Counter {
-                        window,
-                        spent,
-                        reserved: Usd::ZERO,
-                        alerted: false,
-                    },
-                )
+                let counter = Counter {
+                    window,
+                    spent,
+                    reserved: Usd::ZERO,
+                    alerted: false,
+                };
+                (subject, counter)
             })
             .collect();
         self.entries.insert(budget.id.clone(), Entry { budget, counters });
@@ -254,15 +266,6 @@ impl Books {
         standing
     }
 
-    /// Forgets counters of windows that are over and hold nothing, so that sandboxes and runs that are gone take no room.
-    pub fn sweep(&mut self, now: Timestamp) {
-        for entry in self.entries.values_mut() {
-            entry.counters.retain(|_, counter| {
-                counter.reserved > Usd::ZERO || counter.window.end.is_none_or(|end| now < end)
-            });
-        }
-    }
-
     fn applying<'a>(&'a self, spender: &'a Spender) -> impl Iterator<Item = (&'a BudgetId, &'a str)> {
         let ids = self.of_project.get(&spender.project);
         ids.into_iter().flatten().filter_map(|id| {
@@ -281,6 +284,15 @@ impl Entry {
     /// The counter of a subject, moved on to the window of `now`.
     fn counter(&mut self, subject: &str, now: Timestamp) -> &mut Counter {
         let window = Window::containing(self.budget.window, now);
+        // Sandboxes and runs that are gone take no room once their window is over.
+        if self.counters.len() >= MANY
+            && self.counters.len().is_power_of_two()
+            && !self.counters.contains_key(subject)
+        {
+            self.counters.retain(|_, counter| {
+                counter.reserved > Usd::ZERO || counter.window.end.is_none_or(|end| now < end)
+            });
+        }
         let counter = self
             .counters
             .entry(subject.to_owned())
@@ -391,6 +403,48 @@ mod tests {
             Usd::from_pico(4),
             "a clock that goes back opens nothing"
         );
+    }
+
+    #[test]
+    fn a_change_keeps_what_is_spent_and_reserved() {
+        let mut books = Books::default();
+        books.set(budget(1, BudgetScope::Project, BudgetWindow::Day, 10), [], NOW);
+        let open = books.reserve(&spender("a"), Usd::from_pico(6), NOW).unwrap();
+        books.set(budget(1, BudgetScope::Project, BudgetWindow::Day, 8), [], NOW);
+        assert!(
+            books.reserve(&spender("a"), Usd::from_pico(3), NOW).is_err(),
+            "six are reserved"
+        );
+        let _ = books.settle(&open, Usd::from_pico(6), NOW);
+        assert!(
+            books.reserve(&spender("a"), Usd::from_pico(3), NOW).is_err(),
+            "six are spent"
+        );
+        let spent = [("prj".to_owned(), Usd::from_pico(1))];
+        books.set(budget(1, BudgetScope::Run, BudgetWindow::Day, 8), spent, NOW);
+        assert_eq!(
+            books.standing(&BudgetId::from_entropy([1; 20]), NOW)[0].spent,
+            Usd::from_pico(1)
+        );
+    }
+
+    #[test]
+    fn subjects_whose_window_is_over_are_forgotten() {
+        let mut books = Books::default();
+        books.set(budget(1, BudgetScope::Run, BudgetWindow::Day, 10), [], NOW);
+        for day in 0..3_u64 {
+            for run in 0..MANY {
+                let now = NOW.plus_millis(day * DAY);
+                let one = books
+                    .reserve(&spender(&format!("{day}-{run}")), Usd::from_pico(1), now)
+                    .unwrap();
+                let _ = books.settle(&one, Usd::from_pico(1), now);
+            }
+        }
+        let kept = books
+            .standing(&BudgetId::from_entropy([1; 20]), NOW.plus_millis(2 * DAY))
+            .len();
+        assert!(kept <= 2 * MANY, "{kept}");
     }
 
     #[test]

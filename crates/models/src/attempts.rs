@@ -136,11 +136,10 @@ impl Models {
         };
         open.row.attempts += 1;
         let began = Instant::now();
+        // An earlier attempt may have been read and never answered.
+        let owed_before = std::mem::replace(&mut open.seen.owed, true);
         let sent = match ready {
-            Ok(ready) => {
-                open.seen.sent = true;
-                self.inner.providers.send(ready).await
-            }
+            Ok(ready) => self.inner.providers.send(ready).await,
             Err(error) => Err(error),
         };
         let millis = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -156,11 +155,16 @@ impl Models {
                 Ok((reply, outgoing))
             }
             Ok(reply) => {
+                // Who refuses charges nothing.
+                open.seen.owed = owed_before;
                 let next = after_status(reply.status);
                 record(next == Next::GiveUp);
                 Err((refused(target, reply, same_wire).await, next))
             }
             Err(error) => {
+                if matches!(error, Error::Unreachable(_) | Error::Unusable(_)) {
+                    open.seen.owed = owed_before;
+                }
                 record(false);
                 Err(failed(target, &error))
             }

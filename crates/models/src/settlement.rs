@@ -32,8 +32,8 @@ pub(crate) struct Open {
 /// How far an answer has come.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Progress {
-    /// The provider was asked: what it read has to be paid.
-    pub(crate) sent: bool,
+    /// A provider may charge for it: it was asked, and has neither refused nor said what it used.
+    pub(crate) owed: bool,
     pub(crate) usage: Option<ModelUsage>,
     pub(crate) finished: bool,
     pub(crate) written: u64,
@@ -156,25 +156,22 @@ impl Open {
         };
         let seen = &self.seen;
         // Streams tell what was read at their beginning, and what was written at their end.
-        let (usage, estimated) = match (seen.usage, seen.sent) {
-            (Some(usage), _) if seen.finished => (usage, false),
-            (Some(usage), _) => {
+        let (usage, estimated) = match seen.usage {
+            Some(usage) if seen.finished => (usage, false),
+            Some(usage) => {
                 let output = usage.output.max(output_tokens(seen.written));
                 (ModelUsage { output, ..usage }, true)
             }
-            (None, true) if outcome != CallOutcome::Failed || seen.written > 0 => {
+            None if seen.owed => {
                 let output = output_tokens(seen.written);
-                (
-                    ModelUsage {
-                        input: self.estimated_input,
-                        output,
-                        ..ModelUsage::default()
-                    },
-                    true,
-                )
+                let usage = ModelUsage {
+                    input: self.estimated_input,
+                    output,
+                    ..ModelUsage::default()
+                };
+                (usage, true)
             }
-            // A provider that refuses or cannot be reached charges nothing.
-            (None, _) => (ModelUsage::default(), false),
+            None => (ModelUsage::default(), false),
         };
         let row = &mut self.row;
         row.outcome = outcome;

@@ -462,6 +462,15 @@ impl Models {
         views.into_values().collect()
     }
 
+    /// Those of them that a caller may ask for.
+    pub fn models_for(&self, who: &crate::Who) -> Vec<ModelView> {
+        let mut views = self.list_models(&who.spender.project);
+        if let Some(key) = &who.key {
+            views.retain(|view| key.allows(&view.name));
+        }
+        views
+    }
+
     pub async fn set_price(&self, project: &ProjectId, request: SetPrice) -> Result<(), Fault> {
         request
             .model

@@ -195,7 +195,8 @@ impl Store {
                 db,
                 &format!(
                     "SELECT {column} AS subject, sum(cost_pico) AS cost FROM model_calls
-                     WHERE project = ?1 AND created_at >= ?2 AND {column} IS NOT NULL AND (?3 IS NULL OR {column} = ?3)
+                     WHERE project = ?1 AND created_at >= ?2 AND outcome != 'open'
+                         AND {column} IS NOT NULL AND (?3 IS NULL OR {column} = ?3)
                      GROUP BY {column} HAVING sum(cost_pico) > 0"
                 ),
                 &[&project.as_str(), &from.0, &subject],
