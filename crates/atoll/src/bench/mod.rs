@@ -1,8 +1,9 @@
-//! `atoll bench sandbox`, `atoll bench state` and `atoll bench egress`: speed tables, measured on this machine, ours and the peer's in turn
+//! `atoll bench sandbox`, `state`, `egress` and `gateway`: speed tables, measured on this machine, ours and the peer's in turn
 //! within one run.
 
 mod cases;
 mod egress;
+mod gateway;
 mod host;
 mod peers;
 mod raw;
@@ -14,12 +15,15 @@ use std::path::{Path, PathBuf};
 
 use atoll_image::Templates;
 
-use crate::args::{BenchArgs, BenchEgressArgs, BenchSandboxArgs, BenchStateArgs, Global, ServerArgs};
+use crate::args::{
+    BenchArgs, BenchEgressArgs, BenchGatewayArgs, BenchSandboxArgs, BenchStateArgs, Global, ServerArgs,
+};
 use crate::config::Config;
 use crate::output::{Doing, Error, Output, Result, stderr};
 
 use cases::Case;
 use egress::{EgressCase, InWorld, World};
+use gateway::GatewayCase;
 use row::Row;
 use state::StateCase;
 
@@ -73,6 +77,11 @@ pub(crate) async fn sandbox(global: &Global, output: Output, args: &BenchSandbox
 /// Exit code 0 when every bar was met, else 1.
 pub(crate) async fn state(global: &Global, output: Output, args: &BenchStateArgs) -> Result<u8> {
     table(global, output, &args.rows, args.paused_count, &StateCase::ALL).await
+}
+
+/// Exit code 0 when every bar was met, else 1.
+pub(crate) async fn gateway(global: &Global, output: Output, args: &BenchGatewayArgs) -> Result<u8> {
+    table(global, output, &args.rows, args.streams, &GatewayCase::ALL).await
 }
 
 /// Exit code 0 when every bar was met, else 1.
