@@ -30,6 +30,7 @@ use crate::args::{LogFormat, ServerArgs, parse_cpu, parse_duration};
 use crate::output::{Error, Result};
 
 pub(crate) const DEFAULT_PORT: u16 = 7070;
+pub(crate) const DEFAULT_TLS_PORT: u16 = 7443;
 
 /// The file given with `--config`. Every key is optional.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -82,12 +83,16 @@ pub(crate) struct ConfigFile {
     pub(crate) log_format: Option<LogFormat>,
     /// Where traces go: the base URL of an OTLP/HTTP collector. Default: `OTEL_EXPORTER_OTLP_ENDPOINT`.
     pub(crate) otlp_endpoint: Option<String>,
+    /// Also serve HTTPS, as E2B's SDKs want it where they find sandboxes by `{port}-{sandbox}.{domain}`.
+    pub(crate) tls: Option<Tls>,
     /// Sandboxes kept ready to be claimed.
     pub(crate) pool: Vec<Pool>,
     /// What leaves sandboxes.
     pub(crate) network: NetworkTable,
     /// Calls of models.
     pub(crate) models: ModelsTable,
+    /// How E2B's wire differs from our own.
+    pub(crate) e2b: E2bTable,
 }
 
 /// The `[models]` table: how long providers of models are waited for. Every key is optional.
@@ -118,6 +123,16 @@ impl From<ModelsTable> for Timeouts {
     }
 }
 
+/// The `[e2b]` table. Every key is optional.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct E2bTable {
+    /// Whether sandboxes that E2B's SDKs make, and the steps of their template builds, reach the public internet unless the
+    /// request says otherwise, as they do at E2B: what the preset `all-public` allows. With `false`, the template and
+    /// `default` of `[network]` decide, as for everybody else. Default: `true`.
+    pub(crate) internet: Option<bool>,
+}
+
 /// The `[network]` table. Every key is optional.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -142,6 +157,19 @@ pub(crate) struct NetworkTable {
     pub(crate) extra_roots: Option<PathBuf>,
     /// How many links are kept ready for sandboxes that come. Default: 8.
     pub(crate) ready_links: Option<usize>,
+}
+
+/// HTTPS beside plain HTTP.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Tls {
+    /// Address and port. Default: `127.0.0.1:7443`.
+    pub(crate) listen: Option<SocketAddr>,
+    /// A PEM file with the certificate and what leads to its authority, for the domain and `*.` of it. Default: one that a
+    /// local authority signs, which clients must be told to trust: `tls/ca.pem` in the data directory.
+    pub(crate) certificate: Option<PathBuf>,
+    /// The PEM file with its key.
+    pub(crate) key: Option<PathBuf>,
 }
 
 /// One warm pool.
@@ -281,9 +309,11 @@ pub(crate) struct Config {
     pub(crate) cgroup: String,
     pub(crate) log_format: Option<LogFormat>,
     pub(crate) otlp_endpoint: Option<String>,
+    pub(crate) tls: Option<Tls>,
     pub(crate) pools: Vec<Pool>,
     pub(crate) network: NetworkConfig,
     pub(crate) model_timeouts: Timeouts,
+    pub(crate) e2b_internet: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -358,6 +388,7 @@ impl Config {
                 .otlp_endpoint
                 .or_else(|| std::env::var("OTEL_EXPORTER_OTLP_ENDPOINT").ok())
                 .filter(|url| !url.is_empty()),
+            tls: file.tls,
             pools: if args.pool.is_empty() {
                 file.pool
             } else {
@@ -365,6 +396,7 @@ impl Config {
             },
             network: file.network.into(),
             model_timeouts: file.models.into(),
+            e2b_internet: file.e2b.internet.unwrap_or(true),
             templates,
             data,
         })
@@ -423,7 +455,7 @@ fn find_runsc() -> Option<PathBuf> {
 }
 
 /// The version that the suite passes on; `scripts/setup.bash` builds it.
-pub(crate) const RUNSC_VERSION: &str = "20260905";
+pub(crate) const RUNSC_VERSION: &str = "20260905.1";
 
 pub(crate) fn find_in_path(program: &str) -> Option<PathBuf> {
     std::env::split_paths(&std::env::var_os("PATH")?)

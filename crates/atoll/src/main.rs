@@ -15,6 +15,7 @@ mod outside;
 mod scripted;
 mod serve;
 mod server;
+mod tls;
 mod transfer;
 
 use std::process::ExitCode;
@@ -103,6 +104,7 @@ async fn run(cli: Cli) -> Result<u8> {
             return Box::pin(bench::gateway(global, output, &args)).await;
         }
         Command::Bench(BenchCommand::Egress(args)) => return bench::egress(global, output, &args),
+        Command::Bench(BenchCommand::E2b(args)) => return Box::pin(bench::e2b(global, output, &args)).await,
         Command::Demo(_) => Box::pin(commands::demo::run(global, output)).await?,
         Command::Completions(args) => {
             clap_complete::generate(args.shell, &mut Cli::command(), "atoll", &mut std::io::stdout());

@@ -49,7 +49,7 @@ pub(crate) async fn run(output: Output, args: &ScriptedArgs) -> Result<()> {
         let _gone = tokio::signal::ctrl_c().await;
         stopping.cancel();
     });
-    crate::serve::serve(listener, router(), stop).await;
+    crate::serve::serve(listener, None, router(), stop).await;
     Ok(())
 }
 

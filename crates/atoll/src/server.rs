@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use crate::args::{Global, ServerArgs};
 use crate::assets;
 use crate::client::Client;
-use crate::config::Config;
+use crate::config::{Config, DEFAULT_TLS_PORT};
 use crate::data::{DataDir, ServerFile, Taken};
 use crate::logging;
 use crate::output::{Doing, Error, Output, Result};
@@ -95,6 +95,15 @@ impl Server {
         let listener = listen(config.listen).await?;
         let address = listener.local_addr().doing("cannot listen")?;
 
+        let secured = match &config.tls {
+            Some(tls) => {
+                let own = SocketAddr::from((Ipv4Addr::LOCALHOST, DEFAULT_TLS_PORT));
+                let listener = listen(tls.listen.unwrap_or(own)).await?;
+                Some((listener, crate::tls::acceptor(tls, &config.domain, data.path())?))
+            }
+            None => None,
+        };
+
         let machine = Machine::look(config, data.path()).await?;
         for probe in &machine.tiers {
             match &probe.verdict {
@@ -128,14 +137,20 @@ impl Server {
 
         let (key, new_key) = admin_key(&data, &sandboxes).await?;
         let options = api_options(config, data.path());
+        let e2b = e2b_options(config, &options);
         let wires = atoll_api_models::router(models.clone(), sandboxes.clone());
-        let router = atoll_api_native::router(sandboxes.clone(), options, wires);
+        let native = atoll_api_native::router(sandboxes.clone(), options, wires);
+        let router = atoll_api_e2b::router(sandboxes.clone(), e2b, native);
         let stop = CancellationToken::new();
         let for_sandboxes = atoll_api_models::sandbox_router(models.clone(), sandboxes.clone());
-        let door = serve::serve(model_door, for_sandboxes, stop.clone());
-        let api = serve::serve(listener, router, stop.clone());
+        let door = serve::serve(model_door, None, for_sandboxes, stop.clone());
+        let plain = serve::serve(listener, None, router.clone(), stop.clone());
+        let secured = secured.map(|(listener, tls)| serve::serve(listener, Some(tls), router, stop.clone()));
         let serving = tokio::spawn(async move {
-            tokio::join!(api, door);
+            match secured {
+                Some(secured) => drop(tokio::join!(plain, door, secured)),
+                None => drop(tokio::join!(plain, door)),
+            }
         });
         let url = url_of(address);
         data.announce(&ServerFile {
@@ -373,6 +388,21 @@ fn api_options(config: &Config, data: &Path) -> atoll_api_native::Options {
         options.port_domains.insert(0, config.domain.clone());
     }
     options
+}
+
+/// The same, for E2B's wire. Its SDKs always come by `https` and the domain alone, so a port that is not the usual one
+/// is part of the domain.
+fn e2b_options(config: &Config, native: &atoll_api_native::Options) -> atoll_api_e2b::Options {
+    let public_domain = (config.domain != "localhost").then(|| match config.public_port {
+        None | Some(443) => config.domain.clone(),
+        Some(port) => format!("{}:{port}", config.domain),
+    });
+    atoll_api_e2b::Options {
+        port_domains: native.port_domains.clone(),
+        public_domain,
+        internet: config.e2b_internet,
+        scratch: native.scratch.clone(),
+    }
 }
 
 /// The key of the local CLI: read, or made on the first start and whenever the file was lost.

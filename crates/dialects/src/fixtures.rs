@@ -281,7 +281,7 @@ fn read_all(mut reader: impl ReadStream, wire: &[u8]) -> (Vec<Event>, bool) {
     let mut events = Vec::new();
     for chunk in wire.chunks(7) {
         splitter.push(chunk);
-        while let Some(raw) = splitter.next().unwrap() {
+        while let Some(raw) = splitter.take().unwrap() {
             if let Some(data) = raw.data() {
                 reader.read(&data, &mut events).unwrap();
             }
@@ -300,7 +300,7 @@ fn write_all(mut writer: impl WriteStream, events: &[Event]) -> Vec<u8> {
 fn data_of(wire: &[u8]) -> Vec<Value> {
     let mut splitter = Splitter::default();
     splitter.push(wire);
-    std::iter::from_fn(|| splitter.next().unwrap())
+    std::iter::from_fn(|| splitter.take().unwrap())
         .filter_map(|raw| serde_json::from_slice(&raw.data()?).ok())
         .collect()
 }
@@ -443,7 +443,7 @@ fn watching_sees_what_reading_reads() {
         let mut splitter = Splitter::default();
         splitter.push(wire);
         let mut only_usage = 0;
-        while let Some(raw) = splitter.next().unwrap() {
+        while let Some(raw) = splitter.take().unwrap() {
             only_usage += u32::from(watch.event(&raw));
         }
         (watch.seen, only_usage)

@@ -490,13 +490,13 @@ pub fn read_answer(body: &[u8]) -> Result<Answer> {
     };
     Ok(Answer {
         // What the provider's own tools did is not for those who asked on another wire.
-        parts: content.into_iter().filter_map(read_answer_part).collect(),
+        parts: content.iter().filter_map(read_answer_part).collect(),
         finish: read_finish(&value["stop_reason"], &value["stop_sequence"]),
         usage: usage::read_messages(&value["usage"], None),
     })
 }
 
-fn read_answer_part(part: Value) -> Option<Part> {
+fn read_answer_part(part: &Value) -> Option<Part> {
     let text = |name: &str| part[name].as_str().unwrap_or_default().to_owned();
     Some(match part["type"].as_str()? {
         "text" => Part::text(text("text")),

@@ -72,7 +72,7 @@ pub fn read_request(body: &[u8]) -> Result<Ask> {
     for tool in fields.list("tools")? {
         ask.tools.push(read_tool(tool)?);
     }
-    ask.tool_choice = fields.take("tool_choice").map(read_choice).transpose()?;
+    ask.tool_choice = fields.take("tool_choice").as_ref().map(read_choice).transpose()?;
     match fields.take("input") {
         None => return fields.refuse("input", "it is missing"),
         Some(Value::String(text)) => push(&mut ask.turns, Role::User, vec![Part::text(text)]),
@@ -125,7 +125,7 @@ fn read_tool(mut tool: Fields) -> Result<Tool> {
     Ok(read)
 }
 
-fn read_choice(choice: Value) -> Result<ToolChoice> {
+fn read_choice(choice: &Value) -> Result<ToolChoice> {
     match (choice.as_str(), choice["name"].as_str()) {
         (Some("auto"), _) => Ok(ToolChoice::Auto),
         (Some("none"), _) => Ok(ToolChoice::None),

@@ -28,8 +28,8 @@ impl Splitter {
         self.buffer.extend_from_slice(chunk);
     }
 
-    /// The next whole event.
-    pub fn next(&mut self) -> Result<Option<Raw>, TooLong> {
+    /// Takes the next whole event out.
+    pub fn take(&mut self) -> Result<Option<Raw>, TooLong> {
         match self.find_end() {
             Some(end) => {
                 self.searched = 0;
@@ -125,7 +125,7 @@ mod tests {
         let mut events = Vec::new();
         for chunk in chunks {
             splitter.push(chunk);
-            while let Some(event) = splitter.next().unwrap() {
+            while let Some(event) = splitter.take().unwrap() {
                 events.push(event);
             }
         }
@@ -161,7 +161,7 @@ mod tests {
         let refused = loop {
             splitter.push(&chunk);
             pushed += chunk.len();
-            if splitter.next().is_err() {
+            if splitter.take().is_err() {
                 break pushed;
             }
         };

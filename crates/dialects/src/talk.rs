@@ -76,7 +76,7 @@ pub enum Part {
     Result {
         id: String,
         /// Text and images.
-        parts: Vec<Part>,
+        parts: Vec<Self>,
         failed: bool,
         cache: Option<Cache>,
     },

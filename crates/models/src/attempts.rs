@@ -146,7 +146,7 @@ impl Models {
         let record = |worked| {
             self.inner
                 .healths
-                .record(&project, target, worked, millis, self.now())
+                .record(&project, target, worked, millis, self.now());
         };
         match sent {
             Ok(reply) if (200..300).contains(&reply.status) => {
@@ -175,7 +175,7 @@ impl Models {
 fn after_status(status: u16) -> Next {
     match status {
         // Not for this caller to mend, but another provider may have another key, or the model.
-        401 | 402 | 403 | 404 => Next::Elsewhere,
+        401..=404 => Next::Elsewhere,
         408 | 409 | 425 | 429 | 500..=599 => Next::Again,
         _ => Next::GiveUp,
     }

@@ -11,7 +11,7 @@ use crate::Upstream;
 /// A fault, and what a front end can tell beside it.
 #[derive(Debug)]
 pub struct Refusal {
-    pub fault: Fault,
+    pub fault: Box<Fault>,
     /// The call, where it had begun.
     pub call: Option<ModelCallId>,
     pub retry_after: Option<Duration>,
@@ -24,7 +24,7 @@ pub struct Refusal {
 impl From<Fault> for Refusal {
     fn from(fault: Fault) -> Self {
         Self {
-            fault,
+            fault: Box::new(fault),
             call: None,
             retry_after: None,
             field: None,

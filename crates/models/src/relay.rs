@@ -334,7 +334,7 @@ impl Relay {
     fn whole_events(&mut self) -> Result<Option<Bytes>, String> {
         let mut first: Option<Bytes> = None;
         let mut more: Vec<u8> = Vec::new();
-        while let Some(event) = self.splitter.next().map_err(|error| error.to_string())? {
+        while let Some(event) = self.splitter.take().map_err(|error| error.to_string())? {
             let bytes = self.take(&event)?;
             match &first {
                 _ if bytes.is_empty() => {}
@@ -456,7 +456,7 @@ fn write_events(
     for event in events {
         match event {
             Event::Text(text) | Event::Thinking(text) | Event::Arguments(text) => {
-                open.seen.written += text.len() as u64
+                open.seen.written += text.len() as u64;
             }
             Event::Usage(usage) => open.seen.usage = Some(*usage),
             Event::Finish(_) => open.seen.finished = true,

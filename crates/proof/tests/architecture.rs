@@ -34,7 +34,7 @@ const LAYERS: [(&str, &[&str]); 7] = [
         ],
     ),
     ("application", &["sandboxes", "models"]),
-    ("translate", &["api-native", "api-models"]),
+    ("translate", &["api-native", "api-e2b", "api-models"]),
     ("programs", &["guest", "jailer", "atoll"]),
     ("proof", &["proof"]),
 ];
@@ -66,19 +66,19 @@ const OWNED: [(&str, &[&str], &str); 10] = [
     ("rusqlite", &["store"], "only the store speaks SQL"),
     (
         "axum",
-        &["api-native", "api-models", "atoll"],
+        &["api-native", "api-e2b", "api-models", "atoll"],
         "only a front end, and the program that serves it, know HTTP routes",
     ),
     ("utoipa", &["api-native"], "only a front end describes its wire"),
     ("clap", &["atoll"], "only the program reads a command line"),
     (
         "hyper",
-        &["api-native", "atoll", "egress"],
+        &["api-native", "api-e2b", "atoll", "egress"],
         "below a front end nobody knows HTTP, but the proxy that reads what guests send",
     ),
     (
         "http",
-        &["api-native", "atoll", "egress"],
+        &["api-native", "api-e2b", "atoll", "egress"],
         "below a front end nobody knows HTTP, but the proxy that reads what guests send",
     ),
     (

@@ -1,5 +1,7 @@
 //! Providers that misbehave, each on a socket of its own.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
+
 use std::time::Duration;
 
 use atoll_providers::{Call, Error, Providers, Timeouts};
@@ -19,10 +21,10 @@ fn providers() -> Providers {
 }
 
 /// Answers every connection with `answer` and then does what `after` says.
-async fn serve<F: Future<Output = ()> + Send>(answer: Vec<u8>, after: fn(TcpStream) -> F) -> String
-where
-    F: 'static,
-{
+async fn serve<F: Future<Output = ()> + Send + 'static>(
+    answer: Vec<u8>,
+    after: fn(TcpStream) -> F,
+) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {

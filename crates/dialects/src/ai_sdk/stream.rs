@@ -37,10 +37,10 @@ impl Writer {
         if std::mem::replace(&mut self.begun, true) {
             return;
         }
-        part(out, json!({"type": "stream-start", "warnings": []}));
+        part(out, &json!({"type": "stream-start", "warnings": []}));
         part(
             out,
-            json!({
+            &json!({
                 "type": "response-metadata", "id": self.stamp.id, "modelId": self.stamp.model,
                 "timestamp": self.timestamp,
             }),
@@ -55,21 +55,21 @@ impl Writer {
         let id = self.id();
         self.blocks += 1;
         match std::mem::take(&mut self.open).parts.pop() {
-            Some(Part::Text(_)) => part(out, json!({"type": "text-end", "id": id})),
+            Some(Part::Text(_)) => part(out, &json!({"type": "text-end", "id": id})),
             Some(Part::Thinking { signature, .. }) => {
                 let metadata = signature.as_ref().map(signed);
                 let end = Built::default().with("type", "reasoning-end").with("id", id);
-                part(out, end.maybe("providerMetadata", metadata).into());
+                part(out, &end.maybe("providerMetadata", metadata).into());
             }
-            Some(Part::Redacted { .. }) => part(out, json!({"type": "reasoning-end", "id": id})),
+            Some(Part::Redacted { .. }) => part(out, &json!({"type": "reasoning-end", "id": id})),
             Some(Part::Call {
                 id, name, arguments, ..
             }) => {
-                part(out, json!({"type": "tool-input-end", "id": id}));
+                part(out, &json!({"type": "tool-input-end", "id": id}));
                 let input = crate::chat::whole(&arguments);
                 part(
                     out,
-                    json!({"type": "tool-call", "toolCallId": id, "toolName": name, "input": input}),
+                    &json!({"type": "tool-call", "toolCallId": id, "toolName": name, "input": input}),
                 );
             }
             _ => {}
@@ -77,8 +77,8 @@ impl Writer {
     }
 }
 
-fn part(out: &mut Vec<u8>, value: Value) {
-    sse::write(out, None, &value);
+fn part(out: &mut Vec<u8>, value: &Value) {
+    sse::write(out, None, value);
 }
 
 impl WriteStream for Writer {
@@ -88,35 +88,38 @@ impl WriteStream for Writer {
             Event::Open(opening) => {
                 let id = self.id();
                 match opening {
-                    Opening::Text => part(out, json!({"type": "text-start", "id": id})),
-                    Opening::Thinking => part(out, json!({"type": "reasoning-start", "id": id})),
+                    Opening::Text => part(out, &json!({"type": "text-start", "id": id})),
+                    Opening::Thinking => part(out, &json!({"type": "reasoning-start", "id": id})),
                     Opening::Redacted(data) => {
                         let metadata = json!({"anthropic": {"redactedData": data}});
                         part(
                             out,
-                            json!({"type": "reasoning-start", "id": id, "providerMetadata": metadata}),
+                            &json!({"type": "reasoning-start", "id": id, "providerMetadata": metadata}),
                         );
                     }
                     Opening::Call { id, name } => {
                         part(
                             out,
-                            json!({"type": "tool-input-start", "id": id, "toolName": name}),
+                            &json!({"type": "tool-input-start", "id": id, "toolName": name}),
                         );
                     }
                 }
                 self.open.add(event.clone());
             }
-            Event::Text(text) => part(out, json!({"type": "text-delta", "id": self.id(), "delta": text})),
+            Event::Text(text) => part(
+                out,
+                &json!({"type": "text-delta", "id": self.id(), "delta": text}),
+            ),
             Event::Thinking(text) => {
                 part(
                     out,
-                    json!({"type": "reasoning-delta", "id": self.id(), "delta": text}),
+                    &json!({"type": "reasoning-delta", "id": self.id(), "delta": text}),
                 );
             }
             Event::Signature(_) => self.open.add(event.clone()),
             Event::Arguments(text) => {
                 if let Some(Part::Call { id, .. }) = self.open.parts.last() {
-                    part(out, json!({"type": "tool-input-delta", "id": id, "delta": text}));
+                    part(out, &json!({"type": "tool-input-delta", "id": id, "delta": text}));
                 }
                 self.open.add(event.clone());
             }
@@ -125,7 +128,7 @@ impl WriteStream for Writer {
             Event::Finish(finish) => {
                 part(
                     out,
-                    json!({
+                    &json!({
                         "type": "finish", "finishReason": write_finish(finish),
                         "usage": usage::write_ai_sdk(&self.usage),
                         "providerMetadata": {"gateway": self.gateway},
@@ -135,7 +138,7 @@ impl WriteStream for Writer {
             }
             Event::Failed(message) => {
                 let error = json!({"message": message, "type": "internal_server_error"});
-                part(out, json!({"type": "error", "error": error}));
+                part(out, &json!({"type": "error", "error": error}));
                 out.extend_from_slice(sse::DONE);
             }
         }

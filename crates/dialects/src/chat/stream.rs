@@ -152,15 +152,15 @@ impl Writer {
             .with("choices", choices)
     }
 
-    fn delta(&mut self, delta: Value, out: &mut Vec<u8>) {
+    fn delta(&mut self, delta: &Value, out: &mut Vec<u8>) {
         if !self.begun {
             self.begun = true;
-            self.write_delta(json!({"role": "assistant", "content": ""}), Value::Null, out);
+            self.write_delta(&json!({"role": "assistant", "content": ""}), &Value::Null, out);
         }
-        self.write_delta(delta, Value::Null, out);
+        self.write_delta(delta, &Value::Null, out);
     }
 
-    fn write_delta(&self, delta: Value, finish: Value, out: &mut Vec<u8>) {
+    fn write_delta(&self, delta: &Value, finish: &Value, out: &mut Vec<u8>) {
         let choice = json!([{"index": 0, "delta": delta, "logprobs": null, "finish_reason": finish}]);
         let mut chunk = self.chunk(choice);
         if self.tells_usage {
@@ -179,19 +179,19 @@ impl WriteStream for Writer {
                 let call = json!([{
                     "index": index, "id": id, "type": "function", "function": {"name": name, "arguments": ""},
                 }]);
-                self.delta(json!({"tool_calls": call}), out);
+                self.delta(&json!({"tool_calls": call}), out);
             }
             Event::Open(Opening::Redacted(data)) => {
                 let detail = json!([{"type": "reasoning.encrypted", "data": data}]);
-                self.delta(json!({"reasoning_details": detail}), out);
+                self.delta(&json!({"reasoning_details": detail}), out);
             }
             Event::Open(Opening::Thinking) => self.thought = Some((String::new(), None)),
-            Event::Text(text) => self.delta(json!({"content": text}), out),
+            Event::Text(text) => self.delta(&json!({"content": text}), out),
             Event::Thinking(text) => {
                 if let Some((thought, _)) = &mut self.thought {
                     thought.push_str(text);
                 }
-                self.delta(json!({"reasoning_content": text}), out);
+                self.delta(&json!({"reasoning_content": text}), out);
             }
             Event::Signature(text) => {
                 if let Some((_, signature)) = &mut self.thought {
@@ -200,21 +200,21 @@ impl WriteStream for Writer {
             }
             Event::Arguments(text) => {
                 let call = json!([{"index": self.calls.saturating_sub(1), "function": {"arguments": text}}]);
-                self.delta(json!({"tool_calls": call}), out);
+                self.delta(&json!({"tool_calls": call}), out);
             }
             Event::Close => {
                 if let Some((text, Some(signature))) = self.thought.take() {
                     let detail = json!([{"type": "reasoning.text", "text": text, "signature": signature}]);
-                    self.delta(json!({"reasoning_details": detail}), out);
+                    self.delta(&json!({"reasoning_details": detail}), out);
                 }
             }
             Event::Open(Opening::Text) => {}
             Event::Usage(used) => self.usage = Some(usage::write_chat(used)),
             Event::Finish(finish) => {
                 if !self.begun {
-                    self.delta(json!({}), out);
+                    self.delta(&json!({}), out);
                 }
-                self.write_delta(json!({}), write_finish(finish).into(), out);
+                self.write_delta(&json!({}), &write_finish(finish).into(), out);
                 if self.tells_usage {
                     let used = self
                         .usage

@@ -123,7 +123,7 @@ impl Writer {
         event(out, "message_start", json!({"message": message}));
     }
 
-    fn delta(&self, delta: Value, out: &mut Vec<u8>) {
+    fn delta(&self, delta: &Value, out: &mut Vec<u8>) {
         let index = self.blocks.saturating_sub(1);
         event(
             out,
@@ -162,11 +162,11 @@ impl WriteStream for Writer {
                 );
                 self.blocks += 1;
             }
-            Event::Text(text) => self.delta(json!({"type": "text_delta", "text": text}), out),
-            Event::Thinking(text) => self.delta(json!({"type": "thinking_delta", "thinking": text}), out),
-            Event::Signature(text) => self.delta(json!({"type": "signature_delta", "signature": text}), out),
+            Event::Text(text) => self.delta(&json!({"type": "text_delta", "text": text}), out),
+            Event::Thinking(text) => self.delta(&json!({"type": "thinking_delta", "thinking": text}), out),
+            Event::Signature(text) => self.delta(&json!({"type": "signature_delta", "signature": text}), out),
             Event::Arguments(text) => {
-                self.delta(json!({"type": "input_json_delta", "partial_json": text}), out)
+                self.delta(&json!({"type": "input_json_delta", "partial_json": text}), out);
             }
             Event::Close => {
                 event(

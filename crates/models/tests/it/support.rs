@@ -187,7 +187,7 @@ impl Provider {
             while let Ok((stream, _)) = listener.accept().await {
                 let at = count.fetch_add(1, Ordering::SeqCst).min(replies.len() - 1);
                 let (reply, seen, gone) = (replies[at].clone(), Arc::clone(&seen), Arc::clone(&gone));
-                tokio::spawn(async move { serve(stream, reply, &seen, &gone).await });
+                tokio::spawn(async move { Box::pin(serve(stream, reply, &seen, &gone)).await });
             }
         });
         Self {

@@ -72,7 +72,7 @@ async fn gateway(scripted: &Scripted) -> (Server, String) {
         put(&server, &format!("/v1/gateway/providers/{name}"), &body).await;
     }
     for role in ["echo", "full", "tool", "think", "json", "slow-100", "stream-20"] {
-        let body = json!({"input": "1.25", "output": "10"});
+        let body = json!({"input": PRICES.0, "output": PRICES.1});
         put(&server, &format!("/v1/gateway/prices/scripted-{role}"), &body).await;
     }
     let made = server
@@ -92,16 +92,15 @@ async fn put(server: &Server, path: &str, body: &Value) -> Value {
         .ok()
 }
 
-async fn run_script(program: &str, script: &str) {
+async fn run_script(program: &str, script: &Path, dir: &Path) {
     let scripted = Scripted::start();
     let (server, key) = gateway(&scripted).await;
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/models")
-        .join(script);
     let (program, url) = (program.to_owned(), server.client().url().to_owned());
+    let (script, dir) = (script.to_owned(), dir.to_owned());
     let ran = tokio::task::spawn_blocking(move || {
         Command::new(program)
-            .arg(path)
+            .arg(script)
+            .current_dir(dir)
             .env("ATOLL_URL", url)
             .env("ATOLL_MODEL_KEY", key)
             .output()
@@ -118,15 +117,21 @@ async fn run_script(program: &str, script: &str) {
     server.finish().await;
 }
 
+/// Dollars for a million tokens of a scripted model, in and out. One model has no price, and costs nothing.
+const PRICES: (&str, &str) = ("1.25", "10");
+const UNPRICED: &str = "scripted-embed";
+
 /// What the ledger says, token by token and to the last picodollar, against what the provider itself has counted.
 async fn adds_up(server: &Server, scripted: &Scripted) {
     let counted = scripted.counted().await;
-    let theirs: u64 = counted["models"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|model| model["input"].as_u64().unwrap() + model["output"].as_u64().unwrap())
-        .sum();
+    let (mut tokens, mut picodollars) = (0, 0);
+    for model in counted["models"].as_array().unwrap() {
+        let (input, output) = (model["input"].as_u64().unwrap(), model["output"].as_u64().unwrap());
+        tokens += input + output;
+        if model["model"] != UNPRICED {
+            picodollars += input * 1_250_000 + output * 10_000_000;
+        }
+    }
     let settled = wait::until(
         "the ledger agrees with the provider",
         Duration::from_secs(10),
@@ -136,13 +141,20 @@ async fn adds_up(server: &Server, scripted: &Scripted) {
                 .get_with("/v1/gateway/spend", &[("by", "total")])
                 .await
                 .ok();
-            let usage = spend["items"][0]["usage"].clone();
-            let tokens = usage.as_object()?.iter().filter(|(name, _)| *name != "searches");
-            let ours: u64 = tokens.filter_map(|(_, count)| count.as_u64()).sum();
-            (ours == theirs).then_some(())
+            let total = &spend["items"][0];
+            let usage = total["usage"].as_object()?.iter().filter(|(name, _)| *name != "searches");
+            let ours: u64 = usage.filter_map(|(_, count)| count.as_u64()).sum();
+            (ours == tokens && pico(total["cost"].as_str()?) == picodollars).then_some(())
         },
     );
     settled.await;
+    println!("{tokens} tokens and {picodollars} picodollars, in the ledger and at the provider");
+}
+
+/// An amount such as `0.00125`, in picodollars.
+fn pico(amount: &str) -> u64 {
+    let (whole, part) = amount.split_once('.').unwrap_or((amount, ""));
+    format!("{whole}{part:0<12}").parse().unwrap()
 }
 
 fn scripts() -> PathBuf {
