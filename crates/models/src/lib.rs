@@ -23,6 +23,7 @@ mod relay;
 mod reports;
 mod settlement;
 mod setup;
+mod spans;
 mod wishes;
 
 use std::collections::HashMap;

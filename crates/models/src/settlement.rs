@@ -12,7 +12,7 @@ use futures_util::future::{BoxFuture, Shared};
 use crate::admission::{Admitted, Who};
 use crate::keys::ModelKey;
 use crate::setup::ProjectSetup;
-use crate::{Models, Request, fresh};
+use crate::{Models, Request, fresh, spans};
 
 /// A call under way. Dropping it settles it as what the caller gave up.
 pub(crate) struct Open {
@@ -25,6 +25,7 @@ pub(crate) struct Open {
     reservation: Option<Reservation>,
     /// Whether the row is durable.
     written: Shared<BoxFuture<'static, bool>>,
+    span: tracing::Span,
     /// What passed by so far, for when it is given up.
     pub(crate) seen: Progress,
 }
@@ -91,6 +92,7 @@ impl Open {
             reserved: reservation.amount(),
             cost: Usd::ZERO,
         };
+        let span = spans::begin(&row, request.dialect);
         let mut stored = row.clone();
         stored.cost = cost(&setup, &row);
         let (store, id) = (models.store().clone(), row.id.clone());
@@ -111,6 +113,7 @@ impl Open {
             began: Instant::now(),
             reservation: Some(reservation),
             written: writing.map(|written| written.unwrap_or(false)).boxed().shared(),
+            span,
             seen: Progress::default(),
         };
         (open, targets)
@@ -190,6 +193,7 @@ impl Open {
         }
         let alerts = self.models.books().settle(&reservation, row.cost, now);
         self.models.inner.metrics.settled(row);
+        spans::end(&self.span, row, &self.setup);
         let mut facts = vec![fact(row)];
         facts.extend(alerts.into_iter().map(|alert| {
             tracing::warn!(budget = %alert.budget.name, subject = %alert.subject, spent = %alert.spent, "a budget is nearly spent");
