@@ -14,6 +14,10 @@ pub struct Peek {
     pub model: Option<String>,
     pub stream: bool,
     pub max_output: Option<u64>,
+    /// How many answers are wanted at once, each as long as that.
+    pub choices: u64,
+    /// Other prices are to be paid for another speed.
+    pub service_tier: Option<String>,
     /// A Chat Completions client asked to be told the usage at the end of the stream.
     pub wants_usage: bool,
     /// `providerOptions.gateway`: what is asked of a gateway in the AI SDK's spelling.
@@ -48,6 +52,8 @@ struct Top<'a> {
     max_output_tokens: Option<u64>,
     #[serde(rename = "maxOutputTokens")]
     camel_max: Option<u64>,
+    n: Option<u64>,
+    service_tier: Option<String>,
     stream_options: Option<StreamOptions>,
     #[serde(rename = "providerOptions")]
     provider_options: Option<ProviderOptions>,
@@ -91,6 +97,8 @@ impl Peek {
                 .or(top.max_tokens)
                 .or(top.max_output_tokens)
                 .or(top.camel_max),
+            choices: top.n.unwrap_or(1).max(1),
+            service_tier: top.service_tier,
             wants_usage: top
                 .stream_options
                 .and_then(|options| options.include_usage)

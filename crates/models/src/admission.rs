@@ -64,6 +64,7 @@ impl Models {
             });
         };
         let wished = wishes::read(&peek)?;
+        refuse_other_prices(&peek)?;
         for model in std::iter::once(&asked).chain(&wished.wishes.fallbacks) {
             if let Some(key) = who.key.as_ref().filter(|key| !key.allows(model)) {
                 let reason = format!("the key `{}` may not ask for `{model}`", key.row.name);
@@ -105,7 +106,7 @@ impl Models {
             &asked,
             &targets,
             estimated_input,
-            peek.max_output,
+            &peek,
             request.dialect,
         );
         let reservation = reservation.inspect_err(|_| {
@@ -142,7 +143,7 @@ impl Models {
         asked: &str,
         targets: &[Target],
         input: u64,
-        max_output: Option<u64>,
+        peek: &Peek,
         dialect: Dialect,
     ) -> Result<Reservation, Refusal> {
         let mut books = self.books();
@@ -167,9 +168,10 @@ impl Models {
                 Dialect::Embeddings | Dialect::AiSdkEmbeddings => 0,
                 _ => {
                     let most = price.max_output.unwrap_or(UNKNOWN_OUTPUT);
-                    max_output.map_or(most, |asked| {
+                    let each = peek.max_output.map_or(most, |asked| {
                         price.max_output.map_or(asked, |most| asked.min(most))
-                    })
+                    });
+                    each.saturating_mul(peek.choices)
                 }
             };
             amount = amount.max(price.at_most(input, output));
@@ -183,5 +185,23 @@ impl Models {
                 self.note_refusal(who, asked, "budget", &refusal.fault.message);
                 refusal
             })
+    }
+}
+
+/// What costs more or less than the table says would make every sum wrong, so it is not passed on.
+fn refuse_other_prices(peek: &Peek) -> Result<(), Refusal> {
+    match peek.service_tier.as_deref() {
+        None | Some("auto" | "default" | "standard" | "standard_only") => Ok(()),
+        Some(tier) => {
+            let reason = format!(
+                "the service tier `{}` has prices of its own, which this gateway does not know",
+                tier.escape_default()
+            );
+            let fault = Fault::invalid("service_tier_unsupported", reason);
+            Err(Refusal {
+                field: Some("service_tier".into()),
+                ..fault.hint("leave `service_tier` out").into()
+            })
+        }
     }
 }
