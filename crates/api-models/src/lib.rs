@@ -18,6 +18,7 @@ mod ai_sdk;
 mod auth;
 mod calls;
 mod error;
+mod guards;
 mod listing;
 mod manage;
 
@@ -67,6 +68,7 @@ pub fn router(models: Models, sandboxes: Sandboxes) -> Router {
             get(manage::list_keys).post(manage::create_key),
         )
         .route("/v1/gateway/keys/{id}", delete(manage::revoke_key))
+        .route("/v1/gateway/guards", get(guards::get).put(guards::set))
         .route("/v1/gateway/calls", get(manage::list_calls))
         .route("/v1/gateway/spend", get(manage::spend));
     finish(

@@ -19,18 +19,18 @@ use crate::calls::Read;
 use crate::error::{Failure, Wire};
 use crate::{App, auth};
 
-type Answer = Result<Response, Failure>;
+pub(crate) type Answer = Result<Response, Failure>;
 
-fn own(refusal: impl Into<atoll_models::Refusal>) -> Failure {
+pub(crate) fn own(refusal: impl Into<atoll_models::Refusal>) -> Failure {
     Wire::Own.refuse(refusal)
 }
 
-fn ok(value: Value) -> Answer {
+pub(crate) fn ok(value: Value) -> Answer {
     Ok(axum::Json(value).into_response())
 }
 
 /// Errors name the place and never the content: there may be a key in it.
-fn parse<T: DeserializeOwned>(body: Read) -> Result<T, Failure> {
+pub(crate) fn parse<T: DeserializeOwned>(body: Read) -> Result<T, Failure> {
     let body = body.map_err(|_| own(Fault::invalid("invalid_body", "the body could not be read")))?;
     serde_json::from_slice(&body).map_err(|error| {
         let text = error.to_string();

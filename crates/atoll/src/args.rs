@@ -14,7 +14,7 @@ use clap::{Args, Parser, Subcommand};
 
 pub(crate) use lasting::{ArtifactCommand, KeepRunningArgs, KeyCommand, TemplateBuildArgs, TemplateCommand};
 pub(crate) use models::{
-    BudgetCommand, BudgetSetArgs, ModelCommand, ModelKeyCommand, PriceCommand, ProviderCommand,
+    BudgetCommand, BudgetSetArgs, GuardCommand, ModelCommand, ModelKeyCommand, PriceCommand, ProviderCommand,
     ProviderSetArgs, ScriptedArgs, SpendArgs,
 };
 pub(crate) use network::{

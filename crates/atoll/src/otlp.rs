@@ -150,7 +150,9 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for SpanLayer {
             None => (random_hex::<16>(), None),
         };
         let mut fields = Fields::default();
-        fields.attributes.push(text("code.namespace", span.metadata().target()));
+        fields
+            .attributes
+            .push(text("code.namespace", span.metadata().target()));
         attributes.record(&mut fields);
         span.extensions_mut().insert(Open {
             trace_id,
@@ -294,7 +296,13 @@ mod tests {
             let outer = tracing::info_span!("outer", sandbox = "sbx_1");
             let _inside = outer.enter();
             let kind = "client";
-            drop(tracing::info_span!("inner", count = 3_u64, otel.name = "chat m", otel.kind = kind, "error.type" = "lost"));
+            drop(tracing::info_span!(
+                "inner",
+                count = 3_u64,
+                otel.name = "chat m",
+                otel.kind = kind,
+                "error.type" = "lost"
+            ));
         });
         exporter.flush().await;
         let body = collector.await.unwrap();
@@ -305,7 +313,10 @@ mod tests {
         assert_eq!(spans.len(), 2);
         let about = (&spans[0]["name"], &spans[0]["kind"], &spans[0]["status"]["code"]);
         assert_eq!(about, (&json!("chat m"), &json!(3), &json!(2)));
-        assert_eq!((&spans[1]["name"], &spans[1]["kind"]), (&json!("outer"), &json!(1)));
+        assert_eq!(
+            (&spans[1]["name"], &spans[1]["kind"]),
+            (&json!("outer"), &json!(1))
+        );
         assert_eq!(spans[0]["parentSpanId"], spans[1]["spanId"]);
         assert_eq!(spans[0]["traceId"], spans[1]["traceId"]);
         assert!(spans[1]["attributes"].to_string().contains("sbx_1"));

@@ -26,6 +26,7 @@ mod json;
 pub mod messages;
 mod peek;
 pub mod responses;
+pub mod screen;
 pub mod sse;
 mod talk;
 mod usage;

@@ -84,7 +84,11 @@ mod tests {
             b"",
         ] {
             let body = [before, &long].concat();
-            assert!(input_tokens(&body) >= 10_000, "{}", String::from_utf8_lossy(before));
+            assert!(
+                input_tokens(&body) >= 10_000,
+                "{}",
+                String::from_utf8_lossy(before)
+            );
         }
     }
 }

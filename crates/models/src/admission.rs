@@ -87,6 +87,7 @@ impl Models {
             .catalogue
             .plan(&asked, &wished.wishes, health, u64::from_le_bytes(random()))?;
 
+        self.refuse_blocked(who, &setup, &asked, &targets)?;
         let estimated_input = input_tokens(&request.body);
         if let Some(key) = &who.key
             && let Err(wait) = key.take(estimated_input, now)

@@ -16,6 +16,7 @@
 mod admission;
 mod attempts;
 mod faults;
+mod guards;
 mod health;
 mod keys;
 mod outgoing;

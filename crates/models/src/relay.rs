@@ -38,7 +38,8 @@ pub enum Served {
 
 impl Models {
     /// Serves one call, from the question who pays to the last byte.
-    pub async fn call(&self, who: &Who, request: Request) -> Result<Served, Refusal> {
+    pub async fn call(&self, who: &Who, mut request: Request) -> Result<Served, Refusal> {
+        request.body = self.guard(who, request.body)?;
         let admitted = self.admit(who, &request)?;
         let stream =
             admitted.stream && !matches!(request.dialect, Dialect::Embeddings | Dialect::AiSdkEmbeddings);
@@ -105,7 +106,7 @@ impl Models {
     pub async fn count_tokens(&self, who: &Who, body: Bytes) -> Result<u64, Refusal> {
         let request = Request {
             dialect: Dialect::Messages,
-            body,
+            body: self.guard(who, body)?,
             model: None,
             stream: Some(false),
             headers: Vec::new(),
@@ -116,6 +117,7 @@ impl Models {
         let targets = setup
             .catalogue
             .plan(&asked, &Default::default(), |_| Default::default(), 0)?;
+        self.refuse_blocked(who, &setup, &asked, &targets)?;
         let target = &targets[0];
         let counts = setup
             .providers

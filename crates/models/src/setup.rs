@@ -14,6 +14,7 @@ use atoll_types::{
 use zeroize::Zeroizing;
 
 use crate::faults::from_store;
+use crate::guards::Guards;
 use crate::{Models, fresh};
 
 /// One project's setup, ready to plan calls with. Replaced whole when something changes.
@@ -25,6 +26,7 @@ pub(crate) struct ProjectSetup {
     own_prices: BTreeMap<String, ModelPriceRow>,
     routes: BTreeMap<String, ModelRouteRow>,
     budgets: BTreeMap<String, ModelBudgetRow>,
+    pub(crate) guards: Option<Arc<Guards>>,
 }
 
 impl ProjectSetup {
@@ -203,6 +205,11 @@ impl Models {
                 .insert(row.name.clone(), row.clone());
             self.enter_budget(row).await?;
         }
+        for row in setup.guards {
+            // What was kept was checked; if it cannot be used all the same, calls must not go out unguarded.
+            let guards = Guards::compile(row.guards).map_err(Fault::internal)?;
+            projects.entry(row.project).or_default().guards = Some(Arc::new(guards));
+        }
         let now = self.now();
         for row in setup.keys {
             self.inner.keys.remember(row, now);
@@ -225,7 +232,7 @@ impl Models {
     }
 
     /// Changes a project's setup. Whatever is durable has been written before.
-    fn change(&self, project: &ProjectId, change: impl FnOnce(&mut ProjectSetup)) {
+    pub(crate) fn change(&self, project: &ProjectId, change: impl FnOnce(&mut ProjectSetup)) {
         let mut setup = (*self.setup(project)).clone();
         change(&mut setup);
         setup.compile();

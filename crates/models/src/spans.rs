@@ -44,7 +44,10 @@ pub(crate) fn begin(row: &ModelCallRow, dialect: Dialect) -> Span {
     );
     let caller = [
         ("atoll.key", row.key.as_ref().map(|key| key.as_str())),
-        ("atoll.sandbox", row.sandbox.as_ref().map(|sandbox| sandbox.as_str())),
+        (
+            "atoll.sandbox",
+            row.sandbox.as_ref().map(|sandbox| sandbox.as_str()),
+        ),
         ("atoll.workflow", row.workflow.as_deref()),
         ("atoll.run", row.run.as_deref()),
     ];

@@ -43,6 +43,7 @@ pub use facts::{
 };
 pub use keys::{KeyRow, NewKey};
 pub use models::calls::{ModelCallRow, SpendBy, SpendQuery, SpendRow};
+pub use models::guards::{ModelGuards, ModelGuardsRow, ScreenRule};
 pub use models::{
     ModelBudgetRow, ModelKeyRow, ModelPriceRow, ModelProviderRow, ModelRates, ModelRouteRow, ModelSetup,
     ModelTarget,

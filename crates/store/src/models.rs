@@ -5,6 +5,7 @@
 //! never comes here, only its SHA-256.
 
 pub(crate) mod calls;
+pub(crate) mod guards;
 
 use std::fmt;
 
@@ -15,6 +16,7 @@ use rusqlite::{Connection, Row};
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, NewFact, Store, facts, sql};
+use guards::ModelGuardsRow;
 
 #[derive(Clone, PartialEq, Eq)]
 pub struct ModelProviderRow {
@@ -118,6 +120,7 @@ pub struct ModelSetup {
     /// Those that were not revoked.
     pub keys: Vec<ModelKeyRow>,
     pub budgets: Vec<ModelBudgetRow>,
+    pub guards: Vec<ModelGuardsRow>,
 }
 
 impl Store {
@@ -154,6 +157,7 @@ impl Store {
                     &[],
                     read_budget,
                 )?,
+                guards: sql::rows(db, "SELECT * FROM model_guards", &[], guards::read_guards)?,
             })
         })
         .await

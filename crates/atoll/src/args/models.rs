@@ -77,6 +77,30 @@ pub(crate) enum ModelCommand {
     /// Make keys that may call models and nothing else
     #[command(subcommand)]
     Key(ModelKeyCommand),
+    /// Refuse or redact what may not leave for a provider
+    #[command(subcommand)]
+    Guard(GuardCommand),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum GuardCommand {
+    /// Show what is guarded against
+    Show,
+    /// Replace all guards; without options there are none
+    Set {
+        /// Refuse requests that are estimated to be larger
+        #[arg(long, value_name = "TOKENS")]
+        max_input: Option<u64>,
+        /// A model that nobody may call; `*` stands for anything; may be repeated
+        #[arg(long, value_name = "NAME")]
+        block: Vec<String>,
+        /// Refuse requests that hold it: email, phone, card, iban, ssn or NAME=PATTERN; may be repeated
+        #[arg(long, value_name = "RULE")]
+        refuse: Vec<String>,
+        /// Put the rule's name in its place instead; may be repeated
+        #[arg(long, value_name = "RULE")]
+        redact: Vec<String>,
+    },
 }
 
 #[derive(Debug, Subcommand)]

@@ -7,8 +7,8 @@ use zeroize::Zeroizing;
 
 use super::{relative, text};
 use crate::args::{
-    BudgetCommand, BudgetSetArgs, Global, ModelCommand, ModelKeyCommand, PriceCommand, ProviderCommand,
-    ProviderSetArgs, SpendArgs,
+    BudgetCommand, BudgetSetArgs, Global, GuardCommand, ModelCommand, ModelKeyCommand, PriceCommand,
+    ProviderCommand, ProviderSetArgs, SpendArgs,
 };
 use crate::client::{Client, segment};
 use crate::output::{Doing, Error, Output, Result};
@@ -172,7 +172,58 @@ pub(crate) async fn model(global: &Global, output: Output, command: ModelCommand
         }
         ModelCommand::Price(command) => price(client, output, command).await?,
         ModelCommand::Key(command) => key(client, output, command).await?,
+        ModelCommand::Guard(command) => guard(client, output, command).await?,
     }
+    Ok(())
+}
+
+async fn guard(client: &Client, output: Output, command: GuardCommand) -> Result<()> {
+    const PATH: &str = "/v1/gateway/guards";
+    let answer = match command {
+        GuardCommand::Show => client.get(PATH).await?,
+        GuardCommand::Set {
+            max_input,
+            block,
+            refuse,
+            redact,
+        } => {
+            let rule = |rule: &String, action: &str| match rule.split_once('=') {
+                Some((name, pattern)) => json!({"name": name, "pattern": pattern, "action": action}),
+                None => json!({"name": rule, "action": action}),
+            };
+            let refused = refuse.iter().map(|one| rule(one, "refuse"));
+            let screen: Vec<Value> = refused
+                .chain(redact.iter().map(|one| rule(one, "redact")))
+                .collect();
+            let body = json!({"max_input_tokens": max_input, "blocked": block, "screen": screen});
+            client.put(PATH, &body).await?
+        }
+    };
+    let mut rows = Vec::new();
+    if let Some(most) = answer["max_input_tokens"].as_u64() {
+        rows.push([
+            "input".to_owned(),
+            format!("over {most} tokens"),
+            "refuse".to_owned(),
+        ]);
+    }
+    for name in answer["blocked"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+    {
+        rows.push(["model".to_owned(), name.to_owned(), "refuse".to_owned()]);
+    }
+    for rule in answer["screen"].as_array().into_iter().flatten() {
+        let name = text(rule, "name");
+        let what = rule["pattern"]
+            .as_str()
+            .map_or(name.clone(), |pattern| format!("{name}: {pattern}"));
+        rows.push(["text".to_owned(), what, text(rule, "action")]);
+    }
+    output.table(["OF", "WHAT", "ACTION"], &rows, "nothing is guarded against");
+    output.json(&answer);
     Ok(())
 }
 

@@ -8,4 +8,5 @@
 
 mod budgets;
 mod calls;
+mod guards;
 mod support;
