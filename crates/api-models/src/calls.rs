@@ -1,5 +1,7 @@
 //! The routes that call models.
 
+use std::time::Duration;
+
 use atoll_dialects::Dialect;
 use atoll_models::{Refusal, Request, Served};
 use atoll_types::{Fault, FaultKind};
@@ -14,6 +16,9 @@ use serde_json::json;
 
 use crate::error::{Failure, Wire};
 use crate::{App, auth};
+
+/// Answers are kept for a day at most.
+const LONGEST_KEPT: u64 = 24 * 60 * 60;
 
 /// A body that axum has read, or why it has not.
 pub(crate) type Read = Result<Bytes, BytesRejection>;
@@ -105,6 +110,7 @@ pub(crate) async fn serve(
         model,
         stream,
         headers: passed_on(headers),
+        keep: keep(headers).map_err(|refusal| wire.refuse(refusal))?,
     };
     let served = app
         .models
@@ -112,13 +118,23 @@ pub(crate) async fn serve(
         .await
         .map_err(|refusal| wire.refuse(refusal))?;
     Ok(match served {
-        Served::Whole { call, body, cost } => {
+        Served::Whole {
+            call,
+            body,
+            cost,
+            cached,
+        } => {
             let mut response = ([(header::CONTENT_TYPE, "application/json")], body).into_response();
             tell(&mut response, "x-atoll-call", call.as_str());
             tell(&mut response, "x-atoll-cost-usd", &cost.to_string());
+            tell(
+                &mut response,
+                "x-atoll-cache",
+                if cached { "hit" } else { "miss" },
+            );
             response
         }
-        Served::Stream { call, events } => {
+        Served::Stream { call, events, cached } => {
             let body = Body::from_stream(events.map(Ok::<_, std::convert::Infallible>));
             let head = [
                 (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
@@ -126,6 +142,11 @@ pub(crate) async fn serve(
             ];
             let mut response = (StatusCode::OK, head, body).into_response();
             tell(&mut response, "x-atoll-call", call.as_str());
+            tell(
+                &mut response,
+                "x-atoll-cache",
+                if cached { "hit" } else { "miss" },
+            );
             response
         }
     })
@@ -136,6 +157,23 @@ fn tell(response: &mut Response, name: &'static str, value: &str) {
         response
             .headers_mut()
             .insert(HeaderName::from_static(name), value);
+    }
+}
+
+/// For how many seconds the answer may be given again, if the caller wants that.
+fn keep(headers: &HeaderMap) -> Result<Option<Duration>, Refusal> {
+    const NAME: &str = "x-atoll-cache";
+    let Some(value) = headers.get(NAME) else {
+        return Ok(None);
+    };
+    let seconds = value.to_str().ok().and_then(|text| text.parse().ok());
+    match seconds.filter(|seconds| (1..=LONGEST_KEPT).contains(seconds)) {
+        Some(seconds) => Ok(Some(Duration::from_secs(seconds))),
+        None => Err(Fault::invalid(
+            "invalid_header",
+            format!("`{NAME}` is a number of seconds from 1 to {LONGEST_KEPT}"),
+        )
+        .into()),
     }
 }
 

@@ -35,6 +35,8 @@ pub struct Request {
     pub stream: Option<bool>,
     /// What the provider should hear, if it speaks the same wire.
     pub headers: Vec<(String, String)>,
+    /// The answer may be one that was given to the same request before, and is kept for so long.
+    pub keep: Option<Duration>,
 }
 
 /// A call that may be made.
@@ -53,7 +55,8 @@ pub(crate) struct Admitted {
 }
 
 impl Models {
-    pub(crate) fn admit(&self, who: &Who, request: &Request) -> Result<Admitted, Refusal> {
+    /// `is_free`: no provider will be asked.
+    pub(crate) fn admit(&self, who: &Who, request: &Request, is_free: bool) -> Result<Admitted, Refusal> {
         let peek = Peek::at(&request.body)?;
         let asked = request.model.clone().or_else(|| peek.model.clone());
         let Some(asked) = asked.filter(|model| !model.is_empty() && model.len() <= 200) else {
@@ -101,15 +104,19 @@ impl Models {
                 ..fault.hint("wait as long as `Retry-After` says").into()
             });
         }
-        let reservation = self.reserve(
-            who,
-            &setup,
-            &asked,
-            &targets,
-            estimated_input,
-            &peek,
-            request.dialect,
-        );
+        let reservation = if is_free {
+            Ok(Reservation::default())
+        } else {
+            self.reserve(
+                who,
+                &setup,
+                &asked,
+                &targets,
+                estimated_input,
+                &peek,
+                request.dialect,
+            )
+        };
         let reservation = reservation.inspect_err(|_| {
             // Nothing was used after all.
             if let Some(key) = &who.key {

@@ -11,10 +11,12 @@
 //! - The first byte of an answer goes out when the row of its call is durable.
 //! - An answer that has begun is never begun again elsewhere.
 //! - A provider's key is lent by the broker for the moment in which a request is made ready.
-//! - Nothing that was asked or answered is kept: rows and facts carry names, numbers and sizes.
+//! - Nothing that was asked or answered is written down: rows and facts carry names, numbers and sizes. Answers are kept in
+//!   memory for those who ask for it.
 
 mod admission;
 mod attempts;
+mod cache;
 mod faults;
 mod guards;
 mod health;
@@ -46,6 +48,7 @@ pub use relay::{AnswerStream, Served};
 pub use reports::{Metrics, Spend};
 pub use setup::{BudgetView, ModelView, ProviderView, SetBudget, SetPrice, SetProvider, SetRoute};
 
+use cache::Cache;
 use faults::from_store;
 use health::Healths;
 use keys::Keys;
@@ -74,6 +77,7 @@ struct Inner {
     keys: Keys,
     books: Mutex<Books>,
     healths: Healths,
+    cache: Cache,
     retries: Mutex<RetryBudget>,
     /// Held while the setup changes, so that of two changes the later one stays.
     setup_lock: tokio::sync::Mutex<()>,
@@ -98,6 +102,7 @@ impl Models {
                 keys: Keys::default(),
                 books: Mutex::default(),
                 healths: Healths::default(),
+                cache: Cache::default(),
                 retries: Mutex::default(),
                 setup_lock: tokio::sync::Mutex::default(),
                 metrics: Metrics::default(),

@@ -12,11 +12,12 @@ use atoll_dialects::{
 };
 use atoll_gateway_core::input_tokens;
 use atoll_providers::{Call, Reply};
-use atoll_types::{Fault, FaultKind, ModelCallId, Usd};
+use atoll_types::{Fault, FaultKind, ModelCallId, ModelUsage, Usd};
 use bytes::Bytes;
 use futures_util::Stream;
 use serde_json::{Value, json};
 
+use crate::cache::{self, Slot};
 use crate::faults::Refusal;
 use crate::outgoing::Outgoing;
 use crate::settlement::Open;
@@ -31,21 +32,32 @@ pub enum Served {
         call: ModelCallId,
         body: Bytes,
         cost: Usd,
+        /// It had been given before.
+        cached: bool,
     },
     /// Server-sent events. Dropping it tells the provider that nobody listens.
-    Stream { call: ModelCallId, events: AnswerStream },
+    Stream {
+        call: ModelCallId,
+        events: AnswerStream,
+        cached: bool,
+    },
 }
 
 impl Models {
     /// Serves one call, from the question who pays to the last byte.
     pub async fn call(&self, who: &Who, mut request: Request) -> Result<Served, Refusal> {
         request.body = self.guard(who, request.body)?;
-        let admitted = self.admit(who, &request)?;
+        let slot = Slot::of(who, &request);
+        let kept = slot.and_then(|slot| self.inner.cache.get(&slot, self.now()));
+        let admitted = self.admit(who, &request, kept.is_some())?;
         let stream =
             admitted.stream && !matches!(request.dialect, Dialect::Embeddings | Dialect::AiSdkEmbeddings);
         let wants_usage = admitted.wants_usage;
         let (mut open, targets) = Open::begin(self, who, &request, admitted);
         let call = open.row.id.clone();
+        if let Some(body) = kept {
+            return again(open, body, stream).await;
+        }
         let answered = self.attempt(&mut open, &request, &targets, stream).await;
         let durable = open.durable().await;
         let (reply, outgoing) = match (answered, durable) {
@@ -73,6 +85,12 @@ impl Models {
                 splitter: Splitter::default(),
                 mode,
                 dialect: request.dialect,
+                copy: slot.map(|slot| Copy {
+                    models: self.clone(),
+                    slot,
+                    bytes: Vec::new(),
+                    ended: false,
+                }),
             };
             let events = futures_util::stream::unfold(relay, |mut relay| async {
                 let bytes = relay.next().await?;
@@ -81,15 +99,20 @@ impl Models {
             return Ok(Served::Stream {
                 call,
                 events: Box::pin(events),
+                cached: false,
             });
         }
         match whole(&request, &outgoing, reply, &mut open).await {
             Ok(body) => {
+                if let Some(slot) = &slot {
+                    self.inner.cache.put(slot, body.clone(), self.now());
+                }
                 let row = open.done();
                 Ok(Served::Whole {
                     call,
                     body,
                     cost: row.cost,
+                    cached: false,
                 })
             }
             Err(refusal) => {
@@ -110,6 +133,7 @@ impl Models {
             model: None,
             stream: Some(false),
             headers: Vec::new(),
+            keep: None,
         };
         let peek = atoll_dialects::Peek::at(&request.body)?;
         let asked = peek.model.unwrap_or_default();
@@ -171,6 +195,37 @@ impl Models {
             }
         }
     }
+}
+
+/// Gives an answer that was given before.
+async fn again(mut open: Open, body: Bytes, stream: bool) -> Result<Served, Refusal> {
+    let call = open.row.id.clone();
+    if let Err(fault) = open.durable().await {
+        open.failed(&fault.message);
+        return Err(Refusal {
+            call: Some(call),
+            ..fault.into()
+        });
+    }
+    // Nobody was asked, so nothing was used.
+    open.seen.usage = Some(ModelUsage::default());
+    open.seen.finished = true;
+    let cost = open.done().cost;
+    Ok(if stream {
+        let events = futures_util::stream::once(std::future::ready(body));
+        Served::Stream {
+            call,
+            events: Box::pin(events),
+            cached: true,
+        }
+    } else {
+        Served::Whole {
+            call,
+            body,
+            cost,
+            cached: true,
+        }
+    })
 }
 
 /// An answer in one piece.
@@ -271,6 +326,16 @@ struct Relay {
     splitter: Splitter,
     mode: Mode,
     dialect: Dialect,
+    copy: Option<Copy>,
+}
+
+/// What was passed on so far, where it is to be kept.
+struct Copy {
+    models: Models,
+    slot: Slot,
+    bytes: Vec<u8>,
+    /// The provider has closed a stream that was complete.
+    ended: bool,
 }
 
 enum Mode {
@@ -317,6 +382,17 @@ impl Mode {
 impl Relay {
     /// The next bytes for the client; `None` at the end.
     async fn next(&mut self) -> Option<Bytes> {
+        let bytes = self.relay().await?;
+        if let Some(copy) = &mut self.copy {
+            copy.bytes.extend_from_slice(&bytes);
+            if copy.bytes.len() > cache::LARGEST {
+                self.copy = None;
+            }
+        }
+        Some(bytes)
+    }
+
+    async fn relay(&mut self) -> Option<Bytes> {
         loop {
             self.open.as_ref()?;
             match self.whole_events() {
@@ -414,6 +490,9 @@ impl Relay {
         };
         match (finished, reason) {
             (true, _) => {
+                if let Some(copy) = &mut self.copy {
+                    copy.ended = true;
+                }
                 self.settle(None);
             }
             // It said so itself, and the client has heard it.
@@ -444,6 +523,27 @@ impl Relay {
                 None => drop(open.done()),
                 Some(why) => drop(open.failed(why)),
             }
+        }
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        let Some(copy) = self.copy.take() else { return };
+        // Some hang up as soon as they have heard the end.
+        let heard_all = match &self.open {
+            None => false,
+            Some(open) => {
+                let said_so = self.dialect != Dialect::Chat || copy.bytes.ends_with(b"data: [DONE]\n\n");
+                open.seen.finished && open.seen.usage.is_some() && said_so
+            }
+        };
+        if copy.ended || heard_all {
+            let models = &copy.models;
+            models
+                .inner
+                .cache
+                .put(&copy.slot, copy.bytes.into(), models.now());
         }
     }
 }

@@ -26,14 +26,11 @@ fn budget(name: &str, limit: &str, scope: BudgetScope) -> SetBudget {
 }
 
 async fn call(context: &Context, who: &Who) -> Result<(), atoll_models::Refusal> {
-    let request = Request {
-        dialect: Dialect::Chat,
-        body: Bytes::from_static(BODY.as_bytes()),
-        model: None,
-        stream: None,
-        headers: Vec::new(),
-    };
-    context.models.call(who, request).await.map(drop)
+    context
+        .models
+        .call(who, request(Dialect::Chat, BODY))
+        .await
+        .map(drop)
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,6 +7,7 @@
 )]
 
 mod budgets;
+mod cache;
 mod calls;
 mod guards;
 mod support;

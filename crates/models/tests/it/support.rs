@@ -101,14 +101,7 @@ impl Context {
     }
 
     pub(crate) async fn ask(&self, dialect: Dialect, body: &str) -> Result<Served, Refusal> {
-        let request = Request {
-            dialect,
-            body: Bytes::copy_from_slice(body.as_bytes()),
-            model: None,
-            stream: None,
-            headers: Vec::new(),
-        };
-        self.models.call(&self.who(), request).await
+        self.models.call(&self.who(), request(dialect, body)).await
     }
 
     /// The newest call, once it is settled.
@@ -125,6 +118,17 @@ impl Context {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         panic!("no call was settled");
+    }
+}
+
+pub(crate) fn request(dialect: Dialect, body: &str) -> Request {
+    Request {
+        dialect,
+        body: Bytes::copy_from_slice(body.as_bytes()),
+        model: None,
+        stream: None,
+        headers: Vec::new(),
+        keep: None,
     }
 }
 
