@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use atoll_dialects::Dialect;
-use atoll_models::{CreateModelKey, Request, SetBudget, Who};
+use atoll_models::{CreateModelKey, SetBudget, Who};
 use atoll_types::{BudgetScope, BudgetWindow, ProviderKind, Usd};
-use bytes::Bytes;
 
-use crate::support::{Context, Provider, json};
+use crate::support::{Context, Provider, json, request};
 
 /// Exactly as many tokens as `max_tokens` allows, so that what is reserved is what it costs.
 const TEN: &str = r#"{"choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"length"}],"usage":{"prompt_tokens":0,"completion_tokens":10}}"#;
