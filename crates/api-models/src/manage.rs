@@ -512,14 +512,18 @@ pub(crate) async fn spend(
             .transpose()?,
         user: None,
     };
-    let rows = app.models.spend(asked).await.map_err(own)?;
-    let total: Usd = rows.iter().map(|row| row.cost).sum();
+    let rows = app.models.spend_beside_compute(asked).await.map_err(own)?;
+    let total: Usd = rows.iter().map(|(row, _)| row.cost).sum();
     let items: Vec<Value> = rows
         .iter()
-        .map(|row| {
+        .map(|(row, compute)| {
             json!({
                 "group": row.group, "calls": row.calls, "cost": row.cost, "usage": usage(&row.usage),
                 "unpriced": row.unpriced, "estimated": row.estimated, "failed": row.failed,
+                "compute": {
+                    "wall_ms": compute.wall_millis, "cpu_us": compute.cpu_micros,
+                    "memory_byte_seconds": compute.memory_byte_seconds, "disk_byte_seconds": compute.disk_byte_seconds,
+                },
             })
         })
         .collect();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use atoll_store::{Cursor, ModelCallRow, Page, SpendQuery, SpendRow};
+use atoll_store::{Cursor, ModelCallRow, Page, SpendQuery, SpendRow, UsageTotal};
 use atoll_types::{Fault, ModelCallId, ProjectId, SandboxId, Usd};
 
 use crate::Models;
@@ -43,6 +43,37 @@ impl Models {
 
     pub async fn spend(&self, query: SpendQuery) -> Result<Spend, Fault> {
         self.store().model_spend(query).await.map_err(|e| from_store(&e))
+    }
+
+    /// The same, with what sandboxes used in each group; groups that called no model come last.
+    pub async fn spend_beside_compute(
+        &self,
+        query: SpendQuery,
+    ) -> Result<Vec<(SpendRow, UsageTotal)>, Fault> {
+        let compute = self
+            .store()
+            .compute_beside(query.clone())
+            .await
+            .map_err(|e| from_store(&e))?;
+        let mut compute: BTreeMap<String, UsageTotal> = compute.into_iter().collect();
+        let spend = self.spend(query).await?;
+        let mut rows: Vec<(SpendRow, UsageTotal)> = spend
+            .into_iter()
+            .map(|row| {
+                let used = compute.remove(&row.group).unwrap_or_default();
+                (row, used)
+            })
+            .collect();
+        rows.extend(compute.into_iter().map(|(group, used)| {
+            (
+                SpendRow {
+                    group,
+                    ..SpendRow::default()
+                },
+                used,
+            )
+        }));
+        Ok(rows)
     }
 }
 

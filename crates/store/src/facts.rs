@@ -446,7 +446,7 @@ macro_rules! usage_sums {
 const USAGE_OF_PROJECT: &str = usage_sums!(" AND ?4 IS NULL");
 const USAGE_OF_SANDBOX: &str = usage_sums!(" AND sandbox = ?4");
 
-fn wide_sum(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
+pub(crate) fn wide_sum(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
     let high: Option<i64> = row.get(column)?;
     let low: Option<i64> = row.get(column + 1)?;
     let sum = (i128::from(high.unwrap_or(0)) << 24) + i128::from(low.unwrap_or(0));

@@ -5,6 +5,7 @@
 //! never comes here, only its SHA-256.
 
 pub(crate) mod calls;
+mod compute;
 pub(crate) mod guards;
 
 use std::fmt;

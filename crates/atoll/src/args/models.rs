@@ -190,6 +190,8 @@ pub(crate) struct BudgetSetArgs {
 }
 
 /// Show what calls of models have cost
+///
+/// By sandbox, day, hour or in total, what sandboxes used stands beside it.
 #[derive(Debug, Args)]
 pub(crate) struct SpendArgs {
     /// model, provider, key, sandbox, workflow, run, user, tag, day, hour or total

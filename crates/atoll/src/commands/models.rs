@@ -495,17 +495,40 @@ pub(crate) async fn spend(global: &Global, output: Output, args: SpendArgs) -> R
                 ]),
                 tokens(&["output", "reasoning", "audio_output"]),
                 text(one, "cost"),
+                seconds(one["compute"]["wall_ms"].as_u64().unwrap_or(0), 1000),
+                seconds(one["compute"]["cpu_us"].as_u64().unwrap_or(0), 1_000_000),
                 notes.join(", "),
             ]
         })
         .collect();
     let head = args.by.to_uppercase();
     output.table(
-        [head.as_str(), "CALLS", "IN", "OUT", "COST $", ""],
+        [
+            head.as_str(),
+            "CALLS",
+            "IN",
+            "OUT",
+            "COST $",
+            "SANDBOX TIME",
+            "CPU TIME",
+            "",
+        ],
         &rows,
         "nothing was spent",
     );
     output.line(format_args!("total ${}", text(&answer, "total")));
     output.json(&answer);
     Ok(())
+}
+
+/// A time in seconds; nothing where there was none.
+fn seconds(count: u64, per_second: u64) -> String {
+    if count == 0 {
+        return String::new();
+    }
+    format!(
+        "{}.{} s",
+        count / per_second,
+        count % per_second * 10 / per_second
+    )
 }

@@ -93,7 +93,7 @@ pub struct SpendQuery {
     pub user: Option<String>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SpendRow {
     /// Empty for calls that have none of what is asked for.
     pub group: String,

@@ -1,6 +1,9 @@
 //! The ledger: order, immutability, unknown kinds, sums.
 
-use atoll_store::{CommandEnd, Fact, FactQuery, ModelCallFact, NetworkDecision, NewFact, Scope, UsageTotal};
+use atoll_store::{
+    CommandEnd, Fact, FactQuery, ModelCallFact, NetworkDecision, NewFact, Scope, SpendBy, SpendQuery,
+    UsageTotal,
+};
 use atoll_types::{
     ArtifactId, CallOutcome, CommandId, EndReason, InstanceId, Isolation, KeyId, ModelCallId, ModelUsage,
     Preset, Resources, SaveKind, TemplateId, Timestamp, Usd,
@@ -365,6 +368,35 @@ async fn usage_is_summed_by_scope_and_time_without_overflow() {
         "saturates"
     );
     assert_eq!(sum(sandbox(3), 0, 10).await, UsageTotal::default());
+
+    // The same sums in the groups of what models cost.
+    let query = |by| SpendQuery {
+        project: context.project.id.clone(),
+        from: T0,
+        to: T0.plus_millis(2),
+        by,
+        model: None,
+        provider: None,
+        sandbox: None,
+        user: None,
+    };
+    let beside = context
+        .store
+        .compute_beside(query(SpendBy::Sandbox))
+        .await
+        .unwrap();
+    let memory: Vec<_> = beside
+        .iter()
+        .map(|(group, used)| (group.as_str(), used.memory_byte_seconds))
+        .collect();
+    let (one, two) = (sandbox_id(1), sandbox_id(2));
+    assert_eq!(memory, [(one.as_str(), 11), (two.as_str(), 100)]);
+    let total = context.store.compute_beside(query(SpendBy::Total)).await.unwrap();
+    assert_eq!((total.len(), total[0].1.memory_byte_seconds), (1, 111));
+    for (by, model) in [(SpendBy::Model, None), (SpendBy::Total, Some("m".to_owned()))] {
+        let of_calls = SpendQuery { model, ..query(by) };
+        assert_eq!(context.store.compute_beside(of_calls).await.unwrap(), []);
+    }
 }
 
 #[tokio::test]
