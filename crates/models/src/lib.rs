@@ -11,11 +11,12 @@
 //! - The first byte of an answer goes out when the row of its call is durable.
 //! - An answer that has begun is never begun again elsewhere.
 //! - A provider's key is lent by the broker for the moment in which a request is made ready.
-//! - Nothing that was asked or answered is written down: rows and facts carry names, numbers and sizes. Answers are kept in
-//!   memory for those who ask for it.
+//! - Nothing that was asked or answered is written down unless the operator wants it: rows and facts carry names, numbers and
+//!   sizes. Answers are kept in memory for callers who ask for it.
 
 mod admission;
 mod attempts;
+mod bodies;
 mod cache;
 mod faults;
 mod guards;
@@ -32,6 +33,7 @@ mod wishes;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
 
 use atoll_egress::Broker;
 use atoll_gateway_core::{Books, Budget, RetryBudget, Window};
@@ -48,6 +50,7 @@ pub use relay::{AnswerStream, Served};
 pub use reports::{Metrics, Spend};
 pub use setup::{BudgetView, ModelView, ProviderView, SetBudget, SetPrice, SetProvider, SetRoute};
 
+use bodies::Bodies;
 use cache::Cache;
 use faults::from_store;
 use health::Healths;
@@ -57,6 +60,8 @@ use setup::ProjectSetup;
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
     pub timeouts: Timeouts,
+    /// For how long what was asked and answered is kept; `None`: not at all.
+    pub keep_bodies: Option<Duration>,
     /// The wall clock; tests bring their own.
     pub now: fn() -> Timestamp,
 }
@@ -78,6 +83,7 @@ struct Inner {
     books: Mutex<Books>,
     healths: Healths,
     cache: Cache,
+    bodies: Option<Bodies>,
     retries: Mutex<RetryBudget>,
     /// Held while the setup changes, so that of two changes the later one stays.
     setup_lock: tokio::sync::Mutex<()>,
@@ -92,6 +98,7 @@ impl Models {
     pub async fn start(settings: Settings, store: Store, broker: Arc<Broker>) -> Result<Self, Fault> {
         let providers =
             Providers::new(settings.timeouts).map_err(|error| Fault::internal(error.to_string()))?;
+        let bodies = settings.keep_bodies.map(Bodies::new);
         let models = Self {
             inner: Arc::new(Inner {
                 settings,
@@ -103,6 +110,7 @@ impl Models {
                 books: Mutex::default(),
                 healths: Healths::default(),
                 cache: Cache::default(),
+                bodies: bodies.transpose().map_err(Fault::internal)?,
                 retries: Mutex::default(),
                 setup_lock: tokio::sync::Mutex::default(),
                 metrics: Metrics::default(),

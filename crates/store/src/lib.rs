@@ -42,6 +42,7 @@ pub use facts::{
     CommandEnd, Fact, FactQuery, FactRow, ModelCallFact, NetworkDecision, NewFact, Scope, UsageTotal,
 };
 pub use keys::{KeyRow, NewKey};
+pub use models::bodies::ModelBodies;
 pub use models::calls::{ModelCallRow, SpendBy, SpendQuery, SpendRow};
 pub use models::guards::{ModelGuards, ModelGuardsRow, ScreenRule};
 pub use models::{

@@ -4,6 +4,7 @@
 //! What must hold: a provider keeps its id, for which its key was sealed, for as long as it exists. A virtual key's secret
 //! never comes here, only its SHA-256.
 
+pub(crate) mod bodies;
 pub(crate) mod calls;
 mod compute;
 pub(crate) mod guards;
