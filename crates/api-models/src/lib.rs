@@ -70,6 +70,7 @@ pub fn router(models: Models, sandboxes: Sandboxes) -> Router {
         .route("/v1/gateway/keys/{id}", delete(manage::revoke_key))
         .route("/v1/gateway/guards", get(guards::get).put(guards::set))
         .route("/v1/gateway/calls", get(manage::list_calls))
+        .route("/v1/gateway/calls/{id}", get(manage::get_call))
         .route("/v1/gateway/spend", get(manage::spend));
     finish(
         routes,

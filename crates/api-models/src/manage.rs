@@ -438,6 +438,19 @@ pub(crate) async fn list_calls(
     }))
 }
 
+pub(crate) async fn get_call(State(app): State<App>, headers: HeaderMap, Path(id): Path<String>) -> Answer {
+    let project = auth::project(&app, &headers).await.map_err(own)?;
+    let id: atoll_types::ModelCallId = word("id", &id)?;
+    let row = app.models.model_call(&project, &id).await.map_err(own)?;
+    let bodies = app.models.bodies(&project, &id).await.map_err(own)?;
+    let mut shown = call(&row);
+    shown["bodies"] = bodies.map_or(
+        Value::Null,
+        |bodies| json!({"request": bodies.request, "answer": bodies.answer, "shortened": bodies.shortened}),
+    );
+    ok(shown)
+}
+
 fn call(row: &ModelCallRow) -> Value {
     json!({
         "id": row.id.as_str(), "started_at": time(row.started_at), "ended_at": row.ended_at.map(time),

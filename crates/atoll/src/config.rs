@@ -109,6 +109,10 @@ pub(crate) struct ModelsTable {
     /// Between two pieces of an answer. Default: 2 minutes.
     #[serde(deserialize_with = "duration")]
     pub(crate) idle_timeout: Option<u64>,
+    /// For how long to keep what was asked and answered, such as `"7d"`: redacted and shortened, for `atoll spend --call`.
+    /// Default: it is not kept.
+    #[serde(deserialize_with = "duration")]
+    pub(crate) keep_bodies: Option<u64>,
 }
 
 impl From<ModelsTable> for Timeouts {
@@ -313,6 +317,7 @@ pub(crate) struct Config {
     pub(crate) pools: Vec<Pool>,
     pub(crate) network: NetworkConfig,
     pub(crate) model_timeouts: Timeouts,
+    pub(crate) keep_model_bodies: Option<Duration>,
     pub(crate) e2b_internet: bool,
 }
 
@@ -395,6 +400,7 @@ impl Config {
                 args.pool.clone()
             },
             network: file.network.into(),
+            keep_model_bodies: file.models.keep_bodies.map(Duration::from_millis),
             model_timeouts: file.models.into(),
             e2b_internet: file.e2b.internet.unwrap_or(true),
             templates,

@@ -131,6 +131,7 @@ impl Server {
         .await?;
         let model_settings = atoll_models::Settings {
             timeouts: config.model_timeouts,
+            keep_bodies: config.keep_model_bodies,
             now: atoll_sandboxes::wall_clock,
         };
         let models = Models::start(model_settings, store, broker).await?;

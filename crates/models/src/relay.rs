@@ -12,7 +12,7 @@ use atoll_dialects::{
 };
 use atoll_gateway_core::input_tokens;
 use atoll_providers::{Call, Reply};
-use atoll_types::{Fault, FaultKind, ModelCallId, ModelUsage, Usd};
+use atoll_types::{Fault, FaultKind, ModelCallId, ModelUsage, ProjectId, Usd};
 use bytes::Bytes;
 use futures_util::Stream;
 use serde_json::{Value, json};
@@ -79,18 +79,14 @@ impl Models {
         };
         if stream {
             let mode = Mode::between(&request, &outgoing, &open, wants_usage);
+            let copy = Copy::wanted(self, &open, &request, slot);
             let relay = Relay {
                 open: Some(open),
                 reply,
                 splitter: Splitter::default(),
                 mode,
                 dialect: request.dialect,
-                copy: slot.map(|slot| Copy {
-                    models: self.clone(),
-                    slot,
-                    bytes: Vec::new(),
-                    ended: false,
-                }),
+                copy,
             };
             let events = futures_util::stream::unfold(relay, |mut relay| async {
                 let bytes = relay.next().await?;
@@ -107,6 +103,7 @@ impl Models {
                 if let Some(slot) = &slot {
                     self.inner.cache.put(slot, body.clone(), self.now());
                 }
+                self.keep_bodies(call.clone(), open.row.project.clone(), &request.body, &body, None);
                 let row = open.done();
                 Ok(Served::Whole {
                     call,
@@ -332,10 +329,50 @@ struct Relay {
 /// What was passed on so far, where it is to be kept.
 struct Copy {
     models: Models,
-    slot: Slot,
+    call: ModelCallId,
+    project: ProjectId,
+    request: Bytes,
+    /// Where it is given again from.
+    slot: Option<Slot>,
     bytes: Vec<u8>,
     /// The provider has closed a stream that was complete.
     ended: bool,
+}
+
+impl Copy {
+    /// `None`: nobody wants one.
+    fn wanted(models: &Models, open: &Open, request: &Request, slot: Option<Slot>) -> Option<Self> {
+        (slot.is_some() || models.inner.bodies.is_some()).then(|| Self {
+            models: models.clone(),
+            call: open.row.id.clone(),
+            project: open.row.project.clone(),
+            request: request.body.clone(),
+            slot,
+            bytes: Vec::new(),
+            ended: false,
+        })
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        if self.bytes.len() + bytes.len() > cache::LARGEST {
+            // Half of it cannot be given again; to be looked at, the beginning is enough.
+            self.slot = None;
+            return;
+        }
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    fn keep(self, is_complete: bool, dialect: Dialect) {
+        let bytes = Bytes::from(self.bytes);
+        if let Some(slot) = self.slot.filter(|_| is_complete) {
+            self.models
+                .inner
+                .cache
+                .put(&slot, bytes.clone(), self.models.now());
+        }
+        self.models
+            .keep_bodies(self.call, self.project, &self.request, &bytes, Some(dialect));
+    }
 }
 
 enum Mode {
@@ -384,10 +421,7 @@ impl Relay {
     async fn next(&mut self) -> Option<Bytes> {
         let bytes = self.relay().await?;
         if let Some(copy) = &mut self.copy {
-            copy.bytes.extend_from_slice(&bytes);
-            if copy.bytes.len() > cache::LARGEST {
-                self.copy = None;
-            }
+            copy.add(&bytes);
         }
         Some(bytes)
     }
@@ -538,13 +572,8 @@ impl Drop for Relay {
                 open.seen.finished && open.seen.usage.is_some() && said_so
             }
         };
-        if copy.ended || heard_all {
-            let models = &copy.models;
-            models
-                .inner
-                .cache
-                .put(&copy.slot, copy.bytes.into(), models.now());
-        }
+        let is_complete = copy.ended || heard_all;
+        copy.keep(is_complete, self.dialect);
     }
 }
 

@@ -206,6 +206,9 @@ pub(crate) struct SpendArgs {
     /// Show single calls instead of sums
     #[arg(long)]
     pub(crate) calls: bool,
+    /// Show one call, with what was asked and answered if the server keeps that
+    #[arg(long, value_name = "CALL", conflicts_with = "calls")]
+    pub(crate) call: Option<String>,
 }
 
 /// Serve models that follow a script, for tests and demos

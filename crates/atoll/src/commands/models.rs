@@ -408,6 +408,9 @@ pub(crate) async fn budget(global: &Global, output: Output, command: BudgetComma
 
 pub(crate) async fn spend(global: &Global, output: Output, args: SpendArgs) -> Result<()> {
     let client = &Client::require(global)?;
+    if let Some(id) = &args.call {
+        return one_call(client, output, id).await;
+    }
     if args.calls {
         let query: Vec<(String, String)> = args
             .sandbox
@@ -518,6 +521,44 @@ pub(crate) async fn spend(global: &Global, output: Output, args: SpendArgs) -> R
     );
     output.line(format_args!("total ${}", text(&answer, "total")));
     output.json(&answer);
+    Ok(())
+}
+
+async fn one_call(client: &Client, output: Output, id: &str) -> Result<()> {
+    let call = client.get(&format!("/v1/gateway/calls/{}", segment(id))).await?;
+    for name in [
+        "started_at",
+        "asked",
+        "provider",
+        "model",
+        "outcome",
+        "error",
+        "finish",
+        "cost",
+        "sandbox",
+        "workflow",
+        "run",
+    ] {
+        if !call[name].is_null() {
+            output.line(format_args!("{name:<10}  {}", text(&call, name)));
+        }
+    }
+    match &call["bodies"] {
+        Value::Null => {
+            output.note("What was asked and answered is not kept; `keep_bodies` in `[models]` turns that on.")
+        }
+        bodies => {
+            output.line(format_args!(
+                "\n{}\n\n{}",
+                text(bodies, "request"),
+                text(bodies, "answer")
+            ));
+            if bodies["shortened"] == true {
+                output.note("Shortened.");
+            }
+        }
+    }
+    output.json(&call);
     Ok(())
 }
 

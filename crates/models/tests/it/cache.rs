@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use atoll_dialects::Dialect;
 use atoll_models::{Served, Who};
-use atoll_types::{CallOutcome, KeyId, ProviderKind, Usd};
+use atoll_types::{CallOutcome, KeyId, ProjectId, ProviderKind, Usd};
 
 use crate::support::{Context, Provider, answer, events, json, request, whole};
 
@@ -91,4 +91,40 @@ async fn streams_are_given_again_whole_and_only_if_they_were() {
     assert!(!first.0 && first.1.ends_with("data: [DONE]\n\n"), "{first:?}");
     let again = call(&context, &who, ASK_STREAM, keep).await;
     assert_eq!(again, (true, first.1));
+}
+
+#[tokio::test]
+async fn what_was_asked_and_answered_is_kept_where_that_is_wanted() {
+    let context = Context::new().await;
+    let provider = Provider::start(vec![events(STREAM), json(CHAT)]).await;
+    context
+        .provider("p", ProviderKind::Openai, &provider.url, "m*")
+        .await;
+    let secret = ASK_STREAM.replace("hello", "mail a@b.example.org");
+    call(&context, &context.who(), &secret, None).await;
+    context.models.shutdown().await;
+    let row = context.settled().await;
+    let kept = context
+        .models
+        .bodies(&context.project, &row.id)
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(
+        kept.request.contains("mail [email]") && !kept.request.contains("a@b"),
+        "{kept:?}"
+    );
+    assert!(
+        kept.answer.contains(r#""content":"hi""#) && !kept.shortened,
+        "{kept:?}"
+    );
+    let other = ProjectId::from_entropy([3; 20]);
+    assert_eq!(context.models.bodies(&other, &row.id).await.unwrap(), None);
+    // They go with time.
+    let later = row.started_at.plus_millis(10_000);
+    assert_eq!(
+        context.store.trim_model_bodies(row.started_at, 10).await.unwrap(),
+        0
+    );
+    assert_eq!(context.store.trim_model_bodies(later, 10).await.unwrap(), 1);
 }

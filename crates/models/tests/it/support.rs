@@ -49,9 +49,17 @@ impl Context {
             first_byte: Duration::from_secs(20),
             idle: Duration::from_millis(500),
         };
-        let models = Models::start(Settings { timeouts, now: clock }, store.clone(), broker)
-            .await
-            .unwrap();
+        let models = Models::start(
+            Settings {
+                timeouts,
+                keep_bodies: Some(Duration::from_secs(60)),
+                now: clock,
+            },
+            store.clone(),
+            broker,
+        )
+        .await
+        .unwrap();
         Self {
             models,
             store,
