@@ -126,7 +126,10 @@ async fn adds_up(server: &Server, scripted: &Scripted) {
     let counted = scripted.counted().await;
     let (mut tokens, mut picodollars) = (0, 0);
     for model in counted["models"].as_array().unwrap() {
-        let (input, output) = (model["input"].as_u64().unwrap(), model["output"].as_u64().unwrap());
+        let (input, output) = (
+            model["input"].as_u64().unwrap(),
+            model["output"].as_u64().unwrap(),
+        );
         tokens += input + output;
         if model["model"] != UNPRICED {
             picodollars += input * 1_250_000 + output * 10_000_000;
@@ -142,7 +145,10 @@ async fn adds_up(server: &Server, scripted: &Scripted) {
                 .await
                 .ok();
             let total = &spend["items"][0];
-            let usage = total["usage"].as_object()?.iter().filter(|(name, _)| *name != "searches");
+            let usage = total["usage"]
+                .as_object()?
+                .iter()
+                .filter(|(name, _)| *name != "searches");
             let ours: u64 = usage.filter_map(|(_, count)| count.as_u64()).sum();
             (ours == tokens && pico(total["cost"].as_str()?) == picodollars).then_some(())
         },
