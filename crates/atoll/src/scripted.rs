@@ -32,8 +32,16 @@ const LARGEST: usize = 64 * 1024 * 1024;
 
 #[derive(Debug, Clone, Default)]
 struct Script {
-    /// What was answered, by model: calls, tokens read, tokens written.
-    counted: Arc<Mutex<BTreeMap<String, (u64, u64, u64)>>>,
+    /// What was answered, by model.
+    counted: Arc<Mutex<BTreeMap<String, Counted>>>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Counted {
+    calls: u64,
+    /// Tokens read, and tokens written.
+    input: u64,
+    output: u64,
 }
 
 pub(crate) async fn run(output: Output, args: &ScriptedArgs) -> Result<()> {
@@ -77,7 +85,8 @@ pub(crate) fn router() -> Router {
 
 async fn usage(State(script): State<Script>) -> axum::Json<Value> {
     let counted = script.counted.lock().unwrap_or_else(PoisonError::into_inner);
-    let models = counted.iter().map(|(model, (calls, input, output))| {
+    let models = counted.iter().map(|(model, counted)| {
+        let Counted { calls, input, output } = counted;
         json!({"model": model, "calls": calls, "input": input, "output": output})
     });
     axum::Json(json!({"models": models.collect::<Vec<_>>()}))
@@ -330,7 +339,9 @@ impl Script {
     fn note(&self, model: &str, input: u64, output: u64) {
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = counted.entry(model.to_owned()).or_default();
-        *entry = (entry.0 + 1, entry.1 + input, entry.2 + output);
+        entry.calls += 1;
+        entry.input += input;
+        entry.output += output;
     }
 }
 

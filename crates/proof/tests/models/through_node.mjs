@@ -9,6 +9,7 @@ import { createGateway } from "@ai-sdk/gateway";
 
 const origin = process.env.ATOLL_URL;
 const apiKey = process.env.ATOLL_MODEL_KEY;
+const manifest = (name) => JSON.parse(readFileSync(`node_modules/${name}/package.json`, "utf8"));
 let checks = 0;
 const check = (condition, what) => {
   assert.ok(condition, typeof what === "string" ? what : JSON.stringify(what));
@@ -50,7 +51,9 @@ await assert.rejects(() => claude.messages.create({ model: "nobody-has-this", ma
 checks += 2;
 
 // The AI SDK's own protocol.
-const gateway = createGateway({ baseURL: `${origin}/v4/ai`, apiKey });
+// Version 3 of the package speaks version 3 of the protocol, version 4 the next.
+const spoken = manifest("@ai-sdk/gateway").version.startsWith("3.") ? "v3" : "v4";
+const gateway = createGateway({ baseURL: `${origin}/${spoken}/ai`, apiKey });
 let generation;
 for (const provider of ["open", "claude", "gem"]) {
   const model = (role) => gateway(`${provider}/scripted-${role}`);
@@ -85,8 +88,5 @@ const report = await gateway.getSpendReport({ startDate: today, endDate: today, 
 check(report.results.some((row) => row.model === "scripted-echo" && row.requestCount > 0), report);
 await assert.rejects(() => generateText({ model: gateway("nobody-has-this"), prompt: "x", maxRetries: 0 }), /nobody-has-this/);
 checks += 1;
-const versions = ["openai", "@anthropic-ai/sdk", "ai", "@ai-sdk/gateway"].map((name) => {
-  const manifest = JSON.parse(readFileSync(`node_modules/${name}/package.json`, "utf8"));
-  return `${name} ${manifest.version}`;
-});
+const versions = ["openai", "@anthropic-ai/sdk", "ai", "@ai-sdk/gateway"].map((name) => `${name} ${manifest(name).version}`);
 console.log(`${checks} checks with ${versions.join(", ")}`);
