@@ -212,7 +212,7 @@ struct Fields {
 }
 
 impl Fields {
-    fn push(&mut self, field: &Field, value: Value) {
+    fn push(&mut self, field: &Field, value: &Value) {
         self.attributes.push(json!({"key": field.name(), "value": value}));
     }
 }
@@ -228,24 +228,24 @@ impl Visit for Fields {
             "otel.name" => self.name = Some(value.to_owned()),
             "otel.kind" => self.is_client = value == "client",
             // A list in the conventions, though nobody gives more than one.
-            "gen_ai.response.finish_reasons" => self.push(field, json!({"arrayValue": {"values": [said]}})),
+            "gen_ai.response.finish_reasons" => self.push(field, &json!({"arrayValue": {"values": [said]}})),
             name => {
                 self.failed |= name == "error.type";
-                self.push(field, said);
+                self.push(field, &said);
             }
         }
     }
 
     fn record_i64(&mut self, field: &Field, value: i64) {
-        self.push(field, json!({"intValue": value.to_string()}));
+        self.push(field, &json!({"intValue": value.to_string()}));
     }
 
     fn record_u64(&mut self, field: &Field, value: u64) {
-        self.push(field, json!({"intValue": value.to_string()}));
+        self.push(field, &json!({"intValue": value.to_string()}));
     }
 
     fn record_bool(&mut self, field: &Field, value: bool) {
-        self.push(field, json!({"boolValue": value}));
+        self.push(field, &json!({"boolValue": value}));
     }
 }
 

@@ -32,11 +32,14 @@ pub struct Screen {
     rules: Vec<Rule>,
 }
 
+/// Whether what looks right is right.
+type Check = fn(&str) -> bool;
+
 #[derive(Debug, Clone)]
 struct Rule {
     name: String,
     pattern: Regex,
-    is_sound: fn(&str) -> bool,
+    is_sound: Check,
     action: Action,
 }
 
@@ -56,7 +59,7 @@ impl Screen {
     ) -> Result<Self, String> {
         let mut compiled = Vec::new();
         for (name, own, action) in rules {
-            let known: Option<(&str, fn(&str) -> bool)> = match name {
+            let known: Option<(&str, Check)> = match name {
                 "email" => Some((
                     r"(?i)\b[a-z0-9._%+-]{1,64}@(?:[a-z0-9-]{1,63}\.){1,8}[a-z]{2,24}\b",
                     |_| true,
@@ -69,7 +72,7 @@ impl Screen {
             };
             let (text, is_sound) = match (known, own) {
                 (Some(known), None) => known,
-                (None, Some(own)) => (own, (|_| true) as fn(&str) -> bool),
+                (None, Some(own)) => (own, (|_| true) as Check),
                 (Some(_), Some(_)) => {
                     return Err(format!(
                         "`{name}` is known and takes no pattern; choose another name"
@@ -207,7 +210,7 @@ fn has_card_digits(text: &str) -> bool {
             (_, twice) => twice,
         })
         .sum();
-    sum % 10 == 0 && digits(text).any(|digit| digit != 0)
+    sum.is_multiple_of(10) && digits(text).any(|digit| digit != 0)
 }
 
 /// An IBAN is 1 modulo 97, its first four letters last and letters counted from 10.

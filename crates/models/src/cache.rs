@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn the_oldest_make_room_and_what_is_replaced_is_not_counted_twice() {
         let mut inner = Inner::default();
-        let mut put = |inner: &mut Inner, n: u8, number: u64| {
+        let put = |inner: &mut Inner, n: u8, number: u64| {
             let body = Bytes::from(vec![n; 100]);
             inner.bytes += 100 + OVERHEAD;
             inner.order.push_back(([n; 32], number));

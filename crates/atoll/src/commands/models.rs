@@ -545,7 +545,8 @@ async fn one_call(client: &Client, output: Output, id: &str) -> Result<()> {
     }
     match &call["bodies"] {
         Value::Null => {
-            output.note("What was asked and answered is not kept; `keep_bodies` in `[models]` turns that on.")
+            output
+                .note("What was asked and answered is not kept; `keep_bodies` in `[models]` turns that on.");
         }
         bodies => {
             output.line(format_args!(
