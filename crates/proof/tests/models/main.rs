@@ -3,7 +3,8 @@
 //!
 //! The clients are the published ones, unmodified: `ATOLL_TEST_MODELS_PYTHON` is a Python that has `openai` and `anthropic`,
 //! `ATOLL_TEST_MODELS_NODE` a directory in whose `node_modules` are `openai`, `@anthropic-ai/sdk`, `ai` and
-//! `@ai-sdk/gateway`. `./test` installs both. Without them these tests are skipped, loudly.
+//! `@ai-sdk/gateway`, `ATOLL_TEST_MODELS_LANGCHAIN` a Python that has `langchain-openai` and `langchain-anthropic`. `./test`
+//! installs them. Without them these tests are skipped, loudly.
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -181,6 +182,18 @@ async fn the_python_clients_work_unchanged() {
         run_script(
             &python,
             &scripts().join("through_python.py"),
+            &std::env::temp_dir(),
+        )
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn langchains_models_work_unchanged() {
+    if let Some(python) = needs("ATOLL_TEST_MODELS_LANGCHAIN") {
+        run_script(
+            &python,
+            &scripts().join("through_langchain.py"),
             &std::env::temp_dir(),
         )
         .await;
