@@ -247,6 +247,40 @@ async fn a_server_that_is_killed_loses_no_money() {
     server.finish().await;
 }
 
+/// A thousand calls at once against a budget for a hundred: the provider hears of a hundred.
+#[tokio::test]
+async fn a_budget_holds_when_everybody_calls_at_once() {
+    const CALLS: usize = 1000;
+    const PAID: usize = 100;
+    let scripted = Scripted::start();
+    let (server, key) = gateway(&scripted).await;
+    // Ten tokens, which the provider always writes: what is reserved is what it costs.
+    let price = json!({"input": "0", "output": "10"});
+    put(&server, "/v1/gateway/prices/scripted-full", &price).await;
+    put(&server, "/v1/gateway/budgets/tight", &json!({"limit": "0.01"})).await;
+    let body = json!({
+        "model": "open/scripted-full", "max_tokens": 10, "messages": [{"role": "user", "content": "x"}],
+    });
+    let client = server.client().with_key(Some(&key));
+    let mut calls = tokio::task::JoinSet::new();
+    for _ in 0..CALLS {
+        let (client, body) = (client.clone(), body.clone());
+        calls.spawn(async move { client.post("/v1/chat/completions", &body).await.status });
+    }
+    let statuses = calls.join_all().await;
+    let count = |wanted: u16| statuses.iter().filter(|status| **status == wanted).count();
+    assert_eq!((count(200), count(402)), (PAID, CALLS - PAID));
+    let heard = scripted.counted().await;
+    assert_eq!(heard["models"][0]["calls"], json!(PAID), "{heard}");
+    let budgets = server.client().get("/v1/gateway/budgets").await.ok();
+    let standing = &budgets["items"][0]["standing"][0];
+    assert_eq!(
+        (&standing["spent"], &standing["reserved"]),
+        (&json!("0.01"), &json!("0.00"))
+    );
+    server.finish().await;
+}
+
 /// What a sandbox finds when its policy names the gateway: an address, a token of its own, and an end to both.
 #[tokio::test]
 async fn a_sandbox_calls_models_with_a_token_that_dies_with_it() {
