@@ -69,14 +69,7 @@ impl Models {
         let wished = wishes::read(&peek)?;
         refuse_other_prices(&peek)?;
         for model in std::iter::once(&asked).chain(&wished.wishes.fallbacks) {
-            if let Some(key) = who.key.as_ref().filter(|key| !key.allows(model)) {
-                let reason = format!("the key `{}` may not ask for `{model}`", key.row.name);
-                self.note_refusal(who, model, "not_allowed", &reason);
-                let fault = Fault::new(FaultKind::Forbidden, "model_not_allowed", reason);
-                return Err(fault
-                    .hint(format!("it may ask for {}", key.row.models.join(", ")))
-                    .into());
-            }
+            self.refuse_unlisted(who, model)?;
         }
         let now = self.now();
         let setup = self.setup(&who.spender.project);
@@ -137,6 +130,19 @@ impl Models {
             user: wished.user,
             setup,
         })
+    }
+
+    /// A key may ask for the models that it names.
+    pub(crate) fn refuse_unlisted(&self, who: &Who, model: &str) -> Result<(), Refusal> {
+        let Some(key) = who.key.as_ref().filter(|key| !key.allows(model)) else {
+            return Ok(());
+        };
+        let reason = format!("the key `{}` may not ask for `{model}`", key.row.name);
+        self.note_refusal(who, model, "not_allowed", &reason);
+        let fault = Fault::new(FaultKind::Forbidden, "model_not_allowed", reason);
+        Err(fault
+            .hint(format!("it may ask for {}", key.row.models.join(", ")))
+            .into())
     }
 
     /// Sets aside what the dearest of the targets may cost.

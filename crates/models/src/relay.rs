@@ -134,6 +134,7 @@ impl Models {
         };
         let peek = atoll_dialects::Peek::at(&request.body)?;
         let asked = peek.model.unwrap_or_default();
+        self.refuse_unlisted(who, &asked)?;
         let setup = self.setup(&who.spender.project);
         let targets = setup
             .catalogue
