@@ -22,6 +22,8 @@ use crate::output::{Doing, Error, Result};
 
 const RATE: u64 = 200;
 const BUDGETED: usize = 100;
+/// LiteLLM starts only with a key that looks like one.
+const LITELLM_KEY: &str = "sk-only-for-this-bench-0123456789abcdefghij";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum GatewayCase {
@@ -183,11 +185,12 @@ impl Bench {
     }
 
     fn request(&self, base: &str, body: &Value) -> reqwest::RequestBuilder {
+        self.request_with(base, &self.key, body)
+    }
+
+    fn request_with(&self, base: &str, key: &str, body: &Value) -> reqwest::RequestBuilder {
         let url = format!("{base}/chat/completions");
-        self.http
-            .request(Method::POST, url)
-            .bearer_auth(&self.key)
-            .json(body)
+        self.http.request(Method::POST, url).bearer_auth(key).json(body)
     }
 
     /// Calls at a steady rate, with and without the gateway in turn.
@@ -316,13 +319,13 @@ impl Bench {
     /// As many calls as go, sixteen at a time; the CPU time is that of the gateway alone.
     async fn cpu(&self, name: &str, count: usize) -> Result<Vec<Row>> {
         let ours = self
-            .per_cpu_second(&self.gateway(), self.server.pid, count)
+            .per_cpu_second(&self.gateway(), &self.key, self.server.pid, count)
             .await?;
         let peer = match std::env::var_os("ATOLL_BENCH_LITELLM") {
             Some(program) => {
                 let litellm = LiteLlm::start(&program, &self.direct()).await?;
                 Some(
-                    self.per_cpu_second(&litellm.base, litellm.pid, count / 10)
+                    self.per_cpu_second(&litellm.base, LITELLM_KEY, litellm.pid, count / 10)
                         .await?,
                 )
             }
@@ -336,11 +339,11 @@ impl Bench {
         )])
     }
 
-    async fn per_cpu_second(&self, base: &str, pid: u32, count: usize) -> Result<f64> {
+    async fn per_cpu_second(&self, base: &str, key: &str, pid: u32, count: usize) -> Result<f64> {
         let body = json!({"model": "scripted-slow-20", "messages": [{"role": "user", "content": "word ".repeat(200)}], "max_tokens": 100});
         let run = async |count: usize| -> Result<()> {
             let calls = (0..count).map(|_| {
-                let request = self.request(base, &body);
+                let request = self.request_with(base, key, &body);
                 async move {
                     let answer = request.send().await.doing("a call failed")?;
                     let status = answer.status();
@@ -402,6 +405,7 @@ impl LiteLlm {
             .arg(port.to_string())
             .env("LITELLM_LOCAL_MODEL_COST_MAP", "True")
             .env("LITELLM_LOG", "ERROR")
+            .env("LITELLM_MASTER_KEY", LITELLM_KEY)
             .current_dir(dir.path())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
