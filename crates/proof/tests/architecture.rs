@@ -59,7 +59,7 @@ const EXCEPTIONS: [(&str, &str, &str); 3] = [
 ];
 
 /// Crates that contain `unsafe`, each block with its reasons.
-const UNSAFE: [&str; 5] = ["guest", "jailer", "links", "runtime", "volumes"];
+const UNSAFE: [&str; 6] = ["guest", "jailer", "links", "runtime", "vault", "volumes"];
 
 /// A third-party crate, and who may depend on it.
 const OWNED: [(&str, &[&str], &str); 10] = [

@@ -29,7 +29,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 pub use atoll_types::SaveKind;
 use atoll_types::{InstanceId, Isolation, Resources, Usage};
-pub use saving::{Follower, Mount, MountSource, Restore, SaveSink, SaveSource, Saves};
+pub use saving::{Growing, Mount, MountSource, Restore, SaveSink, SaveSource, Saves};
 use tokio::sync::watch;
 
 /// Where a runtime keeps its things and finds its tools.

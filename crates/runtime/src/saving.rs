@@ -10,9 +10,6 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::thread::JoinHandle;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use atoll_types::SaveKind;
@@ -29,88 +26,21 @@ pub trait SaveSink: Send + Sync + Debug {
     /// read.
     fn part(&self, name: &str, whole: File) -> io::Result<()>;
 
-    /// Begins to take in a file of [`SaveSink::scratch`] as a stream while it is still being written, front to back.
-    /// `None`: this sink waits until it is whole, and takes it as a part.
-    fn growing(&self, name: &str, file: &File) -> io::Result<Option<Follower>> {
-        let _ = (name, file);
+    /// A file to write a large stream into, front to back and nothing twice, which is taken in while it grows. Until that is
+    /// finished only whole parts can be handed over. `None`: this sink waits until it is whole, and takes it as a part.
+    fn growing(&self, name: &str) -> io::Result<Option<(File, Box<dyn Growing>)>> {
+        let _ = name;
         Ok(None)
     }
 }
 
-/// How often a follower looks whether there is more.
-const LOOK_EVERY: Duration = Duration::from_micros(200);
-/// What it hands on at a time.
-const STEP: usize = 1 << 20;
+/// A stream that is taken in while its file grows. Dropping it gives it up.
+pub trait Growing: Send + Debug {
+    /// The file is whole, and whoever wrote it has closed it.
+    fn whole(&self);
 
-const GROWING: u8 = 0;
-const WHOLE: u8 = 1;
-const GIVEN_UP: u8 = 2;
-
-/// Hands a file on to a pipe while it grows. What was handed on must not change any more. Dropping it gives up.
-#[derive(Debug)]
-pub struct Follower {
-    state: Arc<AtomicU8>,
-    thread: Option<JoinHandle<io::Result<u64>>>,
-    file: File,
-}
-
-impl Follower {
-    pub fn start(file: &File, pipe: OwnedFd) -> io::Result<Self> {
-        let state = Arc::new(AtomicU8::new(GROWING));
-        let (theirs, source) = (Arc::clone(&state), file.try_clone()?);
-        let thread = std::thread::Builder::new().name("save-follower".into());
-        let thread = thread.spawn(move || hand_on(&source, &pipe, &theirs))?;
-        Ok(Self {
-            state,
-            thread: Some(thread),
-            file: file.try_clone()?,
-        })
-    }
-
-    /// The file is whole: waits until all of it was handed on.
-    pub fn finish(mut self) -> io::Result<()> {
-        self.state.store(WHOLE, Ordering::Release);
-        let handed_on = match self.thread.take().map(JoinHandle::join) {
-            Some(Ok(outcome)) => outcome?,
-            _ => return Err(io::Error::other("a thread that saves broke down")),
-        };
-        let length = self.file.metadata()?.len();
-        if handed_on != length {
-            return Err(io::Error::other(format!(
-                "{handed_on} of {length} bytes were handed on"
-            )));
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Follower {
-    fn drop(&mut self) {
-        if let Some(thread) = self.thread.take() {
-            self.state.store(GIVEN_UP, Ordering::Release);
-            let _ = thread.join();
-        }
-    }
-}
-
-fn hand_on(file: &File, pipe: &OwnedFd, state: &AtomicU8) -> io::Result<u64> {
-    let mut at = 0;
-    loop {
-        // Looked at before the file: what is whole then is whole.
-        let seen = state.load(Ordering::Acquire);
-        if seen == GIVEN_UP {
-            return Ok(at);
-        }
-        let mut from = at;
-        let flags = rustix::pipe::SpliceFlags::empty();
-        match rustix::pipe::splice(file, Some(&mut from), pipe, None, STEP, flags) {
-            Ok(0) if seen == WHOLE => return Ok(at),
-            Ok(0) => std::thread::sleep(LOOK_EVERY),
-            Ok(count) => at += count as u64,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
+    /// Waits until all of the whole file was taken in.
+    fn finish(self: Box<Self>) -> io::Result<()>;
 }
 
 /// Where a saved instance comes from.
@@ -118,6 +48,11 @@ fn hand_on(file: &File, pipe: &OwnedFd, state: &AtomicU8) -> io::Result<u64> {
 pub trait SaveSource: Send + Sync + Debug {
     /// The whole stream as a file that can be read and seeked, from its beginning.
     async fn file(&self, name: &str) -> io::Result<File>;
+
+    /// The same for a reader that knows how long the stream is and seeks: something else may follow behind its end.
+    async fn at_least(&self, name: &str) -> io::Result<File> {
+        self.file(name).await
+    }
 
     fn names(&self) -> Vec<String>;
 }

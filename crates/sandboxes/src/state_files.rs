@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
-use atoll_runtime::{Follower, SaveSink, SaveSource};
+use atoll_runtime::{Growing, SaveSink, SaveSource};
 use atoll_types::{Fault, FaultKind};
 
 use crate::faults::{from_scratch, from_vault};
@@ -129,17 +129,34 @@ impl SaveSink for IntoVault {
         if whole.metadata()?.len() > SMALL {
             return self.save.part(name, whole).map_err(io::Error::other);
         }
-        // The state of a kernel shrinks to a fifth in less than a millisecond.
+        // The state of a kernel shrinks to a fifth in about a millisecond.
         let packed = self.scratch.file()?;
-        zstd::stream::copy_encode(&whole, &packed, 1)?;
+        zstd::stream::copy_encode(&whole, &packed, 3)?;
         self.save
             .part(&format!("{name}{PACKED}"), packed)
             .map_err(io::Error::other)
     }
 
-    fn growing(&self, name: &str, file: &File) -> io::Result<Option<Follower>> {
-        let pipe = self.save.stream(name).map_err(io::Error::other)?;
-        Follower::start(file, pipe).map(Some)
+    fn growing(&self, name: &str) -> io::Result<Option<(File, Box<dyn Growing>)>> {
+        let (file, growing) = self
+            .save
+            .grow(name, || self.scratch.file())
+            .map_err(io::Error::other)?;
+        Ok(Some((file, Box::new(IntoPack(growing)))))
+    }
+}
+
+/// A part that may become a pack of the vault as it is.
+#[derive(Debug)]
+struct IntoPack(atoll_vault::Growing);
+
+impl Growing for IntoPack {
+    fn whole(&self) {
+        self.0.whole();
+    }
+
+    fn finish(self: Box<Self>) -> io::Result<()> {
+        self.0.finish().map_err(io::Error::other)
     }
 }
 
@@ -150,7 +167,8 @@ pub(crate) struct FromVault {
     opened: Arc<atoll_vault::Opened>,
     scratch: Scratch,
     names: Vec<String>,
-    parts: tokio::sync::Mutex<HashMap<String, Result<File, Fault>>>,
+    /// By name, and whether they may be longer.
+    parts: tokio::sync::Mutex<HashMap<(String, bool), Result<File, Fault>>>,
 }
 
 impl FromVault {
@@ -174,24 +192,45 @@ impl FromVault {
 #[async_trait]
 impl SaveSource for FromVault {
     async fn file(&self, name: &str) -> io::Result<File> {
-        if !self.names.iter().any(|known| known == name) {
-            return Err(missing(name));
-        }
-        let mut parts = self.parts.lock().await;
-        if !parts.contains_key(name) {
-            let (opened, scratch, part) = (Arc::clone(&self.opened), self.scratch.clone(), name.to_owned());
-            let read = tokio::task::spawn_blocking(move || read_part(&opened, &scratch, &part)).await;
-            parts.insert(name.to_owned(), read.map_err(io::Error::other)?);
-        }
-        match parts.get(name) {
-            Some(Ok(file)) => reopen(file),
-            Some(Err(fault)) => Err(io::Error::other(fault.clone())),
-            None => Err(missing(name)),
-        }
+        self.part(name, false).await
+    }
+
+    async fn at_least(&self, name: &str) -> io::Result<File> {
+        self.part(name, true).await
     }
 
     fn names(&self) -> Vec<String> {
         self.names.clone()
+    }
+}
+
+impl FromVault {
+    /// `at_least`: it may be longer than it was.
+    async fn part(&self, name: &str, at_least: bool) -> io::Result<File> {
+        if !self.names.iter().any(|known| known == name) {
+            return Err(missing(name));
+        }
+        let mut parts = self.parts.lock().await;
+        let key = (name.to_owned(), at_least);
+        if !parts.contains_key(&key) {
+            let (opened, scratch, part) = (Arc::clone(&self.opened), self.scratch.clone(), name.to_owned());
+            let read = tokio::task::spawn_blocking(move || {
+                let lent = match at_least {
+                    true => opened.lend(&part).map_err(|e| from_vault(&e))?,
+                    false => None,
+                };
+                match lent {
+                    Some(pack) => Ok(pack),
+                    None => read_part(&opened, &scratch, &part),
+                }
+            });
+            parts.insert(key.clone(), read.await.map_err(io::Error::other)?);
+        }
+        match parts.get(&key) {
+            Some(Ok(file)) => reopen(file),
+            Some(Err(fault)) => Err(io::Error::other(fault.clone())),
+            None => Err(missing(name)),
+        }
     }
 }
 

@@ -112,7 +112,7 @@ fn ends_chunk(block: &[u8]) -> bool {
 }
 
 /// Leaves early: most blocks that are not zero show it in their first bytes.
-fn is_zero(data: &[u8]) -> bool {
+pub(crate) fn is_zero(data: &[u8]) -> bool {
     let (wide, rest) = data.as_chunks::<64>();
     wide.iter()
         .all(|part| part.iter().fold(0, |sum, byte| sum | byte) == 0)

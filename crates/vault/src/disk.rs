@@ -2,10 +2,15 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FallocateFlags, FlockOperation, SeekFrom, fallocate, flock, seek};
+use rustix::fs::{
+    AtFlags, CWD, FallocateFlags, FlockOperation, Mode, OFlags, SeekFrom, fallocate, flock, linkat, open,
+    seek,
+};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, IoContext, Result};
@@ -66,7 +71,7 @@ impl Disk {
         let options = options.write(true).create(true).truncate(false).mode(0o600);
         let lock = options.open(&path).doing("open", &path)?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Err(rustix::io::Errno::WOULDBLOCK) => return Err(Error::InUse { path: dir }),
+            Err(Errno::WOULDBLOCK) => return Err(Error::InUse { path: dir }),
             other => other.doing("lock", &path)?,
         }
         let disk = Self { dir, _lock: lock };
@@ -176,6 +181,32 @@ pub(crate) fn create(path: &Path) -> Result<File> {
     options.open(path).doing("make", path)
 }
 
+/// Makes a file without a name in a directory, where it may get one later. `None` where the filesystem has no such files.
+pub(crate) fn unnamed(dir: &Path) -> Result<Option<File>> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    match open(dir, flags, Mode::RUSR | Mode::WUSR) {
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => Ok(None),
+        other => Ok(Some(other.doing("make a file in", dir)?.into())),
+    }
+}
+
+/// Where an open file can be found as long as it is open.
+fn itself(file: &File) -> PathBuf {
+    Path::new("/proc/self/fd").join(file.as_raw_fd().to_string())
+}
+
+/// The same file, opened once more: to be read, or to be read and written.
+pub(crate) fn reopen(file: &File, write: bool) -> Result<File> {
+    let path = itself(file);
+    let mut options = OpenOptions::new();
+    options.read(true).write(write).open(&path).doing("open", &path)
+}
+
+/// Gives a file without a name one.
+pub(crate) fn give_name(file: &File, path: &Path) -> Result<()> {
+    linkat(CWD, itself(file), CWD, path, AtFlags::SYMLINK_FOLLOW).doing("name", path)
+}
+
 pub(crate) fn names(dir: &Path) -> Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(dir).doing("list", dir)? {
@@ -214,7 +245,7 @@ pub(crate) fn data_between(file: &File, from: u64, to: u64) -> u64 {
     while at < to {
         let start = match seek(file, SeekFrom::Data(at)) {
             Ok(start) => start.max(at),
-            Err(rustix::io::Errno::NXIO) => break,
+            Err(Errno::NXIO) => break,
             Err(_) => return to - from,
         };
         if start >= to {

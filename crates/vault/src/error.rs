@@ -41,6 +41,8 @@ pub enum Error {
     /// The producer said it was done, yet somebody still holds the write end of a stream.
     #[error("stream `{name}` was not closed by its writer; the save was given up")]
     NotClosed { name: String },
+    #[error("stream `{name}` cannot be saved while `{growing}` is still being written: it goes behind it")]
+    Growing { name: String, growing: String },
     #[error("the save was given up")]
     Stopped,
     #[error("cannot {doing} `{}`: {source}", path.display())]

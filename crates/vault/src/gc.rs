@@ -10,6 +10,9 @@
 //! Marks are worked out anew each time, so nothing can be wrong after a crash; a collection that is cut short at any point has
 //! only removed what nobody could reach. The order matters: first the manifests go, durably; then, in one critical section, what
 //! is not marked is withdrawn from the index; only then are holes punched.
+//!
+//! A pack may be lent to another program, which reads from it after we have forgotten why ([`crate::Opened::lend`]), even after
+//! a crash of ours. It may lose its name, but not be punched while anybody else has it open.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::{self, OpenOptions};
@@ -18,6 +21,7 @@ use std::path::Path;
 
 use crate::disk::{allocated, data_between, punch, remove, sync_dir};
 use crate::error::{Error, IoContext, Result};
+use crate::lease::somebody_has;
 use crate::manifest::Manifest;
 use crate::pack::{PackId, Place, stored_len};
 use crate::state::{State, lock};
@@ -32,7 +36,7 @@ pub struct GcReport {
     pub holes: u64,
     /// Space that was given back, in allocated blocks.
     pub bytes: u64,
-    /// Garbage that stays because the filesystem cannot punch holes.
+    /// Garbage that stays because the filesystem cannot punch holes, or because somebody reads from the pack that it is in.
     pub kept_bytes: u64,
     /// Saves that are to stay but whose manifests cannot be read. Nobody knows what they refer to, so packs were left
     /// alone; delete them, or bring their manifests back.
@@ -183,19 +187,13 @@ impl Shared {
     }
 }
 
-/// Punches what lies between the chunks that stay. Only whole blocks count as garbage; what is smaller cannot be given back.
-fn punch_between(
-    path: &Path,
-    chunks: &BTreeMap<u64, u64>,
-    dry_run: bool,
-    report: &mut GcReport,
-) -> Result<()> {
-    let data = match fs::metadata(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        other => other.doing("look at", path)?,
-    };
-    let block = data.blksize().max(512);
-    let end = data.len().next_multiple_of(block);
+pub(crate) fn block_size(data: &fs::Metadata) -> u64 {
+    data.blksize().max(512)
+}
+
+/// What lies between chunks in a file of this length, as far as there are whole blocks in it.
+pub(crate) fn gaps(chunks: &BTreeMap<u64, u64>, len: u64, block: u64) -> Vec<(u64, u64)> {
+    let end = len.next_multiple_of(block);
     let mut gaps = Vec::new();
     let mut at = 0;
     for (start, stop) in chunks
@@ -209,6 +207,22 @@ fn punch_between(
         at = at.max(stop);
     }
     gaps.retain(|(from, to)| from.next_multiple_of(block) < to / block * block);
+    gaps
+}
+
+/// Punches what lies between the chunks that stay. Only whole blocks count as garbage; what is smaller cannot be given back.
+fn punch_between(
+    path: &Path,
+    chunks: &BTreeMap<u64, u64>,
+    dry_run: bool,
+    report: &mut GcReport,
+) -> Result<()> {
+    let data = match fs::metadata(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        other => other.doing("look at", path)?,
+    };
+    let block = block_size(&data);
+    let gaps = gaps(chunks, data.len(), block);
     if gaps.is_empty() {
         return Ok(());
     }
@@ -217,9 +231,14 @@ fn punch_between(
         .write(true)
         .open(path)
         .doing("open", path)?;
+    let lent = somebody_has(&file);
     for (from, to) in gaps {
         let garbage = data_between(&file, from.next_multiple_of(block), to / block * block);
         if garbage == 0 {
+            continue;
+        }
+        if lent {
+            report.kept_bytes += garbage;
             continue;
         }
         if !dry_run {

@@ -9,6 +9,7 @@
 //!
 //!   producer ──pipe──> reader ──1 MiB, cut into chunks──> pool: hash, known? else (encrypt and) write ──> pack
 //!                         └─ a thread per stream              └─ a few threads per vault
+//!   producer ──file──> reader ──1 MiB, cut into chunks──> pool: hash, known? then a hole ──> the file is the pack
 //! ```
 //! What must hold:
 //! - Manifests are the only truth. One becomes visible by one rename, after every pack that it refers to; there are no
@@ -16,6 +17,8 @@
 //! - A durable save is on the disk, with everything that it shares, before it is acknowledged. One that is not finished
 //!   leaves nothing: not when it is dropped, not when the disk is full, not when the process is killed.
 //! - What is read back is what was saved, or an error: each chunk and each manifest is verified whenever it is read.
+//! - A chunk is shared only if it is known to be what its hash says: written by us, or read since. Nobody who could write to
+//!   a file before it became a pack can do so afterwards, or have others' saves refer to what it spoiled.
 //! - Chunks are shared within a domain only, and named by a keyed hash: nobody learns from sizes or speed what others keep.
 //! - With a key, nothing saved reaches the disk in plain. Without it, or with another, the vault does not open.
 //! - A collection never takes a chunk that a manifest, a running save or an open reader refers to. While a manifest that is
@@ -29,6 +32,7 @@ mod disk;
 mod error;
 mod gc;
 mod key;
+mod lease;
 mod manifest;
 mod opened;
 mod pack;
@@ -40,6 +44,7 @@ mod wire;
 
 use std::collections::HashMap;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
@@ -49,7 +54,7 @@ pub use error::{Error, Result};
 pub use gc::GcReport;
 pub use key::VaultKey;
 pub use opened::{Opened, StreamInfo};
-pub use save::{Save, Saved};
+pub use save::{Growing, Save, Saved};
 
 use disk::{Disk, allocated, check_domain, check_id, remove, sync_dir};
 use error::IoContext;
@@ -228,6 +233,12 @@ impl Shared {
 
     fn packs_usage(&self, tag: Option<[u8; 8]>) -> Result<Usage> {
         let mut usage = Usage::default();
+        let unnamed: Vec<_> = lock(&self.state).unnamed().cloned().collect();
+        for (_, file) in unnamed.iter().filter(|(of, _)| tag.is_none_or(|tag| tag == *of)) {
+            let data = file.metadata().doing("look at", self.disk.dir())?;
+            usage.bytes += data.blocks() * 512;
+            usage.packs += 1;
+        }
         for dir in [self.disk.packs_dir(), self.disk.tmp_dir()] {
             for name in disk::names(&dir)? {
                 if parse_file_name(&name).is_some_and(|(of, _)| tag.is_none_or(|tag| tag == of)) {

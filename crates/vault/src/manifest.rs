@@ -3,7 +3,7 @@
 //! ```text
 //!   "ATOLLVM1"  sealed: 1 byte  [salt: 32 bytes]  body, encrypted when sealed  BLAKE3 of all before: 32 bytes
 //!
-//!   body:    id, domain, durable, meta, packs: (id, sealed)*, streams: (name, length, refs)*
+//!   body:    id, domain, durable, meta, packs: (id, kind)*, streams: (name, length, refs)*
 //!   ref:     0, length                            zeros, stored nowhere
 //!            1 + number of the pack, offset, length, hash           a chunk; about 42 bytes
 //! ```
@@ -16,7 +16,7 @@ use std::path::Path;
 use crate::cut;
 use crate::error::{Error, IoContext, Result};
 use crate::key::{ChunkHash, Domain, Secrets, TAG_LEN, random};
-use crate::pack::{PackId, Place, stored_len};
+use crate::pack::{Kind, PackId, Place, stored_len};
 use crate::wire::{Cursor, put_bytes, put_number};
 
 const MAGIC: &[u8; 8] = b"ATOLLVM1";
@@ -70,8 +70,8 @@ pub(crate) struct Manifest {
     /// Every pack that it refers to was on the disk before it was.
     pub(crate) durable: bool,
     pub(crate) meta: Vec<u8>,
-    /// The packs it refers to, and whether their chunks are sealed.
-    pub(crate) packs: HashMap<PackId, bool>,
+    /// The packs it refers to.
+    pub(crate) packs: HashMap<PackId, Kind>,
     pub(crate) streams: Vec<Stream>,
 }
 
@@ -85,7 +85,7 @@ impl Manifest {
     }
 
     pub(crate) fn is_sealed(&self, pack: PackId) -> bool {
-        self.packs.get(&pack).copied().unwrap_or_default()
+        self.packs.get(&pack).is_some_and(|kind| kind.is_sealed())
     }
 
     /// The bytes that a chunk takes in its pack.
@@ -120,10 +120,14 @@ impl Manifest {
         put_bytes(out, &self.meta);
         let mut numbers = HashMap::new();
         put_number(out, self.packs.len() as u64);
-        for (number, (pack, sealed)) in (1_u64..).zip(&self.packs) {
+        for (number, (pack, kind)) in (1_u64..).zip(&self.packs) {
             numbers.insert(*pack, number);
             out.extend_from_slice(&pack.0);
-            out.push(u8::from(*sealed));
+            out.push(match kind {
+                Kind::Plain => 0,
+                Kind::Sealed => 1,
+                Kind::Adopted => 2,
+            });
         }
         put_number(out, self.streams.len() as u64);
         for stream in &self.streams {
@@ -194,8 +198,17 @@ fn decode_body(cursor: &mut Cursor<'_>, secrets: &Secrets) -> Option<Manifest> {
     let domain = secrets.domain(cursor.text()?);
     let durable = cursor.byte()? != 0;
     let meta = cursor.bytes()?.to_vec();
-    let packs: Vec<(PackId, bool)> = (0..cursor.count(17)?)
-        .map(|_| Some((PackId(cursor.array()?), cursor.byte()? != 0)))
+    let packs: Vec<(PackId, Kind)> = (0..cursor.count(17)?)
+        .map(|_| {
+            let pack = PackId(cursor.array()?);
+            let kind = match cursor.byte()? {
+                0 => Kind::Plain,
+                1 => Kind::Sealed,
+                2 => Kind::Adopted,
+                _ => return None,
+            };
+            Some((pack, kind))
+        })
         .collect::<Option<_>>()?;
     let mut streams = Vec::new();
     for _ in 0..cursor.count(2)? {
@@ -217,7 +230,7 @@ fn decode_body(cursor: &mut Cursor<'_>, secrets: &Secrets) -> Option<Manifest> {
     })
 }
 
-fn decode_ref(cursor: &mut Cursor<'_>, packs: &[(PackId, bool)]) -> Option<Ref> {
+fn decode_ref(cursor: &mut Cursor<'_>, packs: &[(PackId, Kind)]) -> Option<Ref> {
     let Some(number) = cursor.number()?.checked_sub(1) else {
         return Some(Ref::Zero(cursor.number()?));
     };
@@ -256,7 +269,12 @@ mod tests {
             domain: secrets.domain("prj"),
             durable: true,
             meta: b"meta".to_vec(),
-            packs: [(pack, true), (PackId([99; 16]), false)].into(),
+            packs: [
+                (pack, Kind::Sealed),
+                (PackId([98; 16]), Kind::Adopted),
+                (PackId([99; 16]), Kind::Plain),
+            ]
+            .into(),
             streams: vec![
                 Stream {
                     name: "pages".into(),

@@ -6,9 +6,10 @@
 //!                         one pack: one read, one write, by any of a few threads
 //! ```
 //! What must hold: no byte is handed out before the chunk that it belongs to was verified. As long as it is open, what is saved
-//! can be read to its end, whatever is deleted and collected meanwhile.
+//! can be read to its end, whatever is deleted and collected meanwhile; and so can a pack that was lent, as long as whoever it
+//! was lent to has it open.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
@@ -16,16 +17,23 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
+
 use crate::Shared;
+use crate::cut::is_zero;
+use crate::disk::reopen;
 use crate::error::{Error, IoContext, Result};
 use crate::manifest::{ChunkRef, Manifest, Ref, Stream};
-use crate::pack::{Pack, PackId, stored_len};
+use crate::pack::{Kind, Pack, PackId, stored_len};
 use crate::pool::threads;
 use crate::state::lock;
 
 /// What is read at once, and the least that is worth more than one thread.
 const RUN: u64 = 1 << 20;
 const SMALL: u64 = 4 << 20;
+/// One part in so many is little.
+const LITTLE: u64 = 8;
 /// Packs kept open; a save that shares from hundreds must not use up the descriptors.
 const OPEN_PACKS: usize = 64;
 
@@ -108,23 +116,77 @@ impl Opened {
         let (target, len) = (Path::new(name), stream.len());
         file.set_len(0).doing("write stream", target)?;
         file.set_len(len).doing("write stream", target)?;
+        self.each_run(stream, &|data, at| {
+            file.write_all_at(data, at).doing("write stream", target)
+        })?;
+        Ok(len)
+    }
+
+    /// The pack that a stream lies in, to be read only, if it lies there as it was written: from its beginning, with zeros where
+    /// it has zeros, and little of it elsewhere, which is then put where it was. Everything was verified then. What follows
+    /// behind the end of the stream is of the same save, or of the one that it is a copy of.
+    pub fn lend(&self, name: &str) -> Result<Option<File>> {
+        let stream = self.stream(name)?;
+        // In one that this save only shares from lies what is another's.
+        let own = |(id, kind): (&PackId, &Kind)| (*kind == Kind::Adopted).then_some(*id);
+        let Some(pack) = self.manifest.packs.iter().find_map(own) else {
+            return Ok(None);
+        };
+        let Layout {
+            len,
+            zeros,
+            elsewhere,
+            missing,
+        } = Layout::of(stream, pack);
+        if missing > len / LITTLE {
+            return Ok(None);
+        }
+        let path = self.shared.disk.pack(self.manifest.domain.tag, pack);
+        let file = File::open(&path).doing("open", &path)?;
+        if file.metadata().doing("look at", &path)?.len() < len {
+            return Ok(None);
+        }
+        for (from, to) in zeros {
+            if !is_zero_between(&file, from, to).doing("read", &path)? {
+                return Ok(None);
+            }
+        }
+        // Nobody refers to what is put there, so a collection that has begun would take it away again. One that begins later
+        // sees that the file is open.
+        let _no_collection = match (elsewhere.is_empty(), self.shared.collecting.try_lock()) {
+            (true, _) => None,
+            (false, Ok(guard)) => Some(guard),
+            (false, Err(_)) => return Ok(None),
+        };
+        let filling = match elsewhere.is_empty() {
+            true => None,
+            false => Some(reopen(&file, true)?),
+        };
+        self.each_run(stream, &|data, at| match &filling {
+            Some(file) if elsewhere.contains(&at) => file.write_all_at(data, at).doing("write", &path),
+            _ => Ok(()),
+        })?;
+        std::io::Seek::rewind(&mut &file).doing("read", &path)?;
+        Ok(Some(file))
+    }
+
+    /// Hands over what is not zero, verified, in any order and from several threads.
+    fn each_run(&self, stream: &Stream, each: &(dyn Fn(&[u8], u64) -> Result<()> + Sync)) -> Result<()> {
         let runs = self.runs(stream);
         let next = AtomicUsize::new(0);
         let work = || -> Result<()> {
             let mut buf = Vec::new();
             while let Some(run) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let copied = self
-                    .read_run(run, &mut buf)
-                    .and_then(|n| file.write_all_at(&buf[..n], run.at).doing("write stream", target));
-                if copied.is_err() {
+                let done = self.read_run(run, &mut buf).and_then(|n| each(&buf[..n], run.at));
+                if done.is_err() {
                     next.store(runs.len(), Ordering::Relaxed);
-                    return copied;
+                    return done;
                 }
             }
             Ok(())
         };
-        if len < SMALL {
-            return work().map(|()| len);
+        if stream.len() < SMALL {
+            return work();
         }
         std::thread::scope(|scope| {
             let helpers: Vec<_> = (1..threads()).map(|_| scope.spawn(work)).collect();
@@ -133,8 +195,7 @@ impl Opened {
                 .into_iter()
                 .map(|one| one.join().unwrap_or(Err(Error::Stopped)));
             theirs.fold(mine, |sum, one| sum.and(one))
-        })?;
-        Ok(len)
+        })
     }
 
     /// Writes a stream, zeros and all, to whatever takes bytes.
@@ -248,6 +309,66 @@ impl Opened {
         packs.insert(id, Arc::clone(&pack));
         Ok(pack)
     }
+}
+
+/// How a stream lies in the pack that it was written into.
+struct Layout {
+    len: u64,
+    zeros: Vec<(u64, u64)>,
+    /// Where in the stream something begins that lies elsewhere.
+    elsewhere: HashSet<u64>,
+    /// How much that is.
+    missing: u64,
+}
+
+impl Layout {
+    fn of(stream: &Stream, pack: PackId) -> Self {
+        let mut layout = Self {
+            len: 0,
+            zeros: Vec::new(),
+            elsewhere: HashSet::new(),
+            missing: 0,
+        };
+        for one in &stream.refs {
+            let at = layout.len;
+            layout.len = at.saturating_add(one.len());
+            match one {
+                Ref::Zero(_) => layout.zeros.push((at, layout.len)),
+                Ref::Chunk(chunk) if (chunk.place.pack, chunk.place.offset) != (pack, at) => {
+                    layout.elsewhere.insert(at);
+                    layout.missing += one.len();
+                }
+                Ref::Chunk(_) => {}
+            }
+        }
+        layout
+    }
+}
+
+/// Whether there is nothing but zeros, or nothing at all.
+fn is_zero_between(file: &File, from: u64, to: u64) -> std::io::Result<bool> {
+    let (mut at, mut buf) = (from, vec![0; 1 << 16]);
+    while at < to {
+        let start = match seek(file, SeekFrom::Data(at)) {
+            Ok(start) => start.max(at),
+            Err(Errno::NXIO) => return Ok(true),
+            Err(error) => return Err(error.into()),
+        };
+        if start >= to {
+            return Ok(true);
+        }
+        let end = seek(file, SeekFrom::Hole(start))?.clamp(start + 1, to);
+        at = start;
+        while at < end {
+            let len = usize::try_from(end - at).unwrap_or(usize::MAX).min(buf.len());
+            file.read_exact_at(&mut buf[..len], at)?;
+            if !is_zero(&buf[..len]) {
+                return Ok(false);
+            }
+            at += len as u64;
+        }
+    }
+    Ok(true)
 }
 
 impl Drop for Opened {

@@ -1,5 +1,10 @@
 //! Packs: files that hold the new chunks of one save, one after another, plain or sealed. A pack is written once and then
-//! only loses chunks, by holes punched into it.
+//! only loses chunks, by holes punched into it. What was in a hole may be put there again for whoever the pack is lent to
+//! ([`crate::Opened::lend`]); nothing refers to that.
+//!
+//! A pack is written by us alone, or it is a file that another program wrote a stream into and that was then taken over as it
+//! was ([`crate::Growing`]). In such a pack chunks lie where they lay in that stream, and that they are what their hashes say
+//! is known only of those that were read since.
 
 use std::fmt;
 use std::fs::File;
@@ -22,6 +27,21 @@ impl fmt::Display for PackId {
 impl fmt::Debug for PackId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "PackId({self})")
+    }
+}
+
+/// How the chunks of a pack got there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Plain,
+    Sealed,
+    /// Plain, and written by another program while we hashed them.
+    Adopted,
+}
+
+impl Kind {
+    pub(crate) fn is_sealed(self) -> bool {
+        self == Self::Sealed
     }
 }
 

@@ -1,13 +1,16 @@
 //! Saving: streams come in, are cut, hashed and compared with what is there, and what is new is written to a pack.
 //!
 //! ```text
-//!   begin ──> stream(name)* / file(name, reader)* ──> finish ──> visible
+//!   begin ──> grow(name)? ──> stream(name)* / file(name, reader)* ──> finish ──> visible
 //!                  │                                    │
 //!                  └──────── dropped, failed ───────────┴──> nothing left
 //! ```
-//! `finish` renames the pack into place, lets pack and manifest reach the disk side by side when it is to be durable, and then
+//! The new chunks of one stream may lie where another program wrote them: see [`growing`]. Those of all others are appended.
+//!
+//! `finish` gives the pack its name, lets pack and manifest reach the disk side by side when it is to be durable, and then
 //! renames the manifest: a crash in between leaves at most a pack that no manifest knows, which the next collection removes.
 
+mod growing;
 mod intake;
 
 use std::collections::HashMap;
@@ -16,24 +19,27 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+pub use growing::Growing;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 
 use crate::Shared;
-use crate::disk::{check_stream, create, remove, sync_dir};
+use crate::disk::{check_stream, create, give_name, remove, sync_dir};
 use crate::error::{Error, IoContext, Result};
 use crate::key::{ChunkHash, Domain, Seal, random};
-use crate::manifest::{Manifest, Ref, Stream};
-use crate::pack::{PackId, Place, file_name, stored_len};
+use crate::manifest::{ChunkRef, Manifest, Ref, Stream};
+use crate::pack::{Kind, Pack, PackId, Place, file_name, stored_len};
 use crate::state::{ByHash, lock};
 
 const MAX_STREAMS: usize = 64;
 pub(crate) const MAX_META: usize = 16 << 20;
 const PIPE_BYTES: usize = 1 << 20;
+/// How long the end of a stream may take when its writer is said to be done.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A save under way. Dropping it gives it up; writers of its streams then get `EPIPE`.
 pub struct Save {
@@ -79,6 +85,8 @@ struct Inner {
     pack: PackId,
     seal: Option<Seal>,
     new: Mutex<New>,
+    /// Told when nothing grows any more in what may become the pack.
+    settled: Condvar,
     /// The first thing that went wrong.
     failed: Mutex<Option<Error>>,
     /// Becomes readable when the save is given up.
@@ -91,8 +99,23 @@ struct Inner {
 #[derive(Default)]
 struct New {
     chunks: ByHash<Place>,
+    /// Where the next chunk is appended.
     end: u64,
+    /// What its chunks take.
+    stored: u64,
     file: Option<Arc<File>>,
+    /// The file was written by another program, and has no name yet.
+    adopted: bool,
+    /// The stream that another program is still writing into what may become the pack: nothing can be appended yet.
+    growing: Option<String>,
+}
+
+/// A chunk that was hashed.
+struct Hashed {
+    hash: ChunkHash,
+    len: u32,
+    /// Where in the pack it is already, if it is new.
+    lies: Option<u64>,
 }
 
 type Placed = (Vec<(Place, bool)>, Option<Arc<File>>);
@@ -120,6 +143,7 @@ impl Save {
                 pack,
                 seal,
                 new: Mutex::default(),
+                settled: Condvar::default(),
                 failed: Mutex::default(),
                 stop,
                 finishing: OnceLock::new(),
@@ -155,14 +179,15 @@ impl Save {
         Ok(write)
     }
 
-    /// Saves a whole file, from its beginning, on a thread of its own.
+    /// Saves a whole file, from its beginning, on a thread of its own, which waits until nothing grows any more.
     pub fn part(&self, name: &str, mut whole: File) -> Result<()> {
-        let mut streams = self.new_stream(name)?;
+        let mut streams = self.free_slot(name)?;
         let path = self.inner.pack_tmp();
         std::io::Seek::rewind(&mut whole).doing("read a part for", &path)?;
         let (inner, stream) = (Arc::clone(&self.inner), name.to_owned());
         let thread = std::thread::Builder::new().name("vault-part".into());
         let thread = thread.spawn(move || {
+            inner.wait_until_settled();
             let result = intake::from_reader(&inner, &stream, &mut whole);
             result.map_err(|error| inner.fail(error))
         });
@@ -196,7 +221,19 @@ impl Save {
         }
     }
 
-    fn new_stream(&self, name: &str) -> Result<std::sync::MutexGuard<'_, Vec<Slot>>> {
+    /// For what begins at once.
+    fn new_stream(&self, name: &str) -> Result<MutexGuard<'_, Vec<Slot>>> {
+        let streams = self.free_slot(name)?;
+        match &lock(&self.inner.new).growing {
+            Some(growing) => Err(Error::Growing {
+                name: name.to_owned(),
+                growing: growing.clone(),
+            }),
+            None => Ok(streams),
+        }
+    }
+
+    fn free_slot(&self, name: &str) -> Result<MutexGuard<'_, Vec<Slot>>> {
         check_stream(name)?;
         let streams = lock(&self.streams);
         if streams.len() >= MAX_STREAMS {
@@ -229,25 +266,32 @@ impl Save {
         if let Some(error) = lock(&self.inner.failed).take() {
             return Err(error);
         }
-        // What is shared has our way of sealing: nothing else is offered.
+        let (own, adopted) = (self.inner.pack, lock(&self.inner.new).adopted);
         let sealed = self.inner.seal.is_some();
-        self.commit(streams, meta, |_| sealed, durable)
+        let kind = |pack| match (sealed, adopted && pack == own) {
+            // What is shared has our way of sealing: nothing else is offered.
+            (true, _) => Kind::Sealed,
+            (false, true) => Kind::Adopted,
+            // What we share from a pack that was adopted was read before.
+            (false, false) => Kind::Plain,
+        };
+        self.commit(streams, meta, kind, durable)
     }
 
     /// Makes it a save of the very chunks that another save is of.
     pub(crate) fn finish_as(self, source: &Manifest) -> Result<Saved> {
-        let sealed = |pack| source.is_sealed(pack);
-        self.commit(source.streams.clone(), source.meta.clone(), sealed, true)
+        let kind = |pack| source.packs.get(&pack).copied().unwrap_or(Kind::Plain);
+        self.commit(source.streams.clone(), source.meta.clone(), kind, true)
     }
 
     fn commit(
         mut self,
         streams: Vec<Stream>,
         meta: Vec<u8>,
-        sealed: impl Fn(PackId) -> bool,
+        kind: impl Fn(PackId) -> Kind,
         durable: bool,
     ) -> Result<Saved> {
-        let (manifest, stored_bytes) = self.inner.commit(streams, meta, sealed, durable)?;
+        let (manifest, stored_bytes) = self.inner.commit(streams, meta, kind, durable)?;
         self.finished = true;
         Ok(Saved {
             total_bytes: manifest
@@ -329,6 +373,19 @@ impl Inner {
         lock(&self.failed).get_or_insert(error);
     }
 
+    /// Nothing grows any more.
+    fn settle(&self) {
+        lock(&self.new).growing = None;
+        self.settled.notify_all();
+    }
+
+    fn wait_until_settled(&self) {
+        let mut new = lock(&self.new);
+        while new.growing.is_some() {
+            new = self.settled.wait(new).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
     fn pack_tmp(&self) -> PathBuf {
         self.shared.disk.tmp(&file_name(self.domain.tag, self.pack))
     }
@@ -338,24 +395,29 @@ impl Inner {
     }
 
     /// Says for each chunk where it lies or is to be written, and whether it is to be written, and gives the pack to write
-    /// to. What is new gets places one after another.
-    fn place(&self, chunks: &[(ChunkHash, u32)]) -> Result<Placed> {
+    /// to. What is new stays where it lies or, if it lies nowhere yet, gets places one after another.
+    fn place(&self, chunks: &[Hashed], scratch: &mut Vec<u8>) -> Result<Placed> {
+        self.make_sure(chunks, scratch);
         let mut new = lock(&self.new);
         let mut state = lock(&self.shared.state);
         let mut places = Vec::with_capacity(chunks.len());
-        for (hash, len) in chunks {
+        for Hashed { hash, len, lies } in chunks {
             let known = new.chunks.get(hash).copied();
             let known = known.or_else(|| state.share(self.number, &self.domain, hash, *len));
             places.push(known.map_or_else(
                 || {
                     let place = Place {
                         pack: self.pack,
-                        offset: new.end,
+                        offset: lies.unwrap_or(new.end),
                         len: *len,
                     };
-                    new.end += stored_len(*len, self.seal.is_some());
+                    let stored = stored_len(*len, self.seal.is_some());
+                    if lies.is_none() {
+                        new.end += stored;
+                    }
+                    new.stored += stored;
                     new.chunks.insert(*hash, place);
-                    (place, true)
+                    (place, lies.is_none())
                 },
                 |place| (place, false),
             ));
@@ -367,11 +429,48 @@ impl Inner {
         Ok((places, new.file.clone()))
     }
 
+    /// Reads those of the chunks that are there already but that nobody has looked at since another program wrote them. What
+    /// is not what its hash says is not offered any more.
+    fn make_sure(&self, chunks: &[Hashed], scratch: &mut Vec<u8>) {
+        let unsure: Vec<ChunkRef> = {
+            let mut state = lock(&self.shared.state);
+            let place = |one: &Hashed| {
+                let place = state.unsure(self.number, &self.domain, &one.hash, one.len)?;
+                Some(ChunkRef {
+                    hash: one.hash,
+                    place,
+                })
+            };
+            chunks.iter().filter_map(place).collect()
+        };
+        let mut last: Option<(PackId, Result<Pack>)> = None;
+        for chunk in unsure {
+            let id = chunk.place.pack;
+            let (_, pack) = match last.take() {
+                Some(one) if one.0 == id => last.insert(one),
+                _ => {
+                    let path = self.shared.disk.pack(self.domain.tag, id);
+                    last.insert((id, Pack::open(&path, id, false, &self.shared.secrets)))
+                }
+            };
+            let good = pack
+                .as_ref()
+                .is_ok_and(|pack| pack.read(&self.domain, &[&chunk], scratch).is_ok());
+            let mut state = lock(&self.shared.state);
+            if good {
+                state.assure(&self.domain, &chunk);
+            } else {
+                tracing::warn!(pack = %id, offset = chunk.place.offset, "a saved chunk is not what was saved");
+                state.disown(&self.domain, &chunk);
+            }
+        }
+    }
+
     fn commit(
         &self,
         streams: Vec<Stream>,
         meta: Vec<u8>,
-        sealed: impl Fn(PackId) -> bool,
+        kind: impl Fn(PackId) -> Kind,
         durable: bool,
     ) -> Result<(Arc<Manifest>, u64)> {
         let disk = &self.shared.disk;
@@ -385,19 +484,24 @@ impl Inner {
         };
         manifest.packs = manifest
             .chunks()
-            .map(|chunk| (chunk.place.pack, sealed(chunk.place.pack)))
+            .map(|chunk| (chunk.place.pack, kind(chunk.place.pack)))
             .collect();
         let data = manifest.encode(&self.shared.secrets)?;
         let path = self.manifest_tmp();
         let file = create(&path)?;
         (&file).write_all(&data).doing("write", &path)?;
-        let (pack, end) = {
+        let (pack, adopted, stored) = {
             let new = lock(&self.new);
-            (new.file.clone(), new.end)
+            (new.file.clone(), new.adopted, new.stored)
         };
-        if pack.is_some() {
-            let from = self.pack_tmp();
-            fs::rename(&from, disk.pack(self.domain.tag, self.pack)).doing("rename", &from)?;
+        if let Some(pack) = pack {
+            let (from, to) = (self.pack_tmp(), disk.pack(self.domain.tag, self.pack));
+            if adopted {
+                lock(&self.shared.state).note_unnamed(self.number, None);
+                give_name(&pack, &to)?;
+            } else {
+                fs::rename(&from, to).doing("rename", &from)?;
+            }
         }
         if durable {
             std::thread::scope(|scope| {
@@ -413,7 +517,7 @@ impl Inner {
         }
         let manifest = Arc::new(manifest);
         lock(&self.shared.state).commit(self.number, &manifest);
-        Ok((manifest, end + data.len() as u64))
+        Ok((manifest, stored + data.len() as u64))
     }
 
     /// Our own pack, and those we share from that nobody has waited for yet.

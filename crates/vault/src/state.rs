@@ -2,15 +2,18 @@
 //!
 //! What must hold: whatever the index offers is on the disk and stays there at least until it is taken out of the index.
 //! A save that uses an offered chunk notes it in the same critical section; a collection takes chunks out in one critical
-//! section in which it also sees all notes, and punches afterwards.
+//! section in which it also sees all notes, and punches afterwards. Whatever is offered is also known to be what its hash says:
+//! what another program wrote is read once more before it is shared, so nobody can make one save lose what is in it by
+//! changing what another is of.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fs::File;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::key::{ChunkHash, Domain};
 use crate::manifest::{ChunkRef, Manifest};
-use crate::pack::{PackId, Place};
+use crate::pack::{Kind, PackId, Place};
 
 pub(crate) type ByHash<V> = HashMap<ChunkHash, V, BuildHasherDefault<Taken>>;
 
@@ -35,7 +38,7 @@ impl Hasher for Taken {
 #[derive(Debug, Default)]
 pub(crate) struct State {
     /// Chunks to share, by domain.
-    index: HashMap<Arc<str>, ByHash<Place>>,
+    index: HashMap<Arc<str>, ByHash<Known>>,
     /// Packs whose bytes are known to have reached the disk: those that a durable manifest refers to.
     synced: HashSet<PackId>,
     running: HashMap<u64, Running>,
@@ -48,6 +51,14 @@ pub(crate) struct State {
     last_number: u64,
 }
 
+/// A chunk that is there.
+#[derive(Debug, Clone, Copy)]
+struct Known {
+    place: Place,
+    /// It was written by us, or read since.
+    sure: bool,
+}
+
 /// A save that is not finished.
 #[derive(Debug)]
 pub(crate) struct Running {
@@ -55,6 +66,8 @@ pub(crate) struct Running {
     pub(crate) pack: PackId,
     /// Chunks of others that it refers to.
     pub(crate) pins: HashSet<Place>,
+    /// Whose it is, and the file without a name into which one of its streams is being written.
+    pub(crate) unnamed: Option<([u8; 8], Arc<File>)>,
 }
 
 impl State {
@@ -67,24 +80,58 @@ impl State {
     pub(crate) fn index(&mut self, manifest: &Manifest, usable: impl Fn(&ChunkRef) -> bool) {
         let index = self.index.entry(Arc::clone(&manifest.domain.name)).or_default();
         for chunk in manifest.chunks().filter(|chunk| usable(chunk)) {
-            index.entry(chunk.hash).or_insert(chunk.place);
+            let new = Known {
+                place: chunk.place,
+                sure: manifest.packs.get(&chunk.place.pack) != Some(&Kind::Adopted),
+            };
+            let known = index.entry(chunk.hash).or_insert(new);
+            if new.sure && !known.sure {
+                *known = new;
+            }
         }
     }
 
     /// A chunk that is there already; from now on it stays for the save that asked.
     pub(crate) fn share(&mut self, save: u64, domain: &Domain, hash: &ChunkHash, len: u32) -> Option<Place> {
-        let place = *self.index.get(&domain.name)?.get(hash)?;
-        if place.len != len {
+        let known = *self.index.get(&domain.name)?.get(hash)?;
+        self.pin(save, known, len)
+            .filter(|known| known.sure)
+            .map(|known| known.place)
+    }
+
+    /// Where a chunk is of which it has to be found out whether it is what was hashed; from now on it stays, too.
+    pub(crate) fn unsure(&mut self, save: u64, domain: &Domain, hash: &ChunkHash, len: u32) -> Option<Place> {
+        let known = *self.index.get(&domain.name)?.get(hash)?;
+        let unsure = Some(known).filter(|known| !known.sure)?;
+        self.pin(save, unsure, len).map(|known| known.place)
+    }
+
+    fn pin(&mut self, save: u64, known: Known, len: u32) -> Option<Known> {
+        if known.place.len != len {
             return None;
         }
-        self.running.get_mut(&save)?.pins.insert(place);
-        Some(place)
+        self.running.get_mut(&save)?.pins.insert(known.place);
+        Some(known)
+    }
+
+    /// A chunk was read and is what its hash says.
+    pub(crate) fn assure(&mut self, domain: &Domain, chunk: &ChunkRef) {
+        if let Some(known) = self
+            .index
+            .get_mut(&domain.name)
+            .and_then(|index| index.get_mut(&chunk.hash))
+            && known.place == chunk.place
+        {
+            known.sure = true;
+        }
     }
 
     /// A chunk turned out to be broken: nobody else shall rely on it.
     pub(crate) fn disown(&mut self, domain: &Domain, chunk: &ChunkRef) {
         if let Some(index) = self.index.get_mut(&domain.name)
-            && index.get(&chunk.hash) == Some(&chunk.place)
+            && index
+                .get(&chunk.hash)
+                .is_some_and(|known| known.place == chunk.place)
         {
             index.remove(&chunk.hash);
         }
@@ -106,9 +153,27 @@ impl State {
 
     pub(crate) fn start(&mut self, id: &str, pack: PackId) -> u64 {
         let number = self.number();
-        let (id, pins) = (id.to_owned(), HashSet::new());
-        self.running.insert(number, Running { id, pack, pins });
+        let running = Running {
+            id: id.to_owned(),
+            pack,
+            pins: HashSet::new(),
+            unnamed: None,
+        };
+        self.running.insert(number, running);
         number
+    }
+
+    /// What a save takes that no directory shows.
+    pub(crate) fn note_unnamed(&mut self, save: u64, unnamed: Option<([u8; 8], Arc<File>)>) {
+        if let Some(running) = self.running.get_mut(&save) {
+            running.unnamed = unnamed;
+        }
+    }
+
+    pub(crate) fn unnamed(&self) -> impl Iterator<Item = &([u8; 8], Arc<File>)> {
+        self.running
+            .values()
+            .filter_map(|running| running.unnamed.as_ref())
     }
 
     pub(crate) fn is_running(&self, id: &str) -> bool {
@@ -185,7 +250,7 @@ impl State {
     /// Stops offering chunks of which `live` does not say that they stay, and forgets packs that go.
     pub(crate) fn withdraw(&mut self, live: impl Fn(&Place) -> bool, gone: impl Fn(&PackId) -> bool) {
         for index in self.index.values_mut() {
-            index.retain(|_, place| live(place));
+            index.retain(|_, known| live(&known.place));
         }
         self.index.retain(|_, index| !index.is_empty());
         self.synced.retain(|pack| !gone(pack));

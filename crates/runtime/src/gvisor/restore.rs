@@ -29,7 +29,7 @@ use tokio::io::AsyncReadExt;
 use super::control::Control;
 use super::launch::{self, Starting};
 use super::network::Wire;
-use super::save::{DISK, LAYER, MEMORY, blocking};
+use super::save::{DISK, LAYER, MEMORY, PAGES, blocking};
 use super::{Gvisor, bundle};
 use crate::channel::{Guest, Incoming};
 use crate::{InstanceSpec, Restore, SaveSource};
@@ -93,7 +93,11 @@ fn require(source: &Arc<dyn SaveSource>, names: &[&str]) -> Result<(), String> {
 async fn parts(source: &Arc<dyn SaveSource>, names: &[&str]) -> Result<Vec<File>, String> {
     let mut files = Vec::with_capacity(names.len());
     for name in names {
-        let file = source.file(name).await;
+        // Where in its pages something is, the sentry knows from their metadata.
+        let file = match *name {
+            PAGES => source.at_least(name).await,
+            _ => source.file(name).await,
+        };
         files.push(file.map_err(|error| format!("reading the saved {name}: {error}"))?);
     }
     Ok(files)

@@ -37,7 +37,7 @@ use crate::instance_dir::Record;
 use crate::{Error, SaveSink};
 
 /// The memory itself.
-const PAGES: &str = "pages";
+pub(super) const PAGES: &str = "pages";
 /// The parts of a memory save, in the order in which the sentry wants their files.
 pub(super) const MEMORY: [&str; 3] = ["checkpoint", "pages_meta", PAGES];
 /// The parts of a filesystem save of a layer on disk, in that order, and how `runsc` wants them to be called.
@@ -220,11 +220,22 @@ impl Gvisor {
         let (dir, id) = (self.dirs.dir(&record.id), record.id.clone());
         // An archive is written from its beginning to its end, so whoever keeps it can read along.
         let in_order = names == [LAYER];
-        let files: Vec<File> = names
+        let mut growing = None;
+        let mut files: Vec<File> = names
             .iter()
-            .map(|name| match in_order {
-                true => sink.stream(name).map(File::from),
-                false => sink.scratch(),
+            .map(|name| {
+                if in_order {
+                    return sink.stream(name).map(File::from);
+                }
+                // The sentry writes pages one after the other and never again (seen on the pinned build), and they are most
+                // of it.
+                if *name == PAGES
+                    && let Some((file, taken)) = sink.growing(name)?
+                {
+                    growing = Some(taken);
+                    return Ok(file);
+                }
+                sink.scratch()
             })
             .collect::<Result<_, _>>()
             .map_err(|error| format!("making room for it: {error}"))?;
@@ -243,29 +254,22 @@ impl Gvisor {
         self.residents.note_charged(&id, usage.memory_bytes);
         let written = blocking(move || {
             group.resize(&roomy).map_err(|error| error.to_string())?;
-            // The sentry writes pages one after the other and never again (seen on the pinned build), and they are most of
-            // it.
-            let following = match (names.as_slice() == MEMORY, files.last()) {
-                (true, Some(pages)) => sink.growing(PAGES, pages),
-                _ => Ok(None),
-            };
-            let following = following.map_err(|error| format!("keeping its {PAGES}: {error}"))?;
             write(&dir, &id, &files)?;
             if in_order {
                 return Ok(());
             }
-            let followed = following.is_some();
-            let follow = || following.map_or(Ok(()), crate::saving::Follower::finish);
-            // The largest comes last in the list, and takes the sink the longest.
-            for (name, mut file) in names.into_iter().zip(files).rev() {
-                if followed && name == PAGES {
-                    continue;
-                }
-                file.rewind()
-                    .and_then(|()| sink.part(name, file))
-                    .map_err(|error| format!("keeping its {name}: {error}"))?;
+            let keeping = |name, kept: std::io::Result<()>| {
+                kept.map_err(|error| format!("keeping its {name}: {error}"))
+            };
+            // Those that grow come last in the list, and are the largest.
+            if let Some(growing) = &growing {
+                files.pop();
+                growing.whole();
             }
-            follow().map_err(|error| format!("keeping its {PAGES}: {error}"))
+            for (name, mut file) in names.into_iter().zip(files) {
+                keeping(name, file.rewind().and_then(|()| sink.part(name, file)))?;
+            }
+            growing.map_or(Ok(()), |growing| keeping(PAGES, growing.finish()))
         });
         written.await
     }

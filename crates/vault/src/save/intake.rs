@@ -1,4 +1,5 @@
-//! One stream on its way in: read, cut, handed to the pool in pieces, and put together again in order.
+//! One stream on its way in: read, cut, handed to the pool in pieces, and put together again in order. What is new is written
+//! to the pack, unless the stream is being read from what is to become the pack: then it stays where it lies.
 //!
 //! What must hold: at most [`BUFFERS`] buffers per stream, each either being filled here or with the pool; when a function of
 //! this module returns, the pool works for the stream no more.
@@ -7,13 +8,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::os::unix::fs::FileExt;
 
-use super::Inner;
+use super::{Hashed, Inner, PATIENCE};
 use crate::cut::{self, Cut, Cutter};
 use crate::error::{Error, IoContext, Result};
 use crate::key::chunk_aad;
@@ -22,11 +22,9 @@ use crate::manifest::{ChunkRef, Ref, push_ref};
 /// What is cut and handed on at a time, and room for the chunk that is not complete.
 const SEGMENT: usize = (1 << 20) + cut::MAX;
 const BUFFERS: usize = 4;
-/// How long the end of a stream may take when its writer is said to be done.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(super) fn from_pipe(inner: &Arc<Inner>, name: &str, pipe: &OwnedFd) -> Result<Vec<Ref>> {
-    Intake::new(inner).take(&mut |buf| {
+    Intake::new(inner, false).take(&mut |buf| {
         loop {
             match rustix::io::read(pipe, &mut *buf) {
                 Ok(n) => return Ok(n),
@@ -43,7 +41,7 @@ pub(super) fn from_reader(
     name: &str,
     reader: &mut dyn std::io::Read,
 ) -> Result<Vec<Ref>> {
-    Intake::new(inner).take(&mut |buf| {
+    Intake::new(inner, false).take(&mut |buf| {
         loop {
             match reader.read(buf) {
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
@@ -51,6 +49,15 @@ pub(super) fn from_reader(
             }
         }
     })
+}
+
+/// A stream that `read` gives piece by piece, and nothing at its end. `in_place`: it is read from what is to become the pack.
+pub(super) fn from_pieces(
+    inner: &Arc<Inner>,
+    in_place: bool,
+    read: &mut dyn FnMut(&mut [u8]) -> Result<usize>,
+) -> Result<Vec<Ref>> {
+    Intake::new(inner, in_place).take(read)
 }
 
 /// Until there is something to read, or the save is given up.
@@ -84,6 +91,7 @@ fn wait(inner: &Inner, name: &str, pipe: &OwnedFd) -> Result<()> {
 
 struct Intake<'i> {
     inner: &'i Arc<Inner>,
+    in_place: bool,
     sender: Sender<Done>,
     done: Receiver<Done>,
     free: Vec<Vec<u8>>,
@@ -127,10 +135,11 @@ impl Drop for Reply {
 }
 
 impl<'i> Intake<'i> {
-    fn new(inner: &'i Arc<Inner>) -> Self {
+    fn new(inner: &'i Arc<Inner>, in_place: bool) -> Self {
         let (sender, done) = channel();
         Self {
             inner,
+            in_place,
             sender,
             done,
             free: Vec::new(),
@@ -159,6 +168,8 @@ impl<'i> Intake<'i> {
     fn read_all(&mut self, read: &mut dyn FnMut(&mut [u8]) -> Result<usize>) -> Result<()> {
         let (mut cutter, mut cuts) = (Cutter::default(), Vec::new());
         let mut buf = self.buffer()?;
+        // Where in the stream the buffer begins.
+        let mut base = 0;
         let mut filled = 0;
         loop {
             let n = read(&mut buf[filled..])?;
@@ -173,12 +184,15 @@ impl<'i> Intake<'i> {
                 filled -= rest;
                 next[..filled].copy_from_slice(&buf[rest..]);
                 cutter.rebase();
-                self.hand_on(std::mem::replace(&mut buf, next), std::mem::take(&mut cuts));
+                let lies = self.in_place.then_some(base);
+                base += rest as u64;
+                self.hand_on(std::mem::replace(&mut buf, next), std::mem::take(&mut cuts), lies);
             }
         }
         cutter.finish(&buf[..filled], &mut cuts);
         // The end of a stream, and so all of a small one, is not worth a change of threads.
-        let refs = store(self.inner, &buf, &cuts, &mut Vec::new())?;
+        let lies = self.in_place.then_some(base);
+        let refs = store(self.inner, &buf, &cuts, lies, &mut Vec::new())?;
         self.pieces.push(refs);
         self.free.push(buf);
         Ok(())
@@ -205,7 +219,7 @@ impl<'i> Intake<'i> {
         Ok(())
     }
 
-    fn hand_on(&mut self, buf: Vec<u8>, cuts: Vec<Cut>) {
+    fn hand_on(&mut self, buf: Vec<u8>, cuts: Vec<Cut>, lies: Option<u64>) {
         let mut reply = Reply {
             sender: self.sender.clone(),
             piece: self.pieces.len(),
@@ -215,7 +229,7 @@ impl<'i> Intake<'i> {
         self.away += 1;
         let inner = Arc::clone(self.inner);
         self.inner.shared.pool.run(Box::new(move |scratch| {
-            let refs = store(&inner, &buf, &cuts, scratch);
+            let refs = store(&inner, &buf, &cuts, lies, scratch);
             // Before the answer: whoever gets it may drop the vault and expect it to be closed.
             drop(inner);
             reply.send(buf, refs);
@@ -223,24 +237,35 @@ impl<'i> Intake<'i> {
     }
 }
 
-/// Hashes the pieces of a buffer and writes those that are new.
-fn store(inner: &Inner, buf: &[u8], cuts: &[Cut], scratch: &mut Vec<u8>) -> Result<Vec<Ref>> {
+/// Hashes the pieces of a buffer and writes those that are new. `lies`: where in the pack the buffer was read from; then there
+/// is nothing to be written.
+pub(super) fn store(
+    inner: &Inner,
+    buf: &[u8],
+    cuts: &[Cut],
+    lies: Option<u64>,
+    scratch: &mut Vec<u8>,
+) -> Result<Vec<Ref>> {
     let data = || cuts.iter().filter(|cut| !cut.zero);
     let hashes: Vec<_> = data()
         .map(|cut| {
             // At most cut::MAX.
             let len = u32::try_from(cut.end - cut.start).unwrap_or(u32::MAX);
-            (inner.domain.hash(&buf[cut.start..cut.end]), len)
+            Hashed {
+                hash: inner.domain.hash(&buf[cut.start..cut.end]),
+                len,
+                lies: lies.map(|from| from + cut.start as u64),
+            }
         })
         .collect();
-    let (places, file) = inner.place(&hashes)?;
+    let (places, file) = inner.place(&hashes, scratch)?;
     if let Some(file) = file {
         let path = inner.pack_tmp();
         let write = |bytes: &[u8], at: u64| file.write_all_at(bytes, at).doing("write", &path);
         let mut new = data()
             .zip(&hashes)
             .zip(&places)
-            .filter_map(|((cut, (hash, _)), (place, new))| new.then_some((cut, hash, place.offset)));
+            .filter_map(|((cut, one), (place, new))| new.then_some((cut, &one.hash, place.offset)));
         if let Some(seal) = &inner.seal {
             scratch.clear();
             let mut at = None;
@@ -269,7 +294,7 @@ fn store(inner: &Inner, buf: &[u8], cuts: &[Cut], scratch: &mut Vec<u8>) -> Resu
     for cut in cuts {
         if cut.zero {
             push_ref(&mut refs, Ref::Zero((cut.end - cut.start) as u64));
-        } else if let Some(((hash, _), (place, _))) = placed.next() {
+        } else if let Some((Hashed { hash, .. }, (place, _))) = placed.next() {
             let (hash, place) = (*hash, *place);
             refs.push(Ref::Chunk(ChunkRef { hash, place }));
         }

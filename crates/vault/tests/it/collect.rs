@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use atoll_vault::{Error, Vault};
 
-use crate::support::{Context, KIB, MIB, files, load, noise, save, write_pipe};
+use crate::support::{Context, KIB, MIB, files, load, noise, nowhere, save, write_pipe};
 
 #[test]
 fn what_is_shared_stays_and_the_rest_is_given_back() {
@@ -148,8 +148,14 @@ fn saves_deletes_and_collections_at_once() {
                     for round in 0..ROUNDS {
                         let (id, data) = (format!("t{thread}-r{round}"), content(thread, round));
                         let save = vault.begin(&id, "prj").unwrap();
-                        let pipe = save.stream("data").unwrap();
-                        write_pipe(pipe, &data).unwrap();
+                        if round % 4 < 2 {
+                            let pipe = save.stream("data").unwrap();
+                            write_pipe(pipe, &data).unwrap();
+                        } else {
+                            let (file, growing) = save.grow("data", nowhere).unwrap();
+                            write_pipe(file.into(), &data).unwrap();
+                            growing.finish().unwrap();
+                        }
                         // A durable one has its pack in place for a while before its manifest.
                         drop(save.finish(vec![], round % 2 == 0).unwrap());
                         assert!(load(vault, &id).unwrap() == data, "{id}");

@@ -7,13 +7,14 @@ use std::process::{Child, Command, Stdio};
 
 use atoll_vault::{Error, Vault, VaultKey};
 
-use crate::support::{KIB, files, load, noise};
+use crate::support::{KIB, files, load, noise, nowhere};
 
 const ROUNDS: u64 = 60;
 const CHILD: &str = "VAULT_CRASH_CHILD";
 
-fn key() -> Option<VaultKey> {
-    Some(VaultKey::new([3; 32]))
+/// Without a key the file that is written becomes the pack; with one it is copied.
+fn key(sealed: bool) -> Option<VaultKey> {
+    sealed.then(|| VaultKey::new([3; 32]))
 }
 
 /// What is saved under an id: parts that others have too, and some of its own.
@@ -34,8 +35,9 @@ fn content(id: &str) -> Vec<u8> {
 #[test]
 fn child() {
     let Ok(job) = std::env::var(CHILD) else { return };
-    let (dir, round) = job.split_once('|').unwrap();
-    let vault = Vault::open(dir, key()).unwrap();
+    let [dir, sealed, round] = job.split('|').collect::<Vec<_>>().try_into().unwrap();
+    let sealed = sealed == "true";
+    let vault = Vault::open(dir, key(sealed)).unwrap();
     let say = |what: &str, id: &str| {
         let mut out = std::io::stdout().lock();
         writeln!(out, "@{what} {id}").unwrap();
@@ -48,7 +50,16 @@ fn child() {
         let data = content(&id);
         let save = vault.begin(&id, "prj").unwrap();
         say("saving", &id);
-        save.file("data", &mut &data[..]).unwrap();
+        if n % 2 == 0 && !sealed {
+            let (mut file, growing) = save.grow("data", nowhere).unwrap();
+            for piece in data.chunks(200_000) {
+                file.write_all(piece).unwrap();
+            }
+            drop(file);
+            growing.finish().unwrap();
+        } else {
+            save.file("data", &mut &data[..]).unwrap();
+        }
         drop(save.finish(id.clone().into_bytes(), n % 4 == 0).unwrap());
         say("saved", &id);
         kept.push(id);
@@ -78,12 +89,21 @@ enum Told {
 
 #[test]
 fn whatever_was_acknowledged_survives_a_kill_anywhere() {
+    kill_again_and_again(true);
+}
+
+#[test]
+fn so_does_what_was_written_into_the_pack_itself() {
+    kill_again_and_again(false);
+}
+
+fn kill_again_and_again(sealed: bool) {
     let dir = tempfile::tempdir().unwrap();
     let mut told: BTreeMap<String, Told> = BTreeMap::new();
     let mut killed_while: BTreeMap<String, u64> = BTreeMap::new();
     let mut half_made = 0;
     for round in 0..ROUNDS {
-        let mut child = start(dir.path(), round);
+        let mut child = start(dir.path(), sealed, round);
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         // After so many lines, and a moment that differs: the kill lands anywhere between two lines.
         let mut left = 1 + (round * 7) % 12;
@@ -121,7 +141,7 @@ fn whatever_was_acknowledged_survives_a_kill_anywhere() {
         }
         *killed_while.entry(last).or_default() += 1;
         half_made += u64::from(!files(dir.path(), "tmp").is_empty());
-        check(dir.path(), &mut told, round);
+        check(dir.path(), sealed, &mut told, round);
     }
     println!("killed {ROUNDS} times, with half-made files {half_made} times, after: {killed_while:?}");
     // How many is a matter of luck; that none of sixty hits one is not.
@@ -143,17 +163,17 @@ fn spin(micros: u64) -> u64 {
     turns
 }
 
-fn start(dir: &std::path::Path, round: u64) -> Child {
+fn start(dir: &std::path::Path, sealed: bool, round: u64) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["crash::child", "--exact", "--nocapture"])
-        .env(CHILD, format!("{}|{round}", dir.display()))
+        .env(CHILD, format!("{}|{sealed}|{round}", dir.display()))
         .stdout(Stdio::piped())
         .spawn()
         .unwrap()
 }
 
-fn check(dir: &std::path::Path, told: &mut BTreeMap<String, Told>, round: u64) {
-    let vault = Vault::open(dir, key()).unwrap();
+fn check(dir: &std::path::Path, sealed: bool, told: &mut BTreeMap<String, Told>, round: u64) {
+    let vault = Vault::open(dir, key(sealed)).unwrap();
     assert!(files(dir, "tmp").is_empty());
     assert!(vault.damaged().is_empty(), "{:?}", vault.damaged());
     for id in vault.ids().unwrap() {

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use atoll_vault::{Error, Vault};
 
-use crate::support::{KIB, MIB, files, load, noise, save, write_pipe};
+use crate::support::{KIB, MIB, files, load, noise, nowhere, save, write_pipe};
 
 /// A small tmpfs, unmounted when dropped.
 struct Small {
@@ -67,6 +67,15 @@ fn a_full_disk_is_said_and_costs_nothing() {
     let error = big.file("data", &mut &noise(2, 32 * MIB)[..]).unwrap_err();
     assert!(matches!(error, Error::Full { .. }), "{error}");
     assert!(big.finish(vec![], true).is_err());
+    assert_eq!(used(&small.path()), before);
+
+    // Into a file that was to become the pack: there the writer is told.
+    let big = vault.begin("big", "prj").unwrap();
+    let (file, growing) = big.grow("data", nowhere).unwrap();
+    let error = write_pipe(file.into(), &noise(2, 32 * MIB)).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
+    drop(growing);
+    assert!(big.abort().is_none());
     assert_eq!(used(&small.path()), before);
 
     // At every point between nothing fits and all fits, the making of manifest and files included.

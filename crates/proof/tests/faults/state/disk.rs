@@ -134,11 +134,11 @@ async fn full_scratch_space_refuses_and_corrupts_nothing(server: &mut Server) {
     let other = server.sandbox().await;
     let (sandbox, mut counter) = large(server).await;
     server.kill_9();
-    let small = Small::over(&server.data().join("scratch"), 1 << 20);
+    let small = Small::over(&server.data().join("scratch"), 64 << 10);
     server.start_again().await;
     let (sandbox, other) = (server.again(&sandbox), server.again(&other));
     if server.tier == Tier::Gvisor {
-        // Its memory is written there on its way into the vault.
+        // The state of its kernel is written there on its way into the vault. Memory goes straight there.
         let wishes = [
             ("pause", json!({})),
             ("snapshots", json!({"name": "one", "kind": "memory"})),
