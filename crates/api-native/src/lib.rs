@@ -84,8 +84,8 @@ impl Default for Options {
 }
 
 /// The whole API as a service, port proxy included. The proxy decides by the `Host` header before any route is looked
-/// at, so this router must not be nested below a path.
-pub fn router(sandboxes: Sandboxes, options: Options) -> Router {
+/// at, so this router must not be nested below a path. `others` are routes of other wires, behind the same proxy.
+pub fn router(sandboxes: Sandboxes, options: Options, others: Router) -> Router {
     let app = App(Arc::new(Inner {
         sandboxes,
         options,
@@ -94,6 +94,7 @@ pub fn router(sandboxes: Sandboxes, options: Options) -> Router {
     }));
     let (routes, _) = openapi::documented().split_for_parts();
     routes
+        .merge(others.with_state(()))
         .fallback(server::no_such_route)
         .method_not_allowed_fallback(server::wrong_method)
         .layer(axum::middleware::from_fn_with_state(

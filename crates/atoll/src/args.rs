@@ -1,6 +1,7 @@
 //! The command line: every subcommand, option and word of help. Doc comments are what users read.
 
 mod lasting;
+mod models;
 mod network;
 mod parse;
 mod sandboxes;
@@ -12,6 +13,10 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 pub(crate) use lasting::{ArtifactCommand, KeepRunningArgs, KeyCommand, TemplateBuildArgs, TemplateCommand};
+pub(crate) use models::{
+    BudgetCommand, BudgetSetArgs, GuardCommand, ModelCommand, ModelKeyCommand, PriceCommand, ProviderCommand,
+    ProviderSetArgs, ScriptedArgs, SpendArgs,
+};
 pub(crate) use network::{
     BuildReachArgs, NetCommand, NetExplainArgs, NetLogArgs, NetSetArgs, ReachArgs, SecretCommand,
     SecretRotateArgs, SecretSetArgs, ShapeArgs, TrafficArgs, ValueArgs,
@@ -22,8 +27,8 @@ pub(crate) use sandboxes::{
     LsArgs, PortArgs, PsArgs, RunArgs, ShellArgs, SpecArgs, StatsArgs,
 };
 pub(crate) use service::{
-    BenchArgs, BenchCommand, BenchE2bArgs, BenchEgressArgs, BenchSandboxArgs, BenchStateArgs,
-    CompletionsArgs, DemoArgs, DoctorArgs, LogFormat, ServerArgs,
+    BenchArgs, BenchCommand, BenchE2bArgs, BenchEgressArgs, BenchGatewayArgs, BenchSandboxArgs,
+    BenchStateArgs, CompletionsArgs, DemoArgs, DoctorArgs, LogFormat, ServerArgs,
 };
 pub(crate) use state::{
     ForkArgs, GcArgs, PauseArgs, ResumeArgs, SnapshotCommand, StartArgs, StopArgs, VolumeCommand,
@@ -68,6 +73,12 @@ What leaves them:
   net         Show and change what a sandbox may reach, and what became of its attempts
   secret      Keep secrets that sandboxes use without holding them
 
+Models:
+  provider    Name those who serve models, and keep their keys
+  model       List and name models, price them, and make keys that may call them
+  budget      Cap what calls of models may cost
+  spend       Show what calls of models have cost
+
 Things that last:
   template    Build and manage what sandboxes start from
   artifact    Save, list and fetch files that outlive their sandbox
@@ -76,6 +87,8 @@ Things that last:
 More:
   gc          Free disk space that nothing refers to any more
   bench       Measure speed side by side with peers
+  scripted-provider
+              Serve models that follow a script, for tests and demos
   completions Print completions for a shell
 
 Options:
@@ -164,6 +177,13 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Secret(SecretCommand),
     #[command(subcommand)]
+    Provider(ProviderCommand),
+    #[command(subcommand)]
+    Model(ModelCommand),
+    #[command(subcommand)]
+    Budget(BudgetCommand),
+    Spend(SpendArgs),
+    #[command(subcommand)]
     Template(TemplateCommand),
     #[command(subcommand)]
     Artifact(ArtifactCommand),
@@ -174,6 +194,7 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Bench(BenchCommand),
     Demo(DemoArgs),
+    ScriptedProvider(ScriptedArgs),
     Completions(CompletionsArgs),
 }
 
@@ -219,9 +240,9 @@ mod tests {
     #[test]
     fn the_help_names_every_command() {
         for command in Cli::command().get_subcommands() {
-            let name = format!("\n  {} ", command.get_name());
+            let name = format!("\n  {}", command.get_name());
             assert!(
-                HELP.contains(&name),
+                HELP.contains(&format!("{name} ")) || HELP.contains(&format!("{name}\n")),
                 "`{}` is missing in the help",
                 command.get_name()
             );

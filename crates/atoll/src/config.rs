@@ -20,7 +20,9 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
+use atoll_providers::Timeouts;
 use atoll_types::{Isolation, Preset, Resources, parse_bytes};
 use serde::{Deserialize, Deserializer};
 
@@ -87,8 +89,42 @@ pub(crate) struct ConfigFile {
     pub(crate) pool: Vec<Pool>,
     /// What leaves sandboxes.
     pub(crate) network: NetworkTable,
+    /// Calls of models.
+    pub(crate) models: ModelsTable,
     /// How E2B's wire differs from our own.
     pub(crate) e2b: E2bTable,
+}
+
+/// The `[models]` table: how long providers of models are waited for. Every key is optional.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct ModelsTable {
+    /// Until a connection is made, such as `"10s"`. Default: 10 seconds.
+    #[serde(deserialize_with = "duration")]
+    pub(crate) connect_timeout: Option<u64>,
+    /// From a request to the beginning of its answer. A model that is not streamed thinks before it answers. Default: 10
+    /// minutes.
+    #[serde(deserialize_with = "duration")]
+    pub(crate) first_byte_timeout: Option<u64>,
+    /// Between two pieces of an answer. Default: 2 minutes.
+    #[serde(deserialize_with = "duration")]
+    pub(crate) idle_timeout: Option<u64>,
+    /// For how long to keep what was asked and answered, such as `"7d"`: redacted and shortened, for `atoll spend --call`.
+    /// Default: it is not kept.
+    #[serde(deserialize_with = "duration")]
+    pub(crate) keep_bodies: Option<u64>,
+}
+
+impl From<ModelsTable> for Timeouts {
+    fn from(table: ModelsTable) -> Self {
+        let default = Self::default();
+        let or = |millis: Option<u64>, default| millis.map_or(default, Duration::from_millis);
+        Self {
+            connect: or(table.connect_timeout, default.connect),
+            first_byte: or(table.first_byte_timeout, default.first_byte),
+            idle: or(table.idle_timeout, default.idle),
+        }
+    }
 }
 
 /// The `[e2b]` table. Every key is optional.
@@ -280,6 +316,8 @@ pub(crate) struct Config {
     pub(crate) tls: Option<Tls>,
     pub(crate) pools: Vec<Pool>,
     pub(crate) network: NetworkConfig,
+    pub(crate) model_timeouts: Timeouts,
+    pub(crate) keep_model_bodies: Option<Duration>,
     pub(crate) e2b_internet: bool,
 }
 
@@ -362,6 +400,8 @@ impl Config {
                 args.pool.clone()
             },
             network: file.network.into(),
+            keep_model_bodies: file.models.keep_bodies.map(Duration::from_millis),
+            model_timeouts: file.models.into(),
             e2b_internet: file.e2b.internet.unwrap_or(true),
             templates,
             data,

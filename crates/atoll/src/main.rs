@@ -12,6 +12,7 @@ mod logging;
 mod otlp;
 mod output;
 mod outside;
+mod scripted;
 mod serve;
 mod server;
 mod tls;
@@ -84,6 +85,11 @@ async fn run(cli: Cli) -> Result<u8> {
         Command::Net(command) => Box::pin(commands::net::run(global, output, command)).await?,
         Command::Secret(command) => Box::pin(commands::secret::run(global, output, command)).await?,
         Command::Gc(args) => Box::pin(commands::state::gc(global, output, args)).await?,
+        Command::Provider(command) => Box::pin(commands::models::provider(global, output, command)).await?,
+        Command::Model(command) => Box::pin(commands::models::model(global, output, command)).await?,
+        Command::Budget(command) => Box::pin(commands::models::budget(global, output, command)).await?,
+        Command::Spend(args) => Box::pin(commands::models::spend(global, output, args)).await?,
+        Command::ScriptedProvider(args) => scripted::run(output, &args).await?,
         Command::Template(command) => Box::pin(commands::template::run(global, output, command)).await?,
         Command::Artifact(command) => artifact(global, output, command).await?,
         Command::Key(command) => commands::key::run(global, output, command).await?,
@@ -93,6 +99,9 @@ async fn run(cli: Cli) -> Result<u8> {
         }
         Command::Bench(BenchCommand::State(args)) => {
             return Box::pin(bench::state(global, output, &args)).await;
+        }
+        Command::Bench(BenchCommand::Gateway(args)) => {
+            return Box::pin(bench::gateway(global, output, &args)).await;
         }
         Command::Bench(BenchCommand::Egress(args)) => return bench::egress(global, output, &args),
         Command::Bench(BenchCommand::E2b(args)) => return Box::pin(bench::e2b(global, output, &args)).await,

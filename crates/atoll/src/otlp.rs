@@ -49,7 +49,7 @@ struct Open {
     span_id: String,
     parent_id: Option<String>,
     began_nanos: u128,
-    attributes: Vec<Value>,
+    fields: Fields,
 }
 
 /// Must be called inside a Tokio runtime: the exporting task lives on it.
@@ -149,14 +149,17 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for SpanLayer {
             Some((trace_id, span_id)) => (trace_id, Some(span_id)),
             None => (random_hex::<16>(), None),
         };
-        let mut fields = Fields(vec![text("code.namespace", span.metadata().target())]);
+        let mut fields = Fields::default();
+        fields
+            .attributes
+            .push(text("code.namespace", span.metadata().target()));
         attributes.record(&mut fields);
         span.extensions_mut().insert(Open {
             trace_id,
             span_id: random_hex::<8>(),
             parent_id,
             began_nanos: now_nanos(),
-            attributes: fields.0,
+            fields,
         });
     }
 
@@ -164,9 +167,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for SpanLayer {
         if let Some(span) = context.span(id)
             && let Some(open) = span.extensions_mut().get_mut::<Open>()
         {
-            let mut fields = Fields(Vec::new());
-            record.record(&mut fields);
-            open.attributes.append(&mut fields.0);
+            record.record(&mut open.fields);
         }
     }
 
@@ -175,15 +176,24 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for SpanLayer {
         let Some(open) = span.extensions_mut().remove::<Open>() else {
             return;
         };
+        let Fields {
+            attributes,
+            name,
+            is_client,
+            failed,
+        } = open.fields;
         let ended = json!({
             "traceId": open.trace_id,
             "spanId": open.span_id,
             "parentSpanId": open.parent_id.unwrap_or_default(),
-            "name": span.name(),
-            "kind": 1,
+            "name": name.as_deref().unwrap_or(span.name()),
+            // Internal, or a call of somebody else.
+            "kind": if is_client { 3 } else { 1 },
+            // Unset, or an error.
+            "status": {"code": if failed { 2 } else { 0 }},
             "startTimeUnixNano": open.began_nanos.to_string(),
             "endTimeUnixNano": now_nanos().to_string(),
-            "attributes": open.attributes,
+            "attributes": attributes,
         });
         if self.sender.try_send(Message::Span(ended)).is_err() {
             self.dropped.fetch_add(1, Ordering::Relaxed);
@@ -191,31 +201,51 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for SpanLayer {
     }
 }
 
-/// Collects fields as OTLP attributes.
-struct Fields(Vec<Value>);
+/// Collects fields as OTLP attributes. `otel.name` and `otel.kind` are about the span itself, as is `error.type` beside being
+/// an attribute; those are the words that other exporters for `tracing` read, too.
+#[derive(Debug, Default)]
+struct Fields {
+    attributes: Vec<Value>,
+    name: Option<String>,
+    is_client: bool,
+    failed: bool,
+}
+
+impl Fields {
+    fn push(&mut self, field: &Field, value: &Value) {
+        self.attributes.push(json!({"key": field.name(), "value": value}));
+    }
+}
 
 impl Visit for Fields {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        self.0.push(text(field.name(), format!("{value:?}")));
+        self.record_str(field, &format!("{value:?}"));
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.0.push(text(field.name(), value));
+        let said = json!({"stringValue": value});
+        match field.name() {
+            "otel.name" => self.name = Some(value.to_owned()),
+            "otel.kind" => self.is_client = value == "client",
+            // A list in the conventions, though nobody gives more than one.
+            "gen_ai.response.finish_reasons" => self.push(field, &json!({"arrayValue": {"values": [said]}})),
+            name => {
+                self.failed |= name == "error.type";
+                self.push(field, &said);
+            }
+        }
     }
 
     fn record_i64(&mut self, field: &Field, value: i64) {
-        self.0
-            .push(json!({"key": field.name(), "value": {"intValue": value.to_string()}}));
+        self.push(field, &json!({"intValue": value.to_string()}));
     }
 
     fn record_u64(&mut self, field: &Field, value: u64) {
-        self.0
-            .push(json!({"key": field.name(), "value": {"intValue": value.to_string()}}));
+        self.push(field, &json!({"intValue": value.to_string()}));
     }
 
     fn record_bool(&mut self, field: &Field, value: bool) {
-        self.0
-            .push(json!({"key": field.name(), "value": {"boolValue": value}}));
+        self.push(field, &json!({"boolValue": value}));
     }
 }
 
@@ -265,7 +295,14 @@ mod tests {
         tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
             let outer = tracing::info_span!("outer", sandbox = "sbx_1");
             let _inside = outer.enter();
-            drop(tracing::info_span!("inner", count = 3_u64));
+            let kind = "client";
+            drop(tracing::info_span!(
+                "inner",
+                count = 3_u64,
+                otel.name = "chat m",
+                otel.kind = kind,
+                "error.type" = "lost"
+            ));
         });
         exporter.flush().await;
         let body = collector.await.unwrap();
@@ -274,7 +311,12 @@ mod tests {
             .unwrap()
             .clone();
         assert_eq!(spans.len(), 2);
-        assert_eq!(spans[0]["name"], "inner");
+        let about = (&spans[0]["name"], &spans[0]["kind"], &spans[0]["status"]["code"]);
+        assert_eq!(about, (&json!("chat m"), &json!(3), &json!(2)));
+        assert_eq!(
+            (&spans[1]["name"], &spans[1]["kind"]),
+            (&json!("outer"), &json!(1))
+        );
         assert_eq!(spans[0]["parentSpanId"], spans[1]["spanId"]);
         assert_eq!(spans[0]["traceId"], spans[1]["traceId"]);
         assert!(spans[1]["attributes"].to_string().contains("sbx_1"));

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::path::Path;
 use std::sync::Arc;
 
-use atoll_egress::{Answers, AsDialled, Broker, Egress, InterceptConfig, MasterKey, Sockets};
+use atoll_egress::{Answers, AsDialled, Broker, Egress, InterceptConfig, MasterKey, Service, Sockets};
 use atoll_links::{Links, LinksConfig};
 use atoll_policy::{Floor, FloorConfig};
 use atoll_sandboxes::{Outside, Recorder, WayOut};
@@ -17,8 +17,12 @@ use crate::output::{Doing, Result};
 /// May hold the key of the secrets itself, for those who keep no file.
 const KEY: &str = "ATOLL_SECRETS_KEY";
 
+/// The name under which sandboxes find the model gateway.
+const MODELS: &str = "models.atoll.internal";
+
 /// What the configuration gets wrong is an error; what the machine lacks is a server whose sandboxes reach nothing.
-pub(crate) async fn open(config: &Config, data: &Path) -> Result<Outside> {
+/// `models` is where the gateway listens for sandboxes, if it does.
+pub(crate) async fn open(config: &Config, data: &Path, models: Option<SocketAddr>) -> Result<Outside> {
     let given = std::env::var_os(KEY).filter(|key| !key.is_empty());
     let key = match (given, &config.secrets_key) {
         (Some(key), _) => MasterKey::parse(key.as_encoded_bytes(), &format!("the variable {KEY}")),
@@ -28,7 +32,14 @@ pub(crate) async fn open(config: &Config, data: &Path) -> Result<Outside> {
     let key = key.doing("cannot open the key of the secrets")?;
     let broker = Arc::new(Broker::new(&key).doing("cannot open the key of the secrets")?);
     let recorder = Arc::new(Recorder::default());
-    let way = match way_out(&config.network, data, key, &broker, &recorder).await? {
+    let service = match models {
+        Some(address) => Some(Service {
+            name: MODELS.parse().doing("the name of the model gateway")?,
+            address,
+        }),
+        None => None,
+    };
+    let way = match way_out(&config.network, data, key, &broker, &recorder, service).await? {
         Ok(way) => Ok(way),
         Err(why) => {
             tracing::warn!(why, "sandboxes of this server reach nothing");
@@ -48,7 +59,9 @@ async fn way_out(
     key: MasterKey,
     broker: &Arc<Broker>,
     recorder: &Arc<Recorder>,
+    service: Option<Service>,
 ) -> Result<std::result::Result<WayOut, String>> {
+    let models = service.as_ref().map(|service| service.name.as_str().to_owned());
     let floor = Floor::new(&FloorConfig {
         allow_private: config.allow_private.clone(),
         deny: config.deny.clone(),
@@ -67,6 +80,7 @@ async fn way_out(
     };
     let settings = atoll_egress::Config {
         resolvers: config.resolvers.clone(),
+        service,
         ..atoll_egress::Config::new(InterceptConfig {
             key,
             extra_roots: config.extra_roots.clone(),
@@ -92,6 +106,7 @@ async fn way_out(
             preset: Some(config.default),
             ..NetworkPolicy::default()
         },
+        models,
     }))
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_image::Templates;
+use atoll_models::Models;
 use atoll_runtime::probe::{self, Probe, Verdict};
 use atoll_sandboxes::{Caller, ListSandboxes, PoolSetting, Sandboxes, Settings, Storage};
 use atoll_store::Store;
@@ -79,6 +80,7 @@ pub(crate) struct Server {
     key: String,
     data: DataDir,
     sandboxes: Sandboxes,
+    models: Models,
     stop: CancellationToken,
     serving: JoinHandle<()>,
     /// Removed at the end: the data directory of an embedded server that had to make its own.
@@ -113,27 +115,42 @@ impl Server {
                 }
             }
         }
+        let storage = storage(config, data.path(), machine.templates).await?;
+        // Sandboxes come to the models by a door of their own, behind which is nothing else of the API.
+        let model_door = listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await?;
+        let model_address = model_door.local_addr().doing("cannot listen")?;
+        let outside = outside::open(config, data.path(), Some(model_address)).await?;
+        let (store, broker) = (storage.store.clone(), Arc::clone(&outside.broker));
         let sandboxes = Sandboxes::start(
             settings(config, data.path()),
             machine.runtimes,
             machine.tiers,
-            storage(config, data.path(), machine.templates).await?,
-            outside::open(config, data.path()).await?,
+            storage,
+            outside,
         )
         .await?;
+        let model_settings = atoll_models::Settings {
+            timeouts: config.model_timeouts,
+            keep_bodies: config.keep_model_bodies,
+            now: atoll_sandboxes::wall_clock,
+        };
+        let models = Models::start(model_settings, store, broker).await?;
 
         let (key, new_key) = admin_key(&data, &sandboxes).await?;
         let options = api_options(config, data.path());
         let e2b = e2b_options(config, &options);
-        let native = atoll_api_native::router(sandboxes.clone(), options);
+        let wires = atoll_api_models::router(models.clone(), sandboxes.clone());
+        let native = atoll_api_native::router(sandboxes.clone(), options, wires);
         let router = atoll_api_e2b::router(sandboxes.clone(), e2b, native);
         let stop = CancellationToken::new();
+        let for_sandboxes = atoll_api_models::sandbox_router(models.clone(), sandboxes.clone());
+        let door = serve::serve(model_door, None, for_sandboxes, stop.clone());
         let plain = serve::serve(listener, None, router.clone(), stop.clone());
         let secured = secured.map(|(listener, tls)| serve::serve(listener, Some(tls), router, stop.clone()));
         let serving = tokio::spawn(async move {
             match secured {
-                Some(secured) => drop(tokio::join!(plain, secured)),
-                None => plain.await,
+                Some(secured) => drop(tokio::join!(plain, door, secured)),
+                None => drop(tokio::join!(plain, door)),
             }
         });
         let url = url_of(address);
@@ -148,6 +165,7 @@ impl Server {
             key,
             data,
             sandboxes,
+            models,
             stop,
             serving,
             temporary: None,
@@ -185,8 +203,14 @@ impl Server {
         self.data.retire();
         self.stop.cancel();
         let _panicked = self.serving.await;
-        // Something that does not end must not keep the process: sandboxes are durable without us.
-        if tokio::time::timeout(Duration::from_secs(20), self.sandboxes.shutdown())
+        // Something that does not end must not keep the process: sandboxes are durable without us, and so is what model
+        // calls have cost.
+        let (models, sandboxes) = (self.models, self.sandboxes);
+        let shutdown = async {
+            models.shutdown().await;
+            sandboxes.shutdown().await;
+        };
+        if tokio::time::timeout(Duration::from_secs(20), shutdown)
             .await
             .is_err()
         {
@@ -223,7 +247,7 @@ async fn sweep_one(config: &Config, data: &DataDir) -> Result<()> {
         machine.runtimes,
         machine.tiers,
         storage(config, data.path(), machine.templates).await?,
-        outside::open(config, data.path()).await?,
+        outside::open(config, data.path(), None).await?,
     )
     .await?;
     let caller = Caller {

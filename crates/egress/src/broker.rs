@@ -138,6 +138,12 @@ impl Broker {
         Ok(())
     }
 
+    /// Lends a value to one of the server's own requests, for as long as `put` takes; `None` where there is none to lend.
+    pub fn lend<T>(&self, id: &SecretId, now: Timestamp, put: impl FnOnce(&[u8]) -> T) -> Option<T> {
+        let value = self.current(id, now)?;
+        Some(put(value.expose()))
+    }
+
     /// Requests that need it are refused from now on.
     pub fn forget(&self, id: &SecretId) {
         self.held

@@ -6,6 +6,8 @@ use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
+use atoll_policy::Name;
+
 use crate::intercept::InterceptConfig;
 
 #[derive(Debug)]
@@ -18,6 +20,16 @@ pub struct Config {
     pub max_connections_each: usize,
     pub timeouts: Timeouts,
     pub intercept: InterceptConfig,
+    /// Something of Atoll's own that sandboxes may be allowed to reach.
+    pub service: Option<Service>,
+}
+
+/// A name that exists for sandboxes only, and where connections to its port 80 lead. A policy has to allow the name like any
+/// other; it stands for nothing but this address, so the floor stays whole.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Service {
+    pub name: Name,
+    pub address: SocketAddr,
 }
 
 impl Config {
@@ -28,6 +40,7 @@ impl Config {
             max_connections_each: 1024,
             timeouts: Timeouts::default(),
             intercept,
+            service: None,
         }
     }
 }

@@ -14,7 +14,7 @@ use tokio::net::{TcpStream, UdpSocket};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::config::Timeouts;
+use crate::config::{Service, Timeouts};
 use crate::resolve::{ResolveError, Resolver};
 use crate::tenants::TenantState;
 
@@ -28,6 +28,7 @@ const KEEPALIVE: (u32, u32, u32) = (120, 4, 15);
 #[derive(Debug)]
 pub(crate) struct Dialer {
     pub resolver: Resolver,
+    service: Option<Service>,
     connect: Duration,
 }
 
@@ -60,9 +61,11 @@ pub(crate) enum DialError {
 }
 
 impl Dialer {
-    pub(crate) fn new(resolvers: Vec<SocketAddr>, timeouts: &Timeouts) -> Self {
+    pub(crate) fn new(resolvers: Vec<SocketAddr>, service: Option<Service>, timeouts: &Timeouts) -> Self {
+        let own = service.as_ref().map(|service| service.name.clone());
         Self {
-            resolver: Resolver::new(resolvers, timeouts.resolve),
+            resolver: Resolver::new(resolvers, own, timeouts.resolve),
+            service,
             connect: timeouts.connect,
         }
     }
@@ -87,10 +90,42 @@ impl Dialer {
     /// Connects to where `flow` leads, by the first of its addresses that is allowed and answers.
     pub(crate) async fn connect(&self, tenant: &TenantState, flow: &Flow<'_>) -> Result<Dialled, DialError> {
         let candidates = self.candidates(tenant, flow).await?;
+        if let Some(service) = self.service_of(flow) {
+            return self.connect_service(service, flow, candidates).await;
+        }
         timeout(self.connect, race(candidates, flow.port))
             .await
             .map_err(|_| DialError::TimedOut)?
             .map_err(DialError::Unreachable)
+    }
+
+    /// Atoll's own, where the flow leads there by its name. Nothing that a resolver or a guest says makes it so.
+    fn service_of(&self, flow: &Flow<'_>) -> Option<&Service> {
+        self.service
+            .as_ref()
+            .filter(|service| flow.name == Some(&service.name))
+    }
+
+    /// What was allowed is the name; the address that stood in for it belongs to nobody.
+    async fn connect_service(
+        &self,
+        service: &Service,
+        flow: &Flow<'_>,
+        allowed: Vec<(IpAddr, Decision)>,
+    ) -> Result<Dialled, DialError> {
+        let Some((address, decision)) = allowed.into_iter().next().filter(|_| flow.port == 80) else {
+            return Err(DialError::Unreachable(io::ErrorKind::ConnectionRefused.into()));
+        };
+        let stream = timeout(self.connect, TcpStream::connect(service.address))
+            .await
+            .map_err(|_| DialError::TimedOut)?
+            .map_err(DialError::Unreachable)?;
+        prepare(&stream);
+        Ok(Dialled {
+            stream,
+            address,
+            decision,
+        })
     }
 
     /// A socket that speaks with where `flow` leads, and with nobody else.

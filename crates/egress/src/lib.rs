@@ -46,7 +46,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
 pub use broker::{Broker, BrokerError, MasterKey, Secret};
-pub use config::{Answers, AsDialled, Config, Origin, Sockets, Timeouts};
+pub use config::{Answers, AsDialled, Config, Origin, Service, Sockets, Timeouts};
 pub use dial::is_own;
 pub use error::{Error, Result};
 pub use events::{EgressEvent, EgressProtocol, EventKind, Witness};
@@ -107,7 +107,11 @@ impl Egress {
         let collector = Collector::new(witness);
         let shared = Arc::new(Shared {
             tenants: Tenants::default(),
-            dialer: Arc::new(Dialer::new(config.resolvers.clone(), &config.timeouts)),
+            dialer: Arc::new(Dialer::new(
+                config.resolvers.clone(),
+                config.service.clone(),
+                &config.timeouts,
+            )),
             total: Total::new(config.max_connections),
             collector: Arc::clone(&collector),
             interceptor: Interceptor::new(&config.intercept, broker)?,

@@ -18,8 +18,8 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::Notify;
 
 use crate::{
-    Answers, Config, Egress, EgressEvent, InterceptConfig, MasterKey, Origin, Sockets, Tenant, Timeouts,
-    TrustId, Used, Witness,
+    Answers, Config, Egress, EgressEvent, InterceptConfig, MasterKey, Origin, Service, Sockets, Tenant,
+    Timeouts, TrustId, Used, Witness,
 };
 pub(crate) use resolver::{Manner, TestResolver};
 
@@ -128,6 +128,19 @@ impl World {
 
     /// One with room for so many connections in all.
     pub(crate) async fn sized(timeouts: Timeouts, max_connections: usize) -> Self {
+        Self::configured(timeouts, max_connections, None).await
+    }
+
+    /// One with something of Atoll's own at `service.internal`.
+    pub(crate) async fn serving(address: SocketAddr) -> Self {
+        let service = Service {
+            name: "service.internal".parse().unwrap(),
+            address,
+        };
+        Self::configured(Timeouts::default(), 1000, Some(service)).await
+    }
+
+    async fn configured(timeouts: Timeouts, max_connections: usize, service: Option<Service>) -> Self {
         let resolver = TestResolver::start().await;
         let mut config = Config::new(InterceptConfig {
             key: MasterKey::new([7; 32]),
@@ -136,6 +149,7 @@ impl World {
         config.resolvers = vec![resolver.address()];
         config.timeouts = timeouts;
         config.max_connections = max_connections;
+        config.service = service;
         let origins = Arc::new(Origins::default());
         let sockets = Sockets {
             tcp4: TcpListener::bind("127.0.0.1:0").unwrap(),

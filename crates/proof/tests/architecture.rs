@@ -28,10 +28,13 @@ const LAYERS: [(&str, &[&str]); 7] = [
             "volumes",
             "links",
             "egress",
+            "gateway-core",
+            "dialects",
+            "providers",
         ],
     ),
-    ("application", &["sandboxes"]),
-    ("translate", &["api-native", "api-e2b"]),
+    ("application", &["sandboxes", "models"]),
+    ("translate", &["api-native", "api-e2b", "api-models"]),
     ("programs", &["guest", "jailer", "atoll"]),
     ("proof", &["proof"]),
 ];
@@ -63,7 +66,7 @@ const OWNED: [(&str, &[&str], &str); 10] = [
     ("rusqlite", &["store"], "only the store speaks SQL"),
     (
         "axum",
-        &["api-native", "api-e2b", "atoll"],
+        &["api-native", "api-e2b", "api-models", "atoll"],
         "only a front end, and the program that serves it, know HTTP routes",
     ),
     ("utoipa", &["api-native"], "only a front end describes its wire"),
@@ -80,8 +83,8 @@ const OWNED: [(&str, &[&str], &str); 10] = [
     ),
     (
         "reqwest",
-        &["atoll", "proof"],
-        "below a front end nobody knows HTTP; registries are reached through oci-client",
+        &["atoll", "proof", "providers"],
+        "below a front end nobody knows HTTP, but those who call providers; registries are reached through oci-client",
     ),
     ("oci-client", &["image"], "only images come from registries"),
     ("landlock", &["jailer"], "only the jailer builds jails"),
@@ -91,8 +94,8 @@ const OWNED: [(&str, &[&str], &str); 10] = [
 /// What has no place in crates that only name or decide: time, tasks, wires.
 const NOT_FOR_WORDS_AND_DECISIONS: [&str; 6] =
     ["tokio", "serde_json", "hyper", "axum", "reqwest", "getrandom"];
-const WORDS_AND_DECISIONS: [&str; 4] = ["types", "guest-protocol", "lifecycle", "policy"];
-const DECISIONS: [&str; 2] = ["lifecycle", "policy"];
+const WORDS_AND_DECISIONS: [&str; 5] = ["types", "guest-protocol", "lifecycle", "policy", "gateway-core"];
+const DECISIONS: [&str; 4] = ["lifecycle", "policy", "gateway-core", "dialects"];
 
 /// Longer files are hard to read and to review.
 const MAX_LINES: usize = 800;

@@ -4,7 +4,7 @@
 //! protect nothing. A port token is derived from the sandbox's id with a secret of this server, so that it can be shown
 //! again, needs no row, and opens nothing once the sandbox is gone.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, PoisonError};
 
 use atoll_store::{Fact, KeyRow, NewFact, NewKey};
@@ -17,6 +17,16 @@ use crate::{Caller, Key, Sandboxes, entropy};
 
 const KEY_PREFIX: &str = "atl_";
 const TOKEN_PREFIX: &str = "atp_";
+const MODEL_PREFIX: &str = "ats_";
+
+/// A sandbox that calls a model.
+#[derive(Debug, Clone)]
+pub struct ModelCaller {
+    pub project: ProjectId,
+    pub sandbox: SandboxId,
+    /// As it was created with.
+    pub labels: BTreeMap<String, String>,
+}
 
 impl Sandboxes {
     /// Finds out who holds this secret. `None`: nobody (unknown or revoked).
@@ -132,6 +142,35 @@ impl Sandboxes {
         Ok(self.live_cell(id).map(|cell| Caller {
             project: cell.project.clone(),
         }))
+    }
+
+    /// The secret with which programs in a sandbox call models: good for nothing else, and for nobody once the sandbox is
+    /// gone.
+    pub fn model_token(&self, id: &SandboxId) -> String {
+        let mut hasher = Sha256::new();
+        hasher.update(self.access_secret());
+        // As long as the other label, so that no input of one is an input of the other.
+        hasher.update(b"call-model\0");
+        hasher.update(id.as_str());
+        format!(
+            "{MODEL_PREFIX}{}{}",
+            id.bare(),
+            hex::encode(&hasher.finalize()[..20])
+        )
+    }
+
+    /// Which living sandbox holds this token.
+    pub fn check_model_token(&self, token: &str) -> Option<ModelCaller> {
+        let rest = token.strip_prefix(MODEL_PREFIX)?;
+        let id = SandboxId::from_bare(rest.get(..rest.len().checked_sub(40)?)?).ok()?;
+        let right: bool = self.model_token(&id).as_bytes().ct_eq(token.as_bytes()).into();
+        let cell = self.live_cell(&id).filter(|_| right)?;
+        let labels = cell.seen.borrow().spec.labels.clone();
+        Some(ModelCaller {
+            project: cell.project.clone(),
+            sandbox: id,
+            labels,
+        })
     }
 
     fn derive_token(&self, id: &SandboxId) -> String {

@@ -74,6 +74,7 @@ pub use exec::{ExecEvents, ExecInput, Execution};
 pub use files::Watch;
 pub use forks::{ForkSandbox, MAX_COPIES};
 pub use garbage::Collected;
+pub use keys::ModelCaller;
 pub use network::{
     ExplainNetwork, NetworkExplanation, NetworkUsage, NetworkView, Outside, PolicySource, Recorder, WayOut,
 };

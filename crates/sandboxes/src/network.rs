@@ -47,6 +47,8 @@ pub struct WayOut {
     pub floor: Floor,
     /// For sandboxes that say nothing, and whose template does not either.
     pub default: NetworkPolicy,
+    /// The name under which sandboxes find the model gateway, where there is one.
+    pub models: Option<String>,
 }
 
 /// All that has to do with what leaves a sandbox.

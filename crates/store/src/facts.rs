@@ -6,8 +6,8 @@
 //! no output, no argument lists, no secrets.
 
 use atoll_types::{
-    ArtifactId, CommandId, EndReason, InstanceId, Isolation, KeyId, Preset, ProjectId, Resources, SandboxId,
-    SaveKind, SnapshotId, TemplateId, Timestamp, VolumeId,
+    ArtifactId, CallOutcome, CommandId, EndReason, InstanceId, Isolation, KeyId, ModelCallId, ModelUsage,
+    Preset, ProjectId, Resources, SandboxId, SaveKind, SnapshotId, TemplateId, Timestamp, Usd, VolumeId,
 };
 use rusqlite::{Connection, Row, ToSql};
 use serde::{Deserialize, Serialize};
@@ -194,6 +194,37 @@ pub enum Fact {
         /// How many requests.
         count: u64,
     },
+    /// A call of a model has ended, however it did.
+    #[serde(rename = "model.called")]
+    ModelCalled(ModelCallFact),
+    /// A call of a model was refused before it began.
+    #[serde(rename = "model.refused")]
+    ModelRefused {
+        model: String,
+        /// Why: `budget`, `rate` or `not_allowed`.
+        code: String,
+        reason: String,
+    },
+    /// A share of a budget is spent.
+    #[serde(rename = "budget.alert")]
+    BudgetAlert {
+        budget: String,
+        subject: String,
+        spent: Usd,
+        limit: Usd,
+    },
+    #[serde(rename = "budget.set")]
+    BudgetSet { budget: String, limit: Usd },
+    #[serde(rename = "budget.deleted")]
+    BudgetDeleted { budget: String },
+    #[serde(rename = "provider.set")]
+    ProviderSet { provider: String },
+    #[serde(rename = "provider.deleted")]
+    ProviderDeleted { provider: String },
+    #[serde(rename = "model_key.created")]
+    ModelKeyCreated { key: KeyId, name: String },
+    #[serde(rename = "model_key.revoked")]
+    ModelKeyRevoked { key: KeyId },
     /// A kind, or a form of one, that this version does not know.
     #[serde(untagged)]
     Other { kind: String, data: Value },
@@ -216,6 +247,29 @@ pub struct NetworkDecision {
     pub count: u64,
     pub bytes_up: u64,
     pub bytes_down: u64,
+}
+
+/// What a call of a model was and what it cost.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelCallFact {
+    pub call: ModelCallId,
+    pub asked: String,
+    pub provider: String,
+    pub model: String,
+    pub outcome: CallOutcome,
+    pub usage: ModelUsage,
+    pub estimated: bool,
+    pub cost: Usd,
+    /// `None`: the model has no price.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub price_version: Option<String>,
+    pub duration_millis: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<KeyId>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workflow: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<String>,
 }
 
 /// How a command ended.
@@ -392,7 +446,7 @@ macro_rules! usage_sums {
 const USAGE_OF_PROJECT: &str = usage_sums!(" AND ?4 IS NULL");
 const USAGE_OF_SANDBOX: &str = usage_sums!(" AND sandbox = ?4");
 
-fn wide_sum(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
+pub(crate) fn wide_sum(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
     let high: Option<i64> = row.get(column)?;
     let low: Option<i64> = row.get(column + 1)?;
     let sum = (i128::from(high.unwrap_or(0)) << 24) + i128::from(low.unwrap_or(0));
@@ -461,6 +515,15 @@ impl Fact {
             Self::NetworkAllowed(_) => "network.allowed",
             Self::NetworkDenied(_) => "network.denied",
             Self::NetworkPolicySet { .. } => "network.policy_set",
+            Self::ModelCalled(_) => "model.called",
+            Self::ModelRefused { .. } => "model.refused",
+            Self::BudgetAlert { .. } => "budget.alert",
+            Self::BudgetSet { .. } => "budget.set",
+            Self::BudgetDeleted { .. } => "budget.deleted",
+            Self::ProviderSet { .. } => "provider.set",
+            Self::ProviderDeleted { .. } => "provider.deleted",
+            Self::ModelKeyCreated { .. } => "model_key.created",
+            Self::ModelKeyRevoked { .. } => "model_key.revoked",
             Self::SecretSet { .. } => "secret.set",
             Self::SecretRotated { .. } => "secret.rotated",
             Self::SecretDeleted { .. } => "secret.deleted",

@@ -21,6 +21,7 @@ mod engine;
 mod error;
 mod facts;
 mod keys;
+mod models;
 mod network;
 mod page;
 mod projects;
@@ -37,8 +38,17 @@ use std::sync::Arc;
 
 pub use artifacts::{ArtifactKind, ArtifactRow};
 pub use error::Error;
-pub use facts::{CommandEnd, Fact, FactQuery, FactRow, NetworkDecision, NewFact, Scope, UsageTotal};
+pub use facts::{
+    CommandEnd, Fact, FactQuery, FactRow, ModelCallFact, NetworkDecision, NewFact, Scope, UsageTotal,
+};
 pub use keys::{KeyRow, NewKey};
+pub use models::bodies::ModelBodies;
+pub use models::calls::{ModelCallRow, SpendBy, SpendQuery, SpendRow};
+pub use models::guards::{ModelGuards, ModelGuardsRow, ScreenRule};
+pub use models::{
+    ModelBudgetRow, ModelKeyRow, ModelPriceRow, ModelProviderRow, ModelRates, ModelRouteRow, ModelSetup,
+    ModelTarget,
+};
 pub use network::NetworkTotal;
 pub use page::{Cursor, MAX_PAGE, Page};
 pub use projects::ProjectRow;

@@ -17,6 +17,9 @@ const STEPS: &[&str] = &[
     include_str!("schema/0001-core.sql"),
     include_str!("schema/0002-state.sql"),
     include_str!("schema/0003-network.sql"),
+    include_str!("schema/0004-gateway.sql"),
+    include_str!("schema/0005-guards.sql"),
+    include_str!("schema/0006-bodies.sql"),
 ];
 
 /// Whoever else is on the machine has no business with it. SQLite gives the files beside it the same mode. A file that

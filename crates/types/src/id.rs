@@ -180,6 +180,8 @@ kinds! {
     Snapshot, SnapshotId, "snap", "snapshot";
     Volume, VolumeId, "vol", "volume";
     Secret, SecretId, "sec", "secret";
+    Budget, BudgetId, "bud", "budget";
+    ModelCall, ModelCallId, "gen", "model call";
 }
 
 #[cfg(test)]

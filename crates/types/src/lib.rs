@@ -6,6 +6,8 @@
 mod fault;
 mod id;
 mod life;
+mod models;
+mod money;
 mod network;
 mod sandbox;
 mod saving;
@@ -15,10 +17,12 @@ mod usage;
 
 pub use fault::{Fault, FaultKind};
 pub use id::{
-    ArtifactId, CommandId, Id, IdError, InstanceId, KeyId, Kind, ProjectId, RequestId, SandboxId, SecretId,
-    SnapshotId, TemplateId, VolumeId,
+    ArtifactId, BudgetId, CommandId, Id, IdError, InstanceId, KeyId, Kind, ModelCallId, ProjectId, RequestId,
+    SandboxId, SecretId, SnapshotId, TemplateId, VolumeId,
 };
 pub use life::{EndReason, SandboxState};
+pub use models::{BudgetScope, BudgetWindow, CallOutcome, ModelUsage, ProviderKind};
+pub use money::{Usd, UsdError};
 pub use network::{
     EgressVerdict, Injection, NetworkLimits, NetworkPolicy, NetworkRule, PortRange, Preset, Protocol,
     RuleAction, SecretBinding, SecretRef, SecretUse,

@@ -61,6 +61,7 @@ pub(crate) enum BenchCommand {
     Sandbox(BenchSandboxArgs),
     State(BenchStateArgs),
     Egress(BenchEgressArgs),
+    Gateway(BenchGatewayArgs),
     E2b(BenchE2bArgs),
 }
 
@@ -116,6 +117,18 @@ pub(crate) struct BenchEgressArgs {
     /// How many sandboxes hold the thousand connections together
     #[arg(long, default_value_t = 50, value_name = "COUNT")]
     pub(crate) sandboxes: usize,
+}
+
+/// Calls of models through the gateway against the same calls without it, and against LiteLLM's proxy
+///
+/// As `bench sandbox`; the provider is scripted and on loopback. The peer is there where ATOLL_BENCH_LITELLM names its program.
+#[derive(Debug, Args, Clone)]
+pub(crate) struct BenchGatewayArgs {
+    #[command(flatten)]
+    pub(crate) rows: BenchArgs,
+    /// How many streams there are at once
+    #[arg(long, default_value_t = 1000, value_name = "COUNT")]
+    pub(crate) streams: usize,
 }
 
 /// E2B's SDK for Python against the native API, in one interleaved run

@@ -1,9 +1,10 @@
-//! `atoll bench sandbox`, `state`, `egress` and `e2b`: speed tables, measured on this machine, ours and the peer's in turn
+//! `atoll bench sandbox`, `state`, `egress`, `e2b` and `gateway`: speed tables, measured on this machine, ours and the peer's in turn
 //! within one run.
 
 mod cases;
 mod e2b;
 mod egress;
+mod gateway;
 mod host;
 mod peers;
 mod raw;
@@ -16,7 +17,8 @@ use std::path::{Path, PathBuf};
 use atoll_image::Templates;
 
 use crate::args::{
-    BenchArgs, BenchE2bArgs, BenchEgressArgs, BenchSandboxArgs, BenchStateArgs, Global, ServerArgs,
+    BenchArgs, BenchE2bArgs, BenchEgressArgs, BenchGatewayArgs, BenchSandboxArgs, BenchStateArgs, Global,
+    ServerArgs,
 };
 use crate::config::Config;
 use crate::output::{Doing, Error, Output, Result, stderr};
@@ -24,6 +26,7 @@ use crate::output::{Doing, Error, Output, Result, stderr};
 use cases::Case;
 use e2b::{E2bCase, WithSdk};
 use egress::{EgressCase, InWorld, World};
+use gateway::GatewayCase;
 use row::Row;
 use state::StateCase;
 
@@ -77,6 +80,11 @@ pub(crate) async fn sandbox(global: &Global, output: Output, args: &BenchSandbox
 /// Exit code 0 when every bar was met, else 1.
 pub(crate) async fn state(global: &Global, output: Output, args: &BenchStateArgs) -> Result<u8> {
     table(global, output, &args.rows, args.paused_count, &StateCase::ALL).await
+}
+
+/// Exit code 0 when every bar was met, else 1.
+pub(crate) async fn gateway(global: &Global, output: Output, args: &BenchGatewayArgs) -> Result<u8> {
+    table(global, output, &args.rows, args.streams, &GatewayCase::ALL).await
 }
 
 /// Exit code 0 when every bar was met, else 1.

@@ -7,6 +7,7 @@ pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod exec;
 pub(crate) mod key;
+pub(crate) mod models;
 pub(crate) mod net;
 pub(crate) mod run;
 pub(crate) mod sandbox;

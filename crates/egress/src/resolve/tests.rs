@@ -7,7 +7,7 @@ use crate::config::Timeouts;
 use crate::testing::{Manner, TestResolver};
 
 fn resolver_with(servers: Vec<SocketAddr>) -> Resolver {
-    Resolver::new(servers, Timeouts::default().resolve)
+    Resolver::new(servers, None, Timeouts::default().resolve)
 }
 
 fn name(text: &str) -> Name {

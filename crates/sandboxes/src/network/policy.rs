@@ -158,6 +158,11 @@ impl Sandboxes {
                 env: used.env.clone(),
             });
         }
+        if let Some(host) = &way.models
+            && names(&policy, host)
+        {
+            env.extend(self.model_variables(row, host));
+        }
         let compiled = Policy::compile(&policy, &way.floor, &grants)?;
         let limits = policy.limits;
         let used = if limits.total_bytes.is_some() || limits.total_connections.is_some() {
@@ -174,6 +179,31 @@ impl Sandboxes {
             trust,
         };
         Ok(Some(Admission { tenant, env }))
+    }
+
+    /// What clients of models look for in their environment: where to go, and a token that is this sandbox's alone. What
+    /// the sandbox was created with wins.
+    fn model_variables(&self, row: &SandboxRow, host: &str) -> Vec<(String, String)> {
+        let token = self.model_token(&row.id);
+        let variables = [
+            ("OPENAI_BASE_URL", format!("http://{host}/v1")),
+            ("OPENAI_API_KEY", token.clone()),
+            ("ANTHROPIC_BASE_URL", format!("http://{host}")),
+            ("ANTHROPIC_API_KEY", token),
+        ];
+        let given = |name: &str| {
+            row.spec.env.contains_key(name)
+                || row
+                    .spec
+                    .secrets
+                    .iter()
+                    .any(|used| used.env.as_deref() == Some(name))
+        };
+        variables
+            .into_iter()
+            .filter(|(name, _)| !given(name))
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect()
     }
 
     async fn network_used(&self, id: &SandboxId) -> Result<Used, Fault> {
@@ -206,6 +236,12 @@ impl Sandboxes {
         }
         Ok(found)
     }
+}
+
+/// Whether a rule allows exactly this name. One that allows every name does not mean the gateway, which costs money.
+fn names(policy: &NetworkPolicy, host: &str) -> bool {
+    let mut rules = policy.rules.iter();
+    rules.any(|rule| rule.action == RuleAction::Allow && rule.to.eq_ignore_ascii_case(host))
 }
 
 /// Whether there is nothing that it could let out.

@@ -1,9 +1,12 @@
 //! The ledger: order, immutability, unknown kinds, sums.
 
-use atoll_store::{CommandEnd, Fact, FactQuery, NetworkDecision, NewFact, Scope, UsageTotal};
+use atoll_store::{
+    CommandEnd, Fact, FactQuery, ModelCallFact, NetworkDecision, NewFact, Scope, SpendBy, SpendQuery,
+    UsageTotal,
+};
 use atoll_types::{
-    ArtifactId, CommandId, EndReason, InstanceId, Isolation, KeyId, Preset, Resources, SaveKind, TemplateId,
-    Timestamp,
+    ArtifactId, CallOutcome, CommandId, EndReason, InstanceId, Isolation, KeyId, ModelCallId, ModelUsage,
+    Preset, Resources, SaveKind, TemplateId, Timestamp, Usd,
 };
 
 use crate::support::{Context, T0, instance_id, sandbox_id, snapshot_id, volume_id};
@@ -166,6 +169,56 @@ fn one_of_each() -> Vec<Fact> {
             port: 443,
             count: 7,
         },
+        Fact::ModelCalled(ModelCallFact {
+            call: ModelCallId::from_entropy([1; 20]),
+            asked: "smart".into(),
+            provider: "anthropic".into(),
+            model: "claude".into(),
+            outcome: CallOutcome::Done,
+            usage: ModelUsage {
+                input: 3,
+                output: 4,
+                ..ModelUsage::default()
+            },
+            estimated: false,
+            cost: Usd::from_pico(1_500_000),
+            price_version: Some("v1".into()),
+            duration_millis: 12,
+            key: None,
+            workflow: None,
+            run: Some("r".into()),
+        }),
+        Fact::ModelRefused {
+            model: "smart".into(),
+            code: "budget".into(),
+            reason: "spent".into(),
+        },
+        Fact::BudgetAlert {
+            budget: "daily".into(),
+            subject: "r".into(),
+            spent: Usd::from_pico(8),
+            limit: Usd::from_pico(10),
+        },
+        Fact::BudgetSet {
+            budget: "daily".into(),
+            limit: Usd::from_pico(10),
+        },
+        Fact::BudgetDeleted {
+            budget: "daily".into(),
+        },
+        Fact::ProviderSet {
+            provider: "anthropic".into(),
+        },
+        Fact::ProviderDeleted {
+            provider: "anthropic".into(),
+        },
+        Fact::ModelKeyCreated {
+            key: KeyId::from_entropy([1; 20]),
+            name: "k".into(),
+        },
+        Fact::ModelKeyRevoked {
+            key: KeyId::from_entropy([1; 20]),
+        },
         Fact::Other {
             kind: "egress.denied".into(),
             data: serde_json::json!({"host": "example.com"}),
@@ -315,6 +368,35 @@ async fn usage_is_summed_by_scope_and_time_without_overflow() {
         "saturates"
     );
     assert_eq!(sum(sandbox(3), 0, 10).await, UsageTotal::default());
+
+    // The same sums in the groups of what models cost.
+    let query = |by| SpendQuery {
+        project: context.project.id.clone(),
+        from: T0,
+        to: T0.plus_millis(2),
+        by,
+        model: None,
+        provider: None,
+        sandbox: None,
+        user: None,
+    };
+    let beside = context
+        .store
+        .compute_beside(query(SpendBy::Sandbox))
+        .await
+        .unwrap();
+    let memory: Vec<_> = beside
+        .iter()
+        .map(|(group, used)| (group.as_str(), used.memory_byte_seconds))
+        .collect();
+    let (one, two) = (sandbox_id(1), sandbox_id(2));
+    assert_eq!(memory, [(one.as_str(), 11), (two.as_str(), 100)]);
+    let total = context.store.compute_beside(query(SpendBy::Total)).await.unwrap();
+    assert_eq!((total.len(), total[0].1.memory_byte_seconds), (1, 111));
+    for (by, model) in [(SpendBy::Model, None), (SpendBy::Total, Some("m".to_owned()))] {
+        let of_calls = SpendQuery { model, ..query(by) };
+        assert_eq!(context.store.compute_beside(of_calls).await.unwrap(), []);
+    }
 }
 
 #[tokio::test]

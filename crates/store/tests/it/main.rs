@@ -9,6 +9,7 @@
 mod artifacts;
 mod crash;
 mod ledger;
+mod models;
 mod network;
 mod rows;
 mod sandboxes;

@@ -287,3 +287,43 @@ async fn an_encrypted_hello_is_taken_at_its_outer_word_but_not_where_that_is_nob
     guest.write_all(&hello).await.unwrap();
     assert_eq!(read(&mut server.accept().await, hello.len()).await, hello);
 }
+
+/// Atoll's own service is on an address of the host, which no policy reaches; its name does, where a rule allows it, and
+/// nothing else does.
+#[tokio::test]
+async fn a_service_of_our_own_is_reached_by_its_name_alone() {
+    let listener = TcpListener::bind("127.0.0.2:0").await.unwrap();
+    let to = listener.local_addr().unwrap();
+    let world = World::serving(to).await;
+    // Whatever a resolver says about the name, it is not asked.
+    world.resolver.address_for("service.internal", "169.254.169.254");
+    world.admit(
+        GUEST,
+        &json!({ "rules": [{ "action": "allow", "to": "127.0.0.0/8" }] }),
+    );
+    assert!(is_turned_away(&world, GUEST, to).await);
+    let denied = world
+        .ask(GUEST, "service.internal.", hickory_proto::rr::RecordType::A)
+        .await;
+    assert!(
+        denied.answers.is_empty(),
+        "without a rule the name does not exist"
+    );
+
+    world.admit(
+        GUEST,
+        &json!({ "rules": [{ "action": "allow", "to": "service.internal" }] }),
+    );
+    let mut guest = world.connect_name(GUEST, "service.internal.", 80).await;
+    guest
+        .write_all(b"GET /v1/models HTTP/1.1\r\nhost: service.internal\r\n\r\n")
+        .await
+        .unwrap();
+    let (mut served, _) = listener.accept().await.unwrap();
+    let request = read(&mut served, 18).await;
+    assert_eq!(request, b"GET /v1/models HTT");
+    // Its other ports lead nowhere.
+    let mut tls = world.connect_name(GUEST, "service.internal.", 443).await;
+    tls.write_all(&hello_for("service.internal")).await.unwrap();
+    assert!(matches!(tls.read(&mut [0; 16]).await, Ok(0) | Err(_)));
+}

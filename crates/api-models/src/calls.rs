@@ -1,0 +1,214 @@
+//! The routes that call models.
+
+use std::time::Duration;
+
+use atoll_dialects::Dialect;
+use atoll_models::{Refusal, Request, Served};
+use atoll_types::{Fault, FaultKind};
+use axum::body::Body;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use serde_json::json;
+
+use crate::error::{Failure, Wire};
+use crate::{App, auth};
+
+/// Answers are kept for a day at most.
+const LONGEST_KEPT: u64 = 24 * 60 * 60;
+
+/// A body that axum has read, or why it has not.
+pub(crate) type Read = Result<Bytes, BytesRejection>;
+
+pub(crate) async fn chat(
+    State(app): State<App>,
+    headers: HeaderMap,
+    body: Read,
+) -> Result<Response, Failure> {
+    serve(&app, Wire::Openai, Dialect::Chat, &headers, body, None, None).await
+}
+
+pub(crate) async fn responses(
+    State(app): State<App>,
+    headers: HeaderMap,
+    body: Read,
+) -> Result<Response, Failure> {
+    serve(&app, Wire::Openai, Dialect::Responses, &headers, body, None, None).await
+}
+
+pub(crate) async fn embeddings(
+    State(app): State<App>,
+    headers: HeaderMap,
+    body: Read,
+) -> Result<Response, Failure> {
+    serve(
+        &app,
+        Wire::Openai,
+        Dialect::Embeddings,
+        &headers,
+        body,
+        None,
+        None,
+    )
+    .await
+}
+
+pub(crate) async fn messages(
+    State(app): State<App>,
+    headers: HeaderMap,
+    body: Read,
+) -> Result<Response, Failure> {
+    serve(
+        &app,
+        Wire::Anthropic,
+        Dialect::Messages,
+        &headers,
+        body,
+        None,
+        None,
+    )
+    .await
+}
+
+pub(crate) async fn count_tokens(
+    State(app): State<App>,
+    headers: HeaderMap,
+    body: Read,
+) -> Result<Response, Failure> {
+    let wire = Wire::Anthropic;
+    let who = auth::who(&app, &headers)
+        .await
+        .map_err(|refusal| wire.refuse(refusal))?;
+    let body = read(&headers, body).map_err(|refusal| wire.refuse(refusal))?;
+    let count = app
+        .models
+        .count_tokens(&who, body)
+        .await
+        .map_err(|refusal| wire.refuse(refusal))?;
+    Ok(axum::Json(json!({"input_tokens": count})).into_response())
+}
+
+pub(crate) async fn serve(
+    app: &App,
+    wire: Wire,
+    dialect: Dialect,
+    headers: &HeaderMap,
+    body: Read,
+    model: Option<String>,
+    stream: Option<bool>,
+) -> Result<Response, Failure> {
+    let who = auth::who(app, headers)
+        .await
+        .map_err(|refusal| wire.refuse(refusal))?;
+    let body = read(headers, body).map_err(|refusal| wire.refuse(refusal))?;
+    let request = Request {
+        dialect,
+        body,
+        model,
+        stream,
+        headers: passed_on(headers),
+        keep: keep(headers).map_err(|refusal| wire.refuse(refusal))?,
+    };
+    let served = app
+        .models
+        .call(&who, request)
+        .await
+        .map_err(|refusal| wire.refuse(refusal))?;
+    Ok(match served {
+        Served::Whole {
+            call,
+            body,
+            cost,
+            cached,
+        } => {
+            let mut response = ([(header::CONTENT_TYPE, "application/json")], body).into_response();
+            tell(&mut response, "x-atoll-call", call.as_str());
+            tell(&mut response, "x-atoll-cost-usd", &cost.to_string());
+            tell(
+                &mut response,
+                "x-atoll-cache",
+                if cached { "hit" } else { "miss" },
+            );
+            response
+        }
+        Served::Stream { call, events, cached } => {
+            let body = Body::from_stream(events.map(Ok::<_, std::convert::Infallible>));
+            let head = [
+                (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
+                (header::CACHE_CONTROL, "no-cache"),
+            ];
+            let mut response = (StatusCode::OK, head, body).into_response();
+            tell(&mut response, "x-atoll-call", call.as_str());
+            tell(
+                &mut response,
+                "x-atoll-cache",
+                if cached { "hit" } else { "miss" },
+            );
+            response
+        }
+    })
+}
+
+fn tell(response: &mut Response, name: &'static str, value: &str) {
+    if let Ok(value) = HeaderValue::from_str(value) {
+        response
+            .headers_mut()
+            .insert(HeaderName::from_static(name), value);
+    }
+}
+
+/// For how many seconds the answer may be given again, if the caller wants that.
+fn keep(headers: &HeaderMap) -> Result<Option<Duration>, Refusal> {
+    const NAME: &str = "x-atoll-cache";
+    let Some(value) = headers.get(NAME) else {
+        return Ok(None);
+    };
+    let seconds = value.to_str().ok().and_then(|text| text.parse().ok());
+    match seconds.filter(|seconds| (1..=LONGEST_KEPT).contains(seconds)) {
+        Some(seconds) => Ok(Some(Duration::from_secs(seconds))),
+        None => Err(Fault::invalid(
+            "invalid_header",
+            format!("`{NAME}` is a number of seconds from 1 to {LONGEST_KEPT}"),
+        )
+        .into()),
+    }
+}
+
+/// The body, if it is JSON and not too large.
+fn read(headers: &HeaderMap, body: Read) -> Result<Bytes, Refusal> {
+    let kind = headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|kind| kind.to_str().ok())
+        .unwrap_or("application/json");
+    let essence = kind
+        .split(';')
+        .next()
+        .unwrap_or_default()
+        .trim()
+        .to_ascii_lowercase();
+    if essence != "application/json" && !essence.ends_with("+json") {
+        let message = "this route reads JSON, and the body is declared as something else";
+        return Err(Fault::invalid("unsupported_media_type", message)
+            .hint("send `Content-Type: application/json`")
+            .into());
+    }
+    body.map_err(|rejection| {
+        if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
+            let message = format!("a request may hold at most {} bytes", crate::LARGEST_REQUEST);
+            return Fault::new(FaultKind::TooLarge, "request_too_large", message).into();
+        }
+        Fault::invalid("incomplete_body", "the body could not be read to its end").into()
+    })
+}
+
+/// What a provider of the same wire should hear.
+fn passed_on(headers: &HeaderMap) -> Vec<(String, String)> {
+    let names = ["anthropic-version", "anthropic-beta", "openai-beta"];
+    names
+        .into_iter()
+        .filter_map(|name| Some((name.to_owned(), headers.get(name)?.to_str().ok()?.to_owned())))
+        .collect()
+}

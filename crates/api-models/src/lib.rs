@@ -1,0 +1,129 @@
+//! The wires of model clients: OpenAI's, Anthropic's and the AI SDK's, and the routes that manage the gateway.
+//!
+//! ```text
+//!   /v1/chat/completions  /v1/responses  /v1/embeddings  /v1/models      OpenAI     base URL: {origin}/v1
+//!   /v1/messages  /v1/messages/count_tokens  /v1/models                  Anthropic  base URL: {origin}
+//!   /v4/ai/*  /v3/ai/*  /v1/credits  /v1/generation  /v1/report          AI SDK     base URL: {origin}/v4/ai
+//!   /v1/gateway/*                                                        ours: providers, models, budgets, keys, spend
+//! ```
+//! They lie beside Atoll's own `/v1` on one port, because the AI SDK asks for some of them at the origin whatever its base
+//! URL is; none of the names is also one of ours.
+//!
+//! What must hold:
+//! - **Thin.** A handler finds out who asks, hands bytes to one use case and writes bytes. No rule about money is here.
+//! - Every error is in the shape of the wire that it is told on.
+//! - Who hangs up drops the answer, and with it the call to the provider.
+
+mod ai_sdk;
+mod auth;
+mod calls;
+mod error;
+mod guards;
+mod listing;
+mod manage;
+
+use atoll_models::Models;
+use atoll_sandboxes::Sandboxes;
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::routing::{delete, get, post, put};
+
+/// The most that a request may hold; conversations with images are large.
+const LARGEST_REQUEST: usize = 32 * 1024 * 1024;
+
+#[derive(Debug, Clone)]
+pub(crate) struct App {
+    pub(crate) models: Models,
+    pub(crate) sandboxes: Sandboxes,
+    /// Nobody but sandboxes comes by this way.
+    pub(crate) for_sandboxes: bool,
+}
+
+/// All routes, to be merged into those of the server.
+pub fn router(models: Models, sandboxes: Sandboxes) -> Router {
+    let routes = calling()
+        .route("/metrics/models", get(manage::metrics))
+        .route("/v1/gateway/providers", get(manage::list_providers))
+        .route(
+            "/v1/gateway/providers/{name}",
+            put(manage::set_provider).delete(manage::delete_provider),
+        )
+        .route("/v1/gateway/models", get(manage::list_models))
+        .route(
+            "/v1/gateway/models/{name}",
+            put(manage::set_model).delete(manage::delete_model),
+        )
+        .route("/v1/gateway/prices", get(manage::list_prices))
+        .route(
+            "/v1/gateway/prices/{*model}",
+            put(manage::set_price).delete(manage::delete_price),
+        )
+        .route("/v1/gateway/budgets", get(manage::list_budgets))
+        .route(
+            "/v1/gateway/budgets/{name}",
+            put(manage::set_budget).delete(manage::delete_budget),
+        )
+        .route(
+            "/v1/gateway/keys",
+            get(manage::list_keys).post(manage::create_key),
+        )
+        .route("/v1/gateway/keys/{id}", delete(manage::revoke_key))
+        .route("/v1/gateway/guards", get(guards::get).put(guards::set))
+        .route("/v1/gateway/calls", get(manage::list_calls))
+        .route("/v1/gateway/calls/{id}", get(manage::get_call))
+        .route("/v1/gateway/spend", get(manage::spend));
+    finish(
+        routes,
+        App {
+            models,
+            sandboxes,
+            for_sandboxes: false,
+        },
+    )
+}
+
+/// What programs inside sandboxes find: calls, with the sandbox's own token, and nothing to manage.
+pub fn sandbox_router(models: Models, sandboxes: Sandboxes) -> Router {
+    finish(
+        calling(),
+        App {
+            models,
+            sandboxes,
+            for_sandboxes: true,
+        },
+    )
+}
+
+/// The routes of model clients.
+fn calling() -> Router<App> {
+    let mut routes = Router::new()
+        .route("/v1/chat/completions", post(calls::chat))
+        .route("/v1/responses", post(calls::responses))
+        .route("/v1/embeddings", post(calls::embeddings))
+        .route("/v1/messages", post(calls::messages))
+        .route("/v1/messages/count_tokens", post(calls::count_tokens))
+        .route("/v1/models", get(listing::list))
+        .route("/v1/models/{*id}", get(listing::one))
+        .route("/v1/credits", get(ai_sdk::credits))
+        .route("/v1/generation", get(ai_sdk::generation))
+        .route("/v1/report", get(ai_sdk::report));
+    for version in ["v3", "v4"] {
+        routes = routes
+            .route(
+                &format!("/{version}/ai/language-model"),
+                post(ai_sdk::language_model),
+            )
+            .route(
+                &format!("/{version}/ai/embedding-model"),
+                post(ai_sdk::embedding_model),
+            )
+            .route(&format!("/{version}/ai/config"), get(ai_sdk::config));
+    }
+    routes
+}
+
+fn finish(routes: Router<App>, app: App) -> Router {
+    routes
+        .layer(DefaultBodyLimit::max(LARGEST_REQUEST))
+        .with_state(app)
+}

@@ -1,0 +1,332 @@
+//! Finds personal data in what is asked, before it leaves for a provider.
+//!
+//! It looks at every text of a request's JSON, on whichever wire, with its escapes undone; names of fields and numbers are not
+//! looked at. A pattern alone finds too much, so where a number carries check digits they have to be right.
+//!
+//! What must hold: without a find not a byte changes. With one, nothing but the texts that it was in. What is found is named
+//! by its rule and never repeated. It is no proof: who wants to get something past it writes it in words.
+
+use bytes::Bytes;
+use regex::{Regex, RegexSet};
+
+/// What is done about a find.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    Refuse,
+    /// `[name of the rule]` is put in its place.
+    Redact,
+}
+
+/// The rules that are known by name.
+pub const KNOWN: [&str; 5] = ["email", "phone", "card", "iban", "ssn"];
+
+/// The longest pattern of an operator's own.
+const LONGEST_PATTERN: usize = 1000;
+/// A pattern's program may take this much memory.
+const LARGEST_PROGRAM: usize = 256 * 1024;
+
+#[derive(Debug, Clone)]
+pub struct Screen {
+    /// Whether anything matches at all, in one pass.
+    any: RegexSet,
+    rules: Vec<Rule>,
+}
+
+/// Whether what looks right is right.
+type Check = fn(&str) -> bool;
+
+#[derive(Debug, Clone)]
+struct Rule {
+    name: String,
+    pattern: Regex,
+    is_sound: Check,
+    action: Action,
+}
+
+/// A text that a rule refuses.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Stopped {
+    #[error("the request holds what the rule `{0}` looks for")]
+    Found(String),
+    #[error("a text of the request is not valid JSON")]
+    Unreadable,
+}
+
+impl Screen {
+    /// Rules as `(name, pattern of one's own, action)`.
+    pub fn new<'a>(
+        rules: impl IntoIterator<Item = (&'a str, Option<&'a str>, Action)>,
+    ) -> Result<Self, String> {
+        let mut compiled = Vec::new();
+        for (name, own, action) in rules {
+            let known: Option<(&str, Check)> = match name {
+                "email" => Some((
+                    r"(?i)\b[a-z0-9._%+-]{1,64}@(?:[a-z0-9-]{1,63}\.){1,8}[a-z]{2,24}\b",
+                    |_| true,
+                )),
+                "phone" => Some((r"\+[1-9](?:[ .()-]{0,2}[0-9]){7,14}\b", |_| true)),
+                "card" => Some((r"\b[0-9](?:[ -]?[0-9]){12,18}\b", has_card_digits)),
+                "iban" => Some((r"\b[A-Z]{2}[0-9]{2}(?: ?[A-Z0-9]){11,30}\b", has_iban_digits)),
+                "ssn" => Some((r"\b[0-9]{3}-[0-9]{2}-[0-9]{4}\b", is_given_ssn)),
+                _ => None,
+            };
+            let (text, is_sound) = match (known, own) {
+                (Some(known), None) => known,
+                (None, Some(own)) => (own, (|_| true) as Check),
+                (Some(_), Some(_)) => {
+                    return Err(format!(
+                        "`{name}` is known and takes no pattern; choose another name"
+                    ));
+                }
+                (None, None) => {
+                    return Err(format!(
+                        "`{name}` is not one of {}: give it a pattern",
+                        KNOWN.join(", ")
+                    ));
+                }
+            };
+            if text.len() > LONGEST_PATTERN {
+                return Err(format!(
+                    "the pattern of `{name}` is longer than {LONGEST_PATTERN} bytes"
+                ));
+            }
+            let pattern = regex::RegexBuilder::new(text).size_limit(LARGEST_PROGRAM).build();
+            let pattern =
+                pattern.map_err(|error| format!("the pattern of `{name}` cannot be used: {error}"))?;
+            if pattern.is_match("") {
+                return Err(format!(
+                    "the pattern of `{name}` matches nothing at all, so everything"
+                ));
+            }
+            compiled.push(Rule {
+                name: name.to_owned(),
+                pattern,
+                is_sound,
+                action,
+            });
+        }
+        let any = RegexSet::new(compiled.iter().map(|rule| rule.pattern.as_str()));
+        Ok(Self {
+            any: any.map_err(|error| format!("the patterns cannot be used together: {error}"))?,
+            rules: compiled,
+        })
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.rules.is_empty()
+    }
+
+    /// The body as it may be sent.
+    pub fn apply(&self, body: &Bytes) -> Result<Bytes, Stopped> {
+        let mut changed: Vec<u8> = Vec::new();
+        let (mut kept, mut at) = (0, 0);
+        while let Some(start) = memchr::memchr(b'"', &body[at..]).map(|found| at + found) {
+            let end = end_of_text(body, start).ok_or(Stopped::Unreadable)?;
+            at = end;
+            // A name of a field.
+            if body[end..].trim_ascii_start().first() == Some(&b':') {
+                continue;
+            }
+            if let Some(text) = self.screen(&body[start..end])? {
+                changed.extend_from_slice(&body[kept..start]);
+                changed.extend_from_slice(text.as_bytes());
+                kept = end;
+            }
+        }
+        if kept == 0 {
+            return Ok(body.clone());
+        }
+        changed.extend_from_slice(&body[kept..]);
+        Ok(changed.into())
+    }
+
+    /// A text with its quotes, changed; `None`: it may stay as it is.
+    fn screen(&self, quoted: &[u8]) -> Result<Option<String>, Stopped> {
+        let plain = &quoted[1..quoted.len() - 1];
+        let undone: String;
+        let text = if plain.contains(&b'\\') {
+            undone = serde_json::from_slice(quoted).map_err(|_| Stopped::Unreadable)?;
+            undone.as_str()
+        } else {
+            std::str::from_utf8(plain).map_err(|_| Stopped::Unreadable)?
+        };
+        let mut now = std::borrow::Cow::Borrowed(text);
+        let mut changed = false;
+        for index in self.any.matches(text) {
+            let rule = &self.rules[index];
+            let found = rule
+                .pattern
+                .find_iter(&now)
+                .any(|found| (rule.is_sound)(found.as_str()));
+            match (found, rule.action) {
+                (false, _) => {}
+                (true, Action::Refuse) => return Err(Stopped::Found(rule.name.clone())),
+                (true, Action::Redact) => {
+                    let place = format!("[{}]", rule.name);
+                    let redacted = rule.pattern.replace_all(&now, |found: &regex::Captures<'_>| {
+                        if (rule.is_sound)(&found[0]) {
+                            place.clone()
+                        } else {
+                            found[0].to_owned()
+                        }
+                    });
+                    now = redacted.into_owned().into();
+                    changed = true;
+                }
+            }
+        }
+        Ok(changed.then(|| serde_json::Value::from(now.into_owned()).to_string()))
+    }
+}
+
+/// Behind the closing quote of the text that opens at `start`.
+fn end_of_text(body: &[u8], start: usize) -> Option<usize> {
+    let mut at = start + 1;
+    loop {
+        at += memchr::memchr2(b'"', b'\\', &body[at..])?;
+        if body[at] == b'"' {
+            return Some(at + 1);
+        }
+        // Whatever is escaped, it is not the end.
+        at += 2;
+        if at > body.len() {
+            return None;
+        }
+    }
+}
+
+fn digits(text: &str) -> impl DoubleEndedIterator<Item = u32> {
+    text.chars().filter_map(|letter| letter.to_digit(10))
+}
+
+/// Luhn's check digit, as on cards.
+fn has_card_digits(text: &str) -> bool {
+    let sum: u32 = digits(text)
+        .rev()
+        .enumerate()
+        .map(|(at, digit)| match (at % 2, digit * 2) {
+            (0, _) => digit,
+            (_, twice) if twice > 9 => twice - 9,
+            (_, twice) => twice,
+        })
+        .sum();
+    sum.is_multiple_of(10) && digits(text).any(|digit| digit != 0)
+}
+
+/// An IBAN is 1 modulo 97, its first four letters last and letters counted from 10.
+fn has_iban_digits(text: &str) -> bool {
+    let letters: Vec<char> = text.chars().filter(|letter| !letter.is_whitespace()).collect();
+    let moved = letters.iter().skip(4).chain(letters.iter().take(4));
+    let rest = moved.fold(0_u32, |rest, letter| match letter.to_digit(36) {
+        Some(value @ 0..=9) => (rest * 10 + value) % 97,
+        Some(value) => (rest * 100 + value) % 97,
+        None => rest,
+    });
+    rest == 1
+}
+
+/// Numbers that were never given to anybody are no numbers of persons.
+fn is_given_ssn(text: &str) -> bool {
+    let mut parts = text.split('-');
+    let (area, group, serial) = (parts.next(), parts.next(), parts.next());
+    !matches!(area, Some("000" | "666"))
+        && area.is_some_and(|area| area < "900")
+        && group != Some("00")
+        && serial != Some("0000")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn screen(action: Action) -> Screen {
+        Screen::new(KNOWN.map(|name| (name, None, action))).unwrap()
+    }
+
+    fn redacted(body: &str) -> String {
+        let body = Bytes::copy_from_slice(body.as_bytes());
+        String::from_utf8(screen(Action::Redact).apply(&body).unwrap().to_vec()).unwrap()
+    }
+
+    #[test]
+    fn what_is_personal_is_found_and_what_only_looks_so_is_not() {
+        for (said, sent) in [
+            ("write to ann.b+c@mail.example.org now", "write to [email] now"),
+            ("call +41 44 668 18 00", "call [phone]"),
+            ("pay with 4111 1111 1111 1111.", "pay with [card]."),
+            ("pay with 4111 1111 1111 1112.", "pay with 4111 1111 1111 1112."),
+            ("to CH93 0076 2011 6238 5295 7", "to [iban]"),
+            ("to CH94 0076 2011 6238 5295 7", "to CH94 0076 2011 6238 5295 7"),
+            ("ssn 536-90-4399", "ssn [ssn]"),
+            ("ssn 000-90-4399", "ssn 000-90-4399"),
+            (
+                "version 1.2.3-4 at 12:30, 1234567890",
+                "version 1.2.3-4 at 12:30, 1234567890",
+            ),
+        ] {
+            assert_eq!(
+                redacted(&format!(r#"{{"a":[{{"b":"{said}"}}]}}"#)),
+                format!(r#"{{"a":[{{"b":"{sent}"}}]}}"#)
+            );
+        }
+    }
+
+    #[test]
+    fn escapes_hide_nothing_and_the_rest_stays() {
+        assert_eq!(
+            redacted(r#"{ "x" : 1.50, "t":"a\u0040b.org \"q\"" ,"u":"\u00e9"}"#),
+            r#"{ "x" : 1.50, "t":"[email] \"q\"" ,"u":"\u00e9"}"#
+        );
+        // Names of fields and numbers are not texts.
+        let body = r#"{"a@b.org":4111111111111111}"#;
+        assert_eq!(redacted(body), body);
+    }
+
+    #[test]
+    fn a_refusal_names_the_rule_and_not_the_find() {
+        let body = Bytes::from_static(br#"{"t":"a@b.org"}"#);
+        let stopped = screen(Action::Refuse).apply(&body).unwrap_err();
+        assert_eq!(stopped, Stopped::Found("email".into()));
+        assert!(!stopped.to_string().contains("b.org"));
+        for broken in [r#"{"t":"a"#, r#"{"t":"a\"#, "{\"t\":\"a\\u12\"}"] {
+            let body = Bytes::copy_from_slice(broken.as_bytes());
+            assert_eq!(
+                screen(Action::Refuse).apply(&body),
+                Err(Stopped::Unreadable),
+                "{broken}"
+            );
+        }
+    }
+
+    #[test]
+    fn rules_of_ones_own_are_checked() {
+        let own = Screen::new([("ticket", Some("T-[0-9]+"), Action::Redact)]).unwrap();
+        let body = Bytes::from_static(br#"{"t":"see T-12"}"#);
+        assert_eq!(own.apply(&body).unwrap(), br#"{"t":"see [ticket]"}"#.as_slice());
+        for (name, pattern) in [
+            ("x", Some("(")),
+            ("x", Some("a*")),
+            ("x", None),
+            ("email", Some("a")),
+            ("x", Some("(?:[a-z]{1000}){1000}")),
+        ] {
+            assert!(
+                Screen::new([(name, pattern, Action::Refuse)]).is_err(),
+                "{name} {pattern:?}"
+            );
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_json_stays_json(texts in prop::collection::vec("\\PC{0,40}", 0..6)) {
+            let value = serde_json::json!({"a": texts, "mail": "x@y.org"});
+            let body = Bytes::from(value.to_string());
+            let sent = screen(Action::Redact).apply(&body).unwrap();
+            let read: serde_json::Value = serde_json::from_slice(&sent).unwrap();
+            prop_assert_eq!(&read["mail"], "[email]");
+            prop_assert_eq!(read["a"].as_array().unwrap().len(), texts.len());
+        }
+    }
+}

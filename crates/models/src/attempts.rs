@@ -1,0 +1,262 @@
+//! Asking providers until one answers.
+//!
+//! Another target, or the same once more, is tried only before an answer has begun, only after a failure that is not the
+//! caller's fault, and only as long as the retry budget lasts.
+
+use std::time::{Duration, Instant};
+
+use atoll_gateway_core::Target;
+use atoll_providers::{Call, Error, Reply};
+use atoll_types::{Fault, FaultKind};
+use bytes::Bytes;
+use serde_json::Value;
+
+use crate::faults::Refusal;
+use crate::outgoing::Outgoing;
+use crate::settlement::Open;
+use crate::{Models, Request, random};
+
+/// How often one call may be sent.
+const MOST_ATTEMPTS: u32 = 5;
+/// How often the whole plan is gone through.
+const ROUNDS: u32 = 3;
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+/// A provider that wants to be left alone for longer is not waited for.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// A provider's refusal.
+#[derive(Debug)]
+pub struct Upstream {
+    pub status: u16,
+    /// What it said, on its own wire.
+    pub body: Bytes,
+    /// Its wire is the client's.
+    pub same_wire: bool,
+}
+
+/// What is to be done after a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// The request itself is at fault.
+    GiveUp,
+    /// Somebody else may do better.
+    Elsewhere,
+    /// It may go better later, too.
+    Again,
+}
+
+impl Models {
+    pub(crate) async fn attempt(
+        &self,
+        open: &mut Open,
+        request: &Request,
+        targets: &[Target],
+        stream: bool,
+    ) -> Result<(Reply, Outgoing), Refusal> {
+        let mut last: Option<Refusal> = None;
+        for round in 0..ROUNDS {
+            let mut again = false;
+            for target in targets {
+                if open.row.attempts >= MOST_ATTEMPTS || (open.row.attempts > 0 && !self.retries().withdraw())
+                {
+                    return Err(last.unwrap_or_else(nobody));
+                }
+                match self.try_one(open, request, target, stream).await {
+                    Ok(answered) => return Ok(answered),
+                    Err((refusal, Next::GiveUp)) => return Err(refusal),
+                    Err((refusal, next)) => {
+                        again |= next == Next::Again;
+                        // What a provider said explains more than that another was not asked.
+                        if last.as_ref().is_none_or(|last| last.upstream.is_none())
+                            || refusal.upstream.is_some()
+                        {
+                            last = Some(refusal);
+                        }
+                    }
+                }
+            }
+            let pause = last
+                .as_ref()
+                .and_then(|last| last.retry_after)
+                .unwrap_or(FIRST_PAUSE * 2_u32.pow(round));
+            if !again || round + 1 == ROUNDS || pause > LONGEST_PAUSE {
+                break;
+            }
+            let jitter = Duration::from_millis(u64::from(u8::from_le_bytes(random())) / 2);
+            tokio::time::sleep(pause + jitter).await;
+        }
+        Err(last.unwrap_or_else(nobody))
+    }
+
+    async fn try_one(
+        &self,
+        open: &mut Open,
+        request: &Request,
+        target: &Target,
+        stream: bool,
+    ) -> Result<(Reply, Outgoing), (Refusal, Next)> {
+        let setup = std::sync::Arc::clone(&open.setup);
+        let project = open.row.project.clone();
+        let Some(provider) = setup.providers.get(&target.provider) else {
+            let fault = Fault::not_found(
+                "provider_not_found",
+                format!("there is no provider `{}`", target.provider),
+            );
+            return Err((fault.into(), Next::Elsewhere));
+        };
+        if !self.inner.healths.enter(&project, target, self.now()) {
+            let message = format!(
+                "provider `{}` has failed too often and is left alone for a moment",
+                target.provider
+            );
+            let fault = Fault::new(FaultKind::Unavailable, "provider_resting", message);
+            return Err((fault.into(), Next::Elsewhere));
+        }
+        let outgoing = Outgoing::prepare(request, provider, target, setup.price_of(target), stream)
+            .map_err(|refusal| (refusal, Next::Elsewhere))?;
+        let same_wire = outgoing.speaks == request.dialect;
+        let call = Call {
+            kind: provider.kind,
+            base_url: &provider.base_url,
+            path: &outgoing.path,
+            headers: if same_wire { &request.headers } else { &[] },
+            body: outgoing.body.clone(),
+            stream,
+        };
+        let ready = match &provider.sealed {
+            None => call.with_key(None),
+            Some(_) => match self
+                .inner
+                .broker
+                .lend(&provider.id, self.now(), |key| call.with_key(Some(key)))
+            {
+                Some(ready) => ready,
+                None => Err(Error::Unusable("its key cannot be opened".into())),
+            },
+        };
+        open.row.attempts += 1;
+        let began = Instant::now();
+        // An earlier attempt may have been read and never answered.
+        let owed_before = std::mem::replace(&mut open.seen.owed, true);
+        let sent = match ready {
+            Ok(ready) => self.inner.providers.send(ready).await,
+            Err(error) => Err(error),
+        };
+        let millis = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let record = |worked| {
+            self.inner
+                .healths
+                .record(&project, target, worked, millis, self.now());
+        };
+        match sent {
+            Ok(reply) if (200..300).contains(&reply.status) => {
+                record(true);
+                open.answered_by(target);
+                Ok((reply, outgoing))
+            }
+            Ok(reply) => {
+                // Who refuses charges nothing.
+                open.seen.owed = owed_before;
+                let next = after_status(reply.status);
+                record(next == Next::GiveUp);
+                Err((refused(target, reply, same_wire).await, next))
+            }
+            Err(error) => {
+                if matches!(error, Error::Unreachable(_) | Error::Unusable(_)) {
+                    open.seen.owed = owed_before;
+                }
+                record(false);
+                Err(failed(target, &error))
+            }
+        }
+    }
+}
+
+fn after_status(status: u16) -> Next {
+    match status {
+        // Not for this caller to mend, but another provider may have another key, or the model.
+        401..=404 => Next::Elsewhere,
+        408 | 409 | 425 | 429 | 500..=599 => Next::Again,
+        _ => Next::GiveUp,
+    }
+}
+
+async fn refused(target: &Target, reply: Reply, same_wire: bool) -> Refusal {
+    let (status, retry_after) = (reply.status, reply.retry_after);
+    let body = reply.explanation().await;
+    let said = explanation(&body);
+    let whom = format!("provider `{}`", target.provider);
+    let fault = match status {
+        // The caller's own key is fine, and the provider may repeat ours in its complaint.
+        401 | 403 => {
+            let message = format!("{whom} does not accept the key that this gateway has for it");
+            let fault = Fault::new(FaultKind::Unavailable, "provider_key_refused", message);
+            return fault.hint("`atoll provider set` replaces it").into();
+        }
+        404 => Fault::not_found("model_not_found", format!("{whom}: {said}")),
+        413 => Fault::new(FaultKind::TooLarge, "provider_refused", format!("{whom}: {said}")),
+        429 => Fault::new(
+            FaultKind::LimitExceeded,
+            "provider_rate_limited",
+            format!("{whom}: {said}"),
+        ),
+        400..=499 => Fault::invalid("provider_refused", format!("{whom}: {said}")),
+        _ => Fault::new(
+            FaultKind::Unavailable,
+            "provider_failed",
+            format!("{whom}: {said}"),
+        ),
+    };
+    let upstream = Some(Box::new(Upstream {
+        status,
+        body,
+        same_wire,
+    }));
+    Refusal {
+        retry_after,
+        upstream,
+        ..fault.into()
+    }
+}
+
+fn failed(target: &Target, error: &Error) -> (Refusal, Next) {
+    let message = format!("provider `{}`: {error}", target.provider);
+    let (kind, code, next) = match error {
+        Error::TooSlow(_) | Error::Stalled(_) => (FaultKind::TimedOut, "provider_timed_out", Next::Elsewhere),
+        Error::Unusable(_) => (FaultKind::Unavailable, "provider_unusable", Next::Elsewhere),
+        Error::WrongKind(_) | Error::TooLarge(_) => {
+            (FaultKind::Unavailable, "provider_failed", Next::Elsewhere)
+        }
+        Error::Unreachable(_) | Error::BrokeOff(_) => {
+            (FaultKind::Unavailable, "provider_failed", Next::Again)
+        }
+    };
+    (Fault::new(kind, code, message).into(), next)
+}
+
+fn nobody() -> Refusal {
+    Fault::new(
+        FaultKind::Unavailable,
+        "provider_failed",
+        "no provider could be asked",
+    )
+    .into()
+}
+
+/// What a provider says about a refusal, however it spells it.
+fn explanation(body: &[u8]) -> String {
+    let value: Value = serde_json::from_slice(body).unwrap_or_default();
+    let said = value["error"]["message"]
+        .as_str()
+        .or_else(|| value["message"].as_str())
+        .or_else(|| value["error"].as_str())
+        .or_else(|| value[0]["error"]["message"].as_str())
+        .map(str::to_owned)
+        .unwrap_or_else(|| String::from_utf8_lossy(body).into_owned());
+    let said: String = said.chars().filter(|c| !c.is_control()).take(500).collect();
+    if said.trim().is_empty() {
+        "it gave no reason".into()
+    } else {
+        said
+    }
+}

@@ -1,0 +1,110 @@
+//! Why a call cannot be served, in one form for every wire.
+
+use std::time::Duration;
+
+use atoll_dialects::{PeekError, Untranslatable};
+use atoll_gateway_core::{Exhausted, NoRoute};
+use atoll_types::{Fault, FaultKind, ModelCallId, Timestamp};
+
+use crate::Upstream;
+
+/// A fault, and what a front end can tell beside it.
+#[derive(Debug)]
+pub struct Refusal {
+    pub fault: Box<Fault>,
+    /// The call, where it had begun.
+    pub call: Option<ModelCallId>,
+    pub retry_after: Option<Duration>,
+    /// The field of the request that is at fault.
+    pub field: Option<String>,
+    /// What the provider said, where it was the provider who refused.
+    pub upstream: Option<Box<Upstream>>,
+}
+
+impl From<Fault> for Refusal {
+    fn from(fault: Fault) -> Self {
+        Self {
+            fault: Box::new(fault),
+            call: None,
+            retry_after: None,
+            field: None,
+            upstream: None,
+        }
+    }
+}
+
+impl From<Untranslatable> for Refusal {
+    fn from(error: Untranslatable) -> Self {
+        let fault = Fault::invalid("untranslatable", error.to_string());
+        Self {
+            field: Some(error.field),
+            ..fault.into()
+        }
+    }
+}
+
+impl From<PeekError> for Refusal {
+    fn from(error: PeekError) -> Self {
+        Fault::invalid("invalid_body", error.to_string()).into()
+    }
+}
+
+impl From<NoRoute> for Refusal {
+    fn from(error: NoRoute) -> Self {
+        let fault = Fault::not_found("model_not_found", error.to_string());
+        let hint = match error {
+            NoRoute::Unknown { .. } => {
+                "`atoll model list` shows what can be called; `provider/model` names one directly"
+            }
+            NoRoute::Excluded { .. } => "leave out `only`, `ignore` or `order`",
+        };
+        fault.hint(hint).into()
+    }
+}
+
+impl From<Box<Exhausted>> for Refusal {
+    fn from(refused: Box<Exhausted>) -> Self {
+        let Exhausted {
+            budget,
+            subject,
+            spent,
+            reserved,
+            wanted,
+            resets_at,
+        } = *refused;
+        let whose = match budget.scope {
+            atoll_types::BudgetScope::Project => "the project".to_owned(),
+            scope => format!("{scope} `{subject}`"),
+        };
+        let resets = resets_at.map_or_else(
+            || "it never resets".to_owned(),
+            |at| format!("it resets at {}", time(at)),
+        );
+        let message = format!(
+            "the budget `{}` of {whose} does not allow this call: of ${} a {}, ${spent} is spent and ${reserved} reserved by \
+             calls under way, and this one may cost up to ${wanted}; {resets}",
+            budget.name, budget.limit, budget.window,
+        );
+        Fault::new(FaultKind::LimitExceeded, "budget_exhausted", message)
+            .hint("ask for fewer tokens (`max_tokens`), use a cheaper model, or raise the budget with `atoll budget set`")
+            .into()
+    }
+}
+
+/// `2026-01-31T00:00:00Z`: budgets reset at midnight.
+fn time(at: Timestamp) -> String {
+    jiff::Timestamp::from_millisecond(at.0).map_or_else(|_| at.0.to_string(), |at| at.to_string())
+}
+
+pub(crate) fn from_store(error: &atoll_store::Error) -> Fault {
+    match error {
+        atoll_store::Error::NameTaken { .. } => {
+            Fault::new(FaultKind::Conflict, "name_taken", error.to_string())
+        }
+        atoll_store::Error::NotFound { .. } => Fault::not_found("not_found", error.to_string()),
+        error => {
+            tracing::error!(%error, "the store failed");
+            Fault::internal(format!("the server's database failed: {error}"))
+        }
+    }
+}

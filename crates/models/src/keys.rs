@@ -1,0 +1,174 @@
+//! Virtual keys: secrets of this gateway's own, with fewer rights than a project's key.
+//!
+//! A secret is 200 random bits, shown once and kept as its SHA-256, as those of API keys are.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use atoll_gateway_core::{Pattern, Rate, RateLimit};
+use atoll_store::{Fact, ModelKeyRow};
+use atoll_types::{Fault, KeyId, ProjectId, Timestamp};
+use sha2::{Digest as _, Sha256};
+
+use crate::faults::from_store;
+use crate::{Models, fresh};
+
+const PREFIX: &str = "atm_";
+
+/// A key that works, as calls see it.
+#[derive(Debug)]
+pub struct ModelKey {
+    pub row: ModelKeyRow,
+    models: Vec<Pattern>,
+    pub(crate) rate: Mutex<Rate>,
+}
+
+impl ModelKey {
+    /// Whether it may ask for a model of this name.
+    pub(crate) fn allows(&self, model: &str) -> bool {
+        self.models.is_empty() || self.models.iter().any(|pattern| pattern.matches(model))
+    }
+
+    pub(crate) fn take(&self, tokens: u64, now: Timestamp) -> Result<(), u64> {
+        self.rate
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take(tokens, now)
+    }
+
+    pub(crate) fn correct(&self, estimated: u64, actual: u64) {
+        self.rate
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .correct(estimated, actual);
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Keys(RwLock<HashMap<[u8; 32], Arc<ModelKey>>>);
+
+impl Keys {
+    pub(crate) fn remember(&self, row: ModelKeyRow, now: Timestamp) {
+        let limit = RateLimit {
+            requests_per_minute: row.requests_per_minute,
+            tokens_per_minute: row.tokens_per_minute,
+        };
+        let key = ModelKey {
+            models: row
+                .models
+                .iter()
+                .filter_map(|pattern| pattern.parse().ok())
+                .collect(),
+            rate: Mutex::new(Rate::new(limit, now)),
+            row,
+        };
+        let mut keys = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        keys.insert(key.row.hash, Arc::new(key));
+    }
+
+    fn forget(&self, hash: &[u8; 32]) {
+        self.0
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(hash);
+    }
+
+    fn find(&self, hash: &[u8; 32]) -> Option<Arc<ModelKey>> {
+        self.0
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(hash)
+            .cloned()
+    }
+}
+
+#[derive(Debug, Clone)]
+pub struct CreateModelKey {
+    pub name: String,
+    /// Names of models that it may ask for, with wildcards; empty: all.
+    pub models: Vec<String>,
+    pub requests_per_minute: Option<u64>,
+    pub tokens_per_minute: Option<u64>,
+    pub expires_at: Option<Timestamp>,
+}
+
+impl Models {
+    /// Who holds this secret. `None`: nobody (unknown, revoked or expired).
+    pub fn authenticate(&self, secret: &str) -> Option<Arc<ModelKey>> {
+        if !secret.starts_with(PREFIX) || secret.len() > 100 {
+            return None;
+        }
+        let key = self.inner.keys.find(&Sha256::digest(secret.as_bytes()).into())?;
+        key.row.expires_at.is_none_or(|at| self.now() < at).then_some(key)
+    }
+
+    /// Makes a key and returns its secret, which cannot be shown again.
+    pub async fn create_model_key(
+        &self,
+        project: &ProjectId,
+        request: CreateModelKey,
+    ) -> Result<(ModelKeyRow, String), Fault> {
+        let name = &request.name;
+        if name.is_empty() || name.len() > 100 || name.chars().any(char::is_control) {
+            return Err(Fault::invalid(
+                "key_name_invalid",
+                "a key's name has 1 to 100 printable characters",
+            ));
+        }
+        if request.models.len() > 100 {
+            return Err(Fault::invalid(
+                "key_models_invalid",
+                "a key names at most 100 models; use wildcards",
+            ));
+        }
+        for pattern in &request.models {
+            pattern
+                .parse::<Pattern>()
+                .map_err(|why| Fault::invalid("model_name_invalid", why))?;
+        }
+        let (first, second): (KeyId, KeyId) = (fresh(), fresh());
+        let secret = format!("{PREFIX}{}{}", first.bare(), second.bare());
+        let row = ModelKeyRow {
+            id: fresh(),
+            project: project.clone(),
+            name: request.name,
+            hash: Sha256::digest(secret.as_bytes()).into(),
+            prefix: secret[..PREFIX.len() + 4].to_owned(),
+            models: request.models,
+            requests_per_minute: request.requests_per_minute,
+            tokens_per_minute: request.tokens_per_minute,
+            created_at: self.now(),
+            expires_at: request.expires_at,
+            revoked_at: None,
+        };
+        let fact = self.fact(
+            project,
+            Fact::ModelKeyCreated {
+                key: row.id.clone(),
+                name: row.name.clone(),
+            },
+        );
+        self.store()
+            .insert_model_key(row.clone(), vec![fact])
+            .await
+            .map_err(|e| from_store(&e))?;
+        self.inner.keys.remember(row.clone(), self.now());
+        Ok((row, secret))
+    }
+
+    pub async fn list_model_keys(&self, project: &ProjectId) -> Result<Vec<ModelKeyRow>, Fault> {
+        self.store().model_keys(project).await.map_err(|e| from_store(&e))
+    }
+
+    /// From now on the key opens nothing. Revoking it again changes nothing.
+    pub async fn revoke_model_key(&self, project: &ProjectId, id: &KeyId) -> Result<ModelKeyRow, Fault> {
+        let fact = self.fact(project, Fact::ModelKeyRevoked { key: id.clone() });
+        let revoked = self
+            .store()
+            .revoke_model_key(project, id, self.now(), vec![fact])
+            .await;
+        let row = revoked.map_err(|e| from_store(&e))?;
+        self.inner.keys.forget(&row.hash);
+        Ok(row)
+    }
+}

@@ -1,0 +1,234 @@
+//! The model gateway's use cases: who may call which model, within which budget, through which provider; and what it cost.
+//!
+//! ```text
+//!   request ── peek ── plan ── estimate ── reserve ──┬── open row (durable while the provider thinks)
+//!                                                    └── attempts ── pass through, or translate ──> client
+//!                                                                        └── settle: budgets, row, fact
+//! ```
+//! What must hold:
+//! - What a call may cost at most is reserved in every budget before a provider hears of it. However it ends, it is settled
+//!   exactly once: by its end, by its drop when the caller hangs up, or by the next server after a crash.
+//! - The first byte of an answer goes out when the row of its call is durable.
+//! - An answer that has begun is never begun again elsewhere.
+//! - A provider's key is lent by the broker for the moment in which a request is made ready.
+//! - Nothing that was asked or answered is written down unless the operator wants it: rows and facts carry names, numbers and
+//!   sizes. Answers are kept in memory for callers who ask for it.
+
+mod admission;
+mod attempts;
+mod bodies;
+mod cache;
+mod faults;
+mod guards;
+mod health;
+mod keys;
+mod outgoing;
+mod relay;
+mod reports;
+mod settlement;
+mod setup;
+mod spans;
+mod wishes;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
+
+use atoll_egress::Broker;
+use atoll_gateway_core::{Books, Budget, RetryBudget, Window};
+use atoll_providers::{Providers, Timeouts};
+use atoll_store::{Fact, ModelBudgetRow, NewFact, Store};
+use atoll_types::{CallOutcome, Fault, Id, ProjectId, Timestamp};
+use tokio_util::task::TaskTracker;
+
+pub use admission::{Request, Who};
+pub use attempts::Upstream;
+pub use faults::Refusal;
+pub use keys::{CreateModelKey, ModelKey};
+pub use relay::{AnswerStream, Served};
+pub use reports::{Metrics, Spend};
+pub use setup::{BudgetView, ModelView, ProviderView, SetBudget, SetPrice, SetProvider, SetRoute};
+
+use bodies::Bodies;
+use cache::Cache;
+use faults::from_store;
+use health::Healths;
+use keys::Keys;
+use setup::ProjectSetup;
+
+#[derive(Debug, Clone, Copy)]
+pub struct Settings {
+    pub timeouts: Timeouts,
+    /// For how long what was asked and answered is kept; `None`: not at all.
+    pub keep_bodies: Option<Duration>,
+    /// The wall clock; tests bring their own.
+    pub now: fn() -> Timestamp,
+}
+
+/// The service. Cheap to clone; every clone is the same.
+#[derive(Debug, Clone)]
+pub struct Models {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    settings: Settings,
+    store: Store,
+    broker: Arc<Broker>,
+    providers: Providers,
+    setups: RwLock<HashMap<ProjectId, Arc<ProjectSetup>>>,
+    keys: Keys,
+    books: Mutex<Books>,
+    healths: Healths,
+    cache: Cache,
+    bodies: Option<Bodies>,
+    retries: Mutex<RetryBudget>,
+    /// Held while the setup changes, so that of two changes the later one stays.
+    setup_lock: tokio::sync::Mutex<()>,
+    metrics: Metrics,
+    /// Facts of refusals that are being written.
+    refusals: AtomicU64,
+    tasks: TaskTracker,
+}
+
+impl Models {
+    /// Settles what an earlier server left open, and reads the setup.
+    pub async fn start(settings: Settings, store: Store, broker: Arc<Broker>) -> Result<Self, Fault> {
+        let providers =
+            Providers::new(settings.timeouts).map_err(|error| Fault::internal(error.to_string()))?;
+        let bodies = settings.keep_bodies.map(Bodies::new);
+        let models = Self {
+            inner: Arc::new(Inner {
+                settings,
+                store,
+                broker,
+                providers,
+                setups: RwLock::default(),
+                keys: Keys::default(),
+                books: Mutex::default(),
+                healths: Healths::default(),
+                cache: Cache::default(),
+                bodies: bodies.transpose().map_err(Fault::internal)?,
+                retries: Mutex::default(),
+                setup_lock: tokio::sync::Mutex::default(),
+                metrics: Metrics::default(),
+                refusals: AtomicU64::new(0),
+                tasks: TaskTracker::new(),
+            }),
+        };
+        models.settle_what_was_lost().await?;
+        models.load().await?;
+        Ok(models)
+    }
+
+    /// Waits until every call that has ended is written down.
+    pub async fn shutdown(&self) {
+        self.inner.tasks.close();
+        self.inner.tasks.wait().await;
+    }
+
+    pub fn metrics(&self) -> &Metrics {
+        &self.inner.metrics
+    }
+
+    fn store(&self) -> &Store {
+        &self.inner.store
+    }
+
+    fn now(&self) -> Timestamp {
+        (self.inner.settings.now)()
+    }
+
+    fn books(&self) -> MutexGuard<'_, Books> {
+        self.inner.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn retries(&self) -> MutexGuard<'_, RetryBudget> {
+        self.inner.retries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A killed server's calls may have cost something that nobody counted: what was sent is paid for, what came back is
+    /// not known.
+    async fn settle_what_was_lost(&self) -> Result<(), Fault> {
+        let now = self.now();
+        for mut call in self
+            .store()
+            .open_model_calls()
+            .await
+            .map_err(|e| from_store(&e))?
+        {
+            call.outcome = CallOutcome::Lost;
+            call.ended_at = Some(now);
+            call.estimated = true;
+            call.error = Some("the server was killed meanwhile".into());
+            let fact = settlement::fact(&call);
+            self.store()
+                .close_model_call(call, vec![fact])
+                .await
+                .map_err(|e| from_store(&e))?;
+        }
+        Ok(())
+    }
+
+    /// Reads a budget's spending from the rows of the calls in its present window.
+    async fn enter_budget(&self, row: ModelBudgetRow) -> Result<(), Fault> {
+        let now = self.now();
+        let from = Window::containing(row.window, now).start;
+        let spent = self
+            .store()
+            .model_spent(&row.project, row.scope, row.subject.as_deref(), from)
+            .await;
+        let spent = spent.map_err(|e| from_store(&e))?;
+        let budget = Budget {
+            id: row.id,
+            project: row.project,
+            name: row.name,
+            scope: row.scope,
+            subject: row.subject,
+            window: row.window,
+            limit: row.limit,
+            alert_percent: row.alert_percent,
+        };
+        self.books().set(budget, spent, now);
+        Ok(())
+    }
+
+    /// Writes down that a call was refused, unless so many are being refused that this would be the larger harm.
+    fn note_refusal(&self, who: &Who, model: &str, code: &'static str, reason: &str) {
+        const AT_ONCE: u64 = 256;
+        if self.inner.refusals.fetch_add(1, Ordering::Relaxed) >= AT_ONCE {
+            self.inner.refusals.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
+        let fact = NewFact {
+            at: self.now(),
+            project: who.spender.project.clone(),
+            sandbox: who.spender.sandbox.clone(),
+            fact: Fact::ModelRefused {
+                model: model.chars().take(200).collect(),
+                code: code.into(),
+                reason: reason.to_owned(),
+            },
+        };
+        let models = self.clone();
+        self.inner.tasks.spawn(async move {
+            if let Err(error) = models.store().append_facts(vec![fact]).await {
+                tracing::warn!(%error, "a refused model call could not be written down");
+            }
+            models.inner.refusals.fetch_sub(1, Ordering::Relaxed);
+        });
+    }
+}
+
+/// A fresh id.
+fn fresh<K: atoll_types::Kind>() -> Id<K> {
+    Id::from_entropy(random())
+}
+
+fn random<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).expect("the kernel's random source works, or nothing here is safe");
+    bytes
+}

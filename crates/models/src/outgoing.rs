@@ -1,0 +1,132 @@
+//! What a provider is sent for a call: the client's own bytes where both speak the same wire, a translation where not.
+
+use atoll_dialects::{
+    Dialect, Rewrite, Untranslatable, ai_sdk, chat, embeddings, gemini, messages, responses,
+};
+use atoll_gateway_core::{Price, Target};
+use atoll_store::ModelProviderRow;
+use atoll_types::ProviderKind;
+use bytes::Bytes;
+use serde_json::Value;
+
+use crate::Request;
+use crate::faults::Refusal;
+
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    pub(crate) path: String,
+    pub(crate) body: Bytes,
+    /// The wire of the provider; where it is the client's, the answer is passed on untouched.
+    pub(crate) speaks: Dialect,
+}
+
+impl Outgoing {
+    pub(crate) fn prepare(
+        request: &Request,
+        provider: &ModelProviderRow,
+        target: &Target,
+        price: Option<&Price>,
+        stream: bool,
+    ) -> Result<Self, Refusal> {
+        let speaks = wire_between(request.dialect, provider)?;
+        if speaks == request.dialect {
+            let rewrite = Rewrite {
+                model: Some(&target.model),
+                ask_usage: speaks == Dialect::Chat && stream,
+                strip: true,
+            };
+            return Ok(Self {
+                path: path(request.dialect, speaks, target, stream)?,
+                body: rewrite.apply(&request.body)?,
+                speaks,
+            });
+        }
+        let body = translate(request, speaks, target, price, stream)?;
+        Ok(Self {
+            path: path(request.dialect, speaks, target, stream)?,
+            body: body.to_string().into(),
+            speaks,
+        })
+    }
+}
+
+/// The wire on which to ask a provider for what was asked on another.
+fn wire_between(asked: Dialect, provider: &ModelProviderRow) -> Result<Dialect, Untranslatable> {
+    Ok(match (provider.kind, asked) {
+        (ProviderKind::Openai | ProviderKind::Azure, Dialect::Embeddings | Dialect::AiSdkEmbeddings) => {
+            Dialect::Embeddings
+        }
+        (ProviderKind::Gemini, _) => Dialect::Gemini,
+        (ProviderKind::Anthropic, Dialect::Embeddings | Dialect::AiSdkEmbeddings) => {
+            return Err(Untranslatable::new("model", "its provider makes no embeddings"));
+        }
+        (ProviderKind::Anthropic, _) => Dialect::Messages,
+        (ProviderKind::Openai | ProviderKind::Azure, Dialect::Responses) if provider.responses => {
+            Dialect::Responses
+        }
+        (ProviderKind::Openai | ProviderKind::Azure, _) => Dialect::Chat,
+    })
+}
+
+fn translate(
+    request: &Request,
+    speaks: Dialect,
+    target: &Target,
+    price: Option<&Price>,
+    stream: bool,
+) -> Result<Value, Untranslatable> {
+    let body = &request.body;
+    let mut ask = match request.dialect {
+        Dialect::Embeddings | Dialect::AiSdkEmbeddings => {
+            let ask = match request.dialect {
+                Dialect::AiSdkEmbeddings => embeddings::read_ai_sdk(body)?,
+                _ => embeddings::read_request(body)?,
+            };
+            return Ok(match speaks {
+                Dialect::Gemini => embeddings::write_gemini(&ask, &target.model),
+                _ => embeddings::write_openai(&ask, &target.model),
+            });
+        }
+        Dialect::Responses => responses::read_request(body)?,
+        Dialect::Messages => messages::read_request(body)?,
+        Dialect::AiSdk => ai_sdk::read_request(body, stream)?,
+        Dialect::Chat | Dialect::Gemini => chat::read_request(body)?,
+    };
+    ask.stream = stream;
+    match speaks {
+        Dialect::Messages => {
+            messages::write_request(&ask, &target.model, price.and_then(|price| price.max_output))
+        }
+        Dialect::Gemini => gemini::write_request(&ask),
+        _ => chat::write_request(&ask, &target.model),
+    }
+}
+
+fn path(asked: Dialect, speaks: Dialect, target: &Target, stream: bool) -> Result<String, Untranslatable> {
+    Ok(match speaks {
+        Dialect::Responses => "/responses".into(),
+        Dialect::Embeddings | Dialect::AiSdkEmbeddings => "/embeddings".into(),
+        Dialect::Messages => "/v1/messages".into(),
+        Dialect::Chat | Dialect::AiSdk => "/chat/completions".into(),
+        Dialect::Gemini => {
+            // The name is part of the address there.
+            let model = &target.model;
+            if !model
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+                || model.contains("..")
+            {
+                return Err(Untranslatable::new(
+                    "model",
+                    "its provider knows names of letters, digits, `-`, `_` and `.` only",
+                ));
+            }
+            let method = match (asked, stream) {
+                (Dialect::Embeddings | Dialect::AiSdkEmbeddings, _) => "batchEmbedContents",
+                (_, true) => "streamGenerateContent?alt=sse",
+                (_, false) => "generateContent",
+            };
+            format!("/models/{model}:{method}")
+        }
+    })
+}

@@ -1,0 +1,91 @@
+//! What may not leave for a provider does not reach it.
+
+use atoll_dialects::Dialect;
+use atoll_store::{ModelGuards, ScreenRule};
+use atoll_types::ProviderKind;
+
+use crate::support::{Context, Provider, json, whole};
+
+const ANSWER: &str = r#"{"id":"x","choices":[{"index":0,"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":1}}"#;
+
+fn ask(text: &str) -> String {
+    format!(r#"{{"model":"m1","messages":[{{"role":"user","content":"{text}"}}]}}"#)
+}
+
+fn rule(name: &str, redact: bool) -> ScreenRule {
+    ScreenRule {
+        name: name.into(),
+        pattern: None,
+        redact,
+    }
+}
+
+async fn code(context: &Context, body: &str) -> &'static str {
+    context.ask(Dialect::Chat, body).await.err().unwrap().fault.code
+}
+
+#[tokio::test]
+async fn guards_hold_and_outlive_the_server() {
+    let context = Context::new().await;
+    let provider = Provider::start(vec![json(ANSWER)]).await;
+    context
+        .provider("p", ProviderKind::Openai, &provider.url, "m*")
+        .await;
+    let guards = ModelGuards {
+        max_input_tokens: Some(100),
+        blocked: vec!["p/m9*".into()],
+        screen: vec![rule("email", true), rule("card", false)],
+    };
+    context
+        .models
+        .set_guards(&context.project, guards.clone())
+        .await
+        .unwrap();
+    context.models.shutdown().await;
+    let context = Context::at(context.directory).await;
+    assert_eq!(context.models.guards(&context.project), guards);
+
+    whole(
+        context
+            .ask(Dialect::Chat, &ask("write to ann@mail.example.org"))
+            .await,
+    )
+    .await;
+    let request = provider.last_request();
+    assert!(request.ends_with(&ask("write to [email]")), "{request}");
+    let sent = provider.requests.lock().unwrap().len();
+    assert_eq!(
+        code(&context, &ask("take 4111 1111 1111 1111")).await,
+        "guard_refused"
+    );
+    assert_eq!(
+        code(&context, &ask(&"word ".repeat(100))).await,
+        "input_too_large"
+    );
+    let blocked = ask("hello").replace("m1", "m9-large");
+    assert_eq!(code(&context, &blocked).await, "model_blocked");
+    assert_eq!(provider.requests.lock().unwrap().len(), sent, "nothing has left");
+}
+
+#[tokio::test]
+async fn guards_that_cannot_work_are_refused() {
+    let context = Context::new().await;
+    for guards in [
+        ModelGuards {
+            screen: vec![rule("nobody-knows", true)],
+            ..ModelGuards::default()
+        },
+        ModelGuards {
+            blocked: vec![String::new()],
+            ..ModelGuards::default()
+        },
+    ] {
+        let refused = context
+            .models
+            .set_guards(&context.project, guards)
+            .await
+            .unwrap_err();
+        assert_eq!(refused.code, "guards_invalid");
+    }
+    assert_eq!(context.models.guards(&context.project), ModelGuards::default());
+}

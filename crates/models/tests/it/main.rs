@@ -1,0 +1,13 @@
+//! The gateway from outside, against providers that are told what to do.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "helpers of tests panic as tests do"
+)]
+
+mod budgets;
+mod cache;
+mod calls;
+mod guards;
+mod support;

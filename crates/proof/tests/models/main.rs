@@ -1,0 +1,323 @@
+//! The model gateway through the clients that people use, the ledger beside the provider's own count, and kill -9 in the
+//! middle.
+//!
+//! The clients are the published ones, unmodified: `ATOLL_TEST_MODELS_PYTHON` is a Python that has `openai` and `anthropic`,
+//! `ATOLL_TEST_MODELS_NODE` a directory in whose `node_modules` are `openai`, `@anthropic-ai/sdk`, `ai` and
+//! `@ai-sdk/gateway`, `ATOLL_TEST_MODELS_LANGCHAIN` a Python that has `langchain-openai` and `langchain-anthropic`. `./test`
+//! installs them. Without them these tests are skipped, loudly.
+
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use atoll_proof::{Options, Sandbox, Server, Tier, Value, binary, json, wait};
+
+/// Providers that follow a script, in a process of their own.
+struct Scripted {
+    child: Child,
+    url: String,
+}
+
+impl Scripted {
+    fn start() -> Self {
+        let mut child = Command::new(binary())
+            .args(["scripted-provider", "--listen", "127.0.0.1:0", "--json"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut text = String::new();
+        for line in BufReader::new(child.stdout.take().unwrap()).lines() {
+            text.push_str(&line.unwrap());
+            if let Ok(said) = serde_json::from_str::<Value>(&text) {
+                let url = said["url"].as_str().unwrap().to_owned();
+                return Self { child, url };
+            }
+        }
+        panic!("the scripted provider did not start: {text}");
+    }
+
+    async fn counted(&self) -> Value {
+        let answer = reqwest::get(format!("{}/scripted/usage", self.url))
+            .await
+            .unwrap();
+        serde_json::from_slice(&answer.bytes().await.unwrap()).unwrap()
+    }
+}
+
+impl Drop for Scripted {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A server with the three scripted providers and a key that may call them.
+async fn gateway(scripted: &Scripted) -> (Server, String) {
+    let options = Options::default().config("[models]\nfirst_byte_timeout = \"3s\"\nidle_timeout = \"3s\"");
+    let server = Server::start(Tier::Jail, options).await;
+    let base = &scripted.url;
+    for (name, kind, url) in [
+        ("open", "openai", format!("{base}/v1")),
+        ("resp", "openai", format!("{base}/v1")),
+        ("claude", "anthropic", base.clone()),
+        ("gem", "gemini", format!("{base}/v1beta")),
+    ] {
+        let serves: &[&str] = if name == "open" { &["scripted-echo"] } else { &[] };
+        let responses = name == "resp";
+        let body = json!({
+            "kind": kind, "base_url": url, "key": "scripted-key", "serves": serves, "responses": responses,
+        });
+        put(&server, &format!("/v1/gateway/providers/{name}"), &body).await;
+    }
+    for role in ["echo", "full", "tool", "think", "json", "slow-100", "stream-20"] {
+        let body = json!({"input": PRICES.0, "output": PRICES.1});
+        put(&server, &format!("/v1/gateway/prices/scripted-{role}"), &body).await;
+    }
+    let made = server
+        .client()
+        .post("/v1/gateway/keys", &json!({"name": "proof"}))
+        .await
+        .ok();
+    let key = made["secret"].as_str().unwrap().to_owned();
+    (server, key)
+}
+
+async fn put(server: &Server, path: &str, body: &Value) -> Value {
+    let client = server.client();
+    client
+        .send(client.request(reqwest::Method::PUT, path).json(body))
+        .await
+        .ok()
+}
+
+async fn run_script(program: &str, script: &Path, dir: &Path) {
+    let scripted = Scripted::start();
+    let (server, key) = gateway(&scripted).await;
+    let (program, url) = (program.to_owned(), server.client().url().to_owned());
+    let (script, dir) = (script.to_owned(), dir.to_owned());
+    let ran = tokio::task::spawn_blocking(move || {
+        Command::new(program)
+            .arg(script)
+            .current_dir(dir)
+            .env("ATOLL_URL", url)
+            .env("ATOLL_MODEL_KEY", key)
+            .output()
+            .unwrap()
+    });
+    let ran = ran.await.unwrap();
+    let (out, err) = (
+        String::from_utf8_lossy(&ran.stdout),
+        String::from_utf8_lossy(&ran.stderr),
+    );
+    assert!(ran.status.success(), "{out}\n{err}");
+    println!("{out}");
+    adds_up(&server, &scripted).await;
+    server.finish().await;
+}
+
+/// Dollars for a million tokens of a scripted model, in and out. One model has no price, and costs nothing.
+const PRICES: (&str, &str) = ("1.25", "10");
+const UNPRICED: &str = "scripted-embed";
+
+/// What the ledger says, token by token and to the last picodollar, against what the provider itself has counted.
+async fn adds_up(server: &Server, scripted: &Scripted) {
+    let counted = scripted.counted().await;
+    let (mut tokens, mut picodollars) = (0, 0);
+    for model in counted["models"].as_array().unwrap() {
+        let (input, output) = (
+            model["input"].as_u64().unwrap(),
+            model["output"].as_u64().unwrap(),
+        );
+        tokens += input + output;
+        if model["model"] != UNPRICED {
+            picodollars += input * 1_250_000 + output * 10_000_000;
+        }
+    }
+    let settled = wait::until(
+        "the ledger agrees with the provider",
+        Duration::from_secs(10),
+        || async {
+            let spend = server
+                .client()
+                .get_with("/v1/gateway/spend", &[("by", "total")])
+                .await
+                .ok();
+            let total = &spend["items"][0];
+            let usage = total["usage"]
+                .as_object()?
+                .iter()
+                .filter(|(name, _)| *name != "searches");
+            let ours: u64 = usage.filter_map(|(_, count)| count.as_u64()).sum();
+            (ours == tokens && pico(total["cost"].as_str()?) == picodollars).then_some(())
+        },
+    );
+    settled.await;
+    println!("{tokens} tokens and {picodollars} picodollars, in the ledger and at the provider");
+}
+
+/// An amount such as `0.00125`, in picodollars.
+fn pico(amount: &str) -> u64 {
+    let (whole, part) = amount.split_once('.').unwrap_or((amount, ""));
+    format!("{whole}{part:0<12}").parse().unwrap()
+}
+
+fn scripts() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/models")
+}
+
+fn needs(variable: &str) -> Option<String> {
+    let found = std::env::var(variable).ok().filter(|value| !value.is_empty());
+    if found.is_none() {
+        eprintln!("SKIPPED: {variable} is not set; ./test sets it");
+    }
+    found
+}
+
+#[tokio::test]
+async fn the_python_clients_work_unchanged() {
+    if let Some(python) = needs("ATOLL_TEST_MODELS_PYTHON") {
+        run_script(
+            &python,
+            &scripts().join("through_python.py"),
+            &std::env::temp_dir(),
+        )
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn langchains_models_work_unchanged() {
+    if let Some(python) = needs("ATOLL_TEST_MODELS_LANGCHAIN") {
+        run_script(
+            &python,
+            &scripts().join("through_langchain.py"),
+            &std::env::temp_dir(),
+        )
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn the_javascript_clients_work_unchanged() {
+    if let Some(dir) = needs("ATOLL_TEST_MODELS_NODE") {
+        // Modules are looked for beside the script.
+        let script = Path::new(&dir).join("through_node.mjs");
+        std::fs::copy(scripts().join("through_node.mjs"), &script).unwrap();
+        run_script("node", &script, Path::new(&dir)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_is_killed_loses_no_money() {
+    let scripted = Scripted::start();
+    let (mut server, key) = gateway(&scripted).await;
+    put(&server, "/v1/gateway/budgets/all", &json!({"limit": "1"})).await;
+    let body = json!({
+        "model": "open/scripted-stream-20", "stream": true, "max_tokens": 100,
+        "messages": [{"role": "user", "content": "count"}],
+    });
+    let client = server.client().with_key(Some(&key));
+    let request = client
+        .request(reqwest::Method::POST, "/v1/chat/completions")
+        .json(&body);
+    let mut answer = client.open(request).await;
+    let first = answer.chunk().await.unwrap();
+    assert!(first.is_some(), "it has begun");
+    let reserved = server.client().get("/v1/gateway/budgets").await.ok();
+    assert_ne!(reserved["items"][0]["standing"][0]["reserved"], "0.00");
+    server.kill_9();
+    server.start_again().await;
+    let calls = server.client().get("/v1/gateway/calls").await.ok();
+    let call = &calls["items"][0];
+    assert_eq!(
+        (&call["outcome"], &call["estimated"]),
+        (&json!("lost"), &json!(true)),
+        "{call}"
+    );
+    let budgets = server.client().get("/v1/gateway/budgets").await.ok();
+    let standing = &budgets["items"][0]["standing"][0];
+    assert_eq!(
+        (&standing["reserved"], &standing["spent"]),
+        (&json!("0.00"), &call["cost"]),
+        "{standing}"
+    );
+    server.finish().await;
+}
+
+/// A thousand calls at once against a budget for a hundred: the provider hears of a hundred.
+#[tokio::test]
+async fn a_budget_holds_when_everybody_calls_at_once() {
+    const CALLS: usize = 1000;
+    const PAID: usize = 100;
+    let scripted = Scripted::start();
+    let (server, key) = gateway(&scripted).await;
+    // Ten tokens, which the provider always writes: what is reserved is what it costs.
+    let price = json!({"input": "0", "output": "10"});
+    put(&server, "/v1/gateway/prices/scripted-full", &price).await;
+    put(&server, "/v1/gateway/budgets/tight", &json!({"limit": "0.01"})).await;
+    let body = json!({
+        "model": "open/scripted-full", "max_tokens": 10, "messages": [{"role": "user", "content": "x"}],
+    });
+    let client = server.client().with_key(Some(&key));
+    let mut calls = tokio::task::JoinSet::new();
+    for _ in 0..CALLS {
+        let (client, body) = (client.clone(), body.clone());
+        calls.spawn(async move { client.post("/v1/chat/completions", &body).await.status });
+    }
+    let statuses = calls.join_all().await;
+    let count = |wanted: u16| statuses.iter().filter(|status| **status == wanted).count();
+    assert_eq!((count(200), count(402)), (PAID, CALLS - PAID));
+    let heard = scripted.counted().await;
+    assert_eq!(heard["models"][0]["calls"], json!(PAID), "{heard}");
+    let budgets = server.client().get("/v1/gateway/budgets").await.ok();
+    let standing = &budgets["items"][0]["standing"][0];
+    assert_eq!(
+        (&standing["spent"], &standing["reserved"]),
+        (&json!("0.01"), &json!("0.00"))
+    );
+    server.finish().await;
+}
+
+/// What a sandbox finds when its policy names the gateway: an address, a token of its own, and an end to both.
+#[tokio::test]
+async fn a_sandbox_calls_models_with_a_token_that_dies_with_it() {
+    let scripted = Scripted::start();
+    let (server, _) = gateway(&scripted).await;
+    let allowed = json!({"network": {"rules": [{"action": "allow", "to": "models.atoll.internal"}]}});
+    let created = server
+        .client()
+        .post("/v1/sandboxes", &server.request(&allowed))
+        .await
+        .json();
+    if created["error"]["code"] == "network_unavailable" {
+        eprintln!("SKIPPED: sandboxes reach nothing on this machine");
+        server.finish().await;
+        return;
+    }
+    let sandbox = Sandbox::of(server.client(), &created);
+    let script = r#"
+import json, os, urllib.request
+request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", headers={
+    "authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json",
+}, data=json.dumps({"model": "scripted-echo", "messages": [{"role": "user", "content": "from inside"}]}).encode())
+print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"])
+print(os.environ["OPENAI_API_KEY"])
+"#;
+    let said = sandbox.run(&["python3", "-c", script]).await;
+    let mut lines = said.stdout.lines();
+    assert_eq!(lines.next(), Some("[scripted] from inside"), "{said:?}");
+    let token = lines.next().unwrap().to_owned();
+    let calls = server.client().get("/v1/gateway/calls").await.ok();
+    assert_eq!(calls["items"][0]["sandbox"], json!(sandbox.id), "{calls}");
+    // It opens nothing else, and nothing at all afterwards.
+    let outside = server.client().with_key(Some(&token));
+    outside.get("/v1/sandboxes").await.expect(401);
+    outside.get("/v1/gateway/spend").await.expect(401);
+    sandbox.kill().await;
+    let body = json!({"model": "scripted-echo", "messages": [{"role": "user", "content": "x"}]});
+    outside.post("/v1/chat/completions", &body).await.expect(401);
+    server.finish().await;
+}

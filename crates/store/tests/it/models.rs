@@ -1,0 +1,299 @@
+//! The model gateway's rows: names, what is kept, what is summed, and what a crash leaves.
+
+use atoll_store::{
+    Error, Fact, ModelBudgetRow, ModelCallFact, ModelCallRow, ModelKeyRow, ModelProviderRow, ModelRates,
+    ModelRouteRow, ModelTarget, NewFact, SpendBy, SpendQuery, Store,
+};
+use atoll_types::{
+    BudgetId, BudgetScope, BudgetWindow, CallOutcome, Id, KeyId, ModelCallId, ModelUsage, ProviderKind,
+    Timestamp, Usd,
+};
+
+use crate::support::{Context, T0, entropy, sandbox_id, secret_id};
+
+fn call_id(n: u32) -> ModelCallId {
+    Id::from_entropy(entropy(n))
+}
+
+fn key_id(n: u32) -> KeyId {
+    Id::from_entropy(entropy(n))
+}
+
+impl Context {
+    fn provider(&self, n: u32, name: &str) -> ModelProviderRow {
+        ModelProviderRow {
+            id: secret_id(n),
+            project: self.project.id.clone(),
+            name: name.into(),
+            kind: ProviderKind::Anthropic,
+            base_url: "https://api.example.com".into(),
+            sealed: Some(vec![0xff, 0]),
+            serves: vec!["claude-*".into()],
+            responses: false,
+            created_at: T0,
+            updated_at: T0,
+        }
+    }
+
+    fn call(&self, n: u32) -> ModelCallRow {
+        ModelCallRow {
+            id: call_id(n),
+            project: self.project.id.clone(),
+            key: Some(key_id(1)),
+            sandbox: Some(sandbox_id(n % 2)),
+            workflow: None,
+            run: Some(format!("run-{}", n % 3)),
+            end_user: None,
+            tags: vec!["all".into(), format!("t{}", n % 2)],
+            dialect: "chat".into(),
+            asked: "smart".into(),
+            provider: "p".into(),
+            model: "m".into(),
+            streamed: true,
+            started_at: T0.plus_millis(u64::from(n)),
+            ended_at: None,
+            outcome: CallOutcome::Open,
+            attempts: 0,
+            first_byte_millis: None,
+            finish: None,
+            error: None,
+            usage: ModelUsage::default(),
+            estimated: false,
+            price_version: None,
+            reserved: Usd::from_pico(100),
+            cost: Usd::ZERO,
+        }
+    }
+
+    fn settled(&self, n: u32) -> ModelCallRow {
+        ModelCallRow {
+            outcome: CallOutcome::Done,
+            ended_at: Some(T0.plus_millis(1000)),
+            usage: ModelUsage {
+                input: 10,
+                output: u64::from(n),
+                ..ModelUsage::default()
+            },
+            price_version: Some("v1".into()),
+            cost: Usd::from_pico(i64::from(n)),
+            attempts: 1,
+            ..self.call(n)
+        }
+    }
+
+    fn called(&self, n: u32) -> NewFact {
+        let fact = ModelCallFact {
+            call: call_id(n),
+            asked: "smart".into(),
+            provider: "p".into(),
+            model: "m".into(),
+            outcome: CallOutcome::Done,
+            usage: ModelUsage::default(),
+            estimated: false,
+            cost: Usd::from_pico(i64::from(n)),
+            price_version: None,
+            duration_millis: 1,
+            key: None,
+            workflow: None,
+            run: None,
+        };
+        NewFact {
+            at: T0,
+            project: self.project.id.clone(),
+            sandbox: None,
+            fact: Fact::ModelCalled(fact),
+        }
+    }
+}
+
+async fn spend(store: &Store, context: &Context, by: SpendBy) -> Vec<(String, u64, i64)> {
+    let query = SpendQuery {
+        project: context.project.id.clone(),
+        from: Timestamp(0),
+        to: Timestamp(i64::MAX),
+        by,
+        model: None,
+        provider: None,
+        sandbox: None,
+        user: None,
+    };
+    let rows = store.model_spend(query).await.unwrap();
+    rows.into_iter()
+        .map(|row| (row.group, row.calls, row.cost.pico()))
+        .collect()
+}
+
+#[tokio::test]
+async fn the_setup_is_kept() {
+    let context = Context::new().await;
+    let store = &context.store;
+    store
+        .put_model_provider(context.provider(1, "a"), vec![])
+        .await
+        .unwrap();
+    let taken = store.put_model_provider(context.provider(2, "a"), vec![]).await;
+    assert!(
+        matches!(taken, Err(Error::NameTaken { what: "provider", .. })),
+        "{taken:?}"
+    );
+    let changed = ModelProviderRow {
+        sealed: None,
+        serves: vec![],
+        ..context.provider(1, "a")
+    };
+    store.put_model_provider(changed.clone(), vec![]).await.unwrap();
+    let route = ModelRouteRow {
+        project: context.project.id.clone(),
+        name: "smart".into(),
+        targets: vec![ModelTarget {
+            provider: "a".into(),
+            model: "m".into(),
+            weight: 2,
+        }],
+        fallbacks: vec!["b".into()],
+        updated_at: T0,
+    };
+    store.put_model_route(route.clone()).await.unwrap();
+    let price = atoll_store::ModelPriceRow {
+        project: context.project.id.clone(),
+        model: "m".into(),
+        rates: ModelRates {
+            input: Some("1.5".into()),
+            ..ModelRates::default()
+        },
+        updated_at: T0,
+    };
+    store.put_model_price(price.clone()).await.unwrap();
+    let key = ModelKeyRow {
+        id: key_id(1),
+        project: context.project.id.clone(),
+        name: "k".into(),
+        hash: [7; 32],
+        prefix: "atm_abcd".into(),
+        models: vec!["m*".into()],
+        requests_per_minute: Some(5),
+        tokens_per_minute: None,
+        created_at: T0,
+        expires_at: None,
+        revoked_at: None,
+    };
+    store.insert_model_key(key.clone(), vec![]).await.unwrap();
+    let budget = ModelBudgetRow {
+        id: BudgetId::from_entropy(entropy(1)),
+        project: context.project.id.clone(),
+        name: "daily".into(),
+        scope: BudgetScope::Run,
+        subject: None,
+        window: BudgetWindow::Day,
+        limit: Usd::from_pico(5),
+        alert_percent: Some(80),
+        created_at: T0,
+    };
+    store.put_model_budget(budget.clone(), vec![]).await.unwrap();
+    let setup = store.model_setup().await.unwrap();
+    assert_eq!((setup.providers, setup.routes), (vec![changed], vec![route]));
+    assert_eq!(
+        (setup.prices, setup.keys, setup.budgets),
+        (vec![price], vec![key], vec![budget])
+    );
+
+    store
+        .revoke_model_key(&context.project.id, &key_id(1), T0, vec![])
+        .await
+        .unwrap();
+    assert!(store.model_setup().await.unwrap().keys.is_empty());
+    assert_eq!(store.model_keys(&context.project.id).await.unwrap().len(), 1);
+    assert!(
+        store
+            .delete_model_provider(&context.project.id, "a", vec![])
+            .await
+            .unwrap()
+    );
+    assert!(
+        !store
+            .delete_model_provider(&context.project.id, "a", vec![context.fact(1)])
+            .await
+            .unwrap()
+    );
+    assert_eq!(
+        store.last_seq().await.unwrap(),
+        0,
+        "what is not there leaves no fact"
+    );
+}
+
+#[tokio::test]
+async fn a_call_is_settled_once_and_summed() {
+    let context = Context::new().await;
+    let store = &context.store;
+    for n in 1..=6 {
+        store.open_model_call(context.call(n)).await.unwrap();
+    }
+    assert_eq!(store.open_model_calls().await.unwrap().len(), 6);
+    for n in 1..=5 {
+        assert!(
+            store
+                .close_model_call(context.settled(n), vec![context.called(n)])
+                .await
+                .unwrap()
+        );
+    }
+    assert!(
+        !store
+            .close_model_call(context.settled(5), vec![context.called(5)])
+            .await
+            .unwrap(),
+        "only once"
+    );
+    assert_eq!(store.last_seq().await.unwrap(), 5);
+    let found = store.model_call(&context.project.id, &call_id(3)).await.unwrap();
+    assert_eq!(found, Some(context.settled(3)));
+
+    assert_eq!(
+        spend(store, &context, SpendBy::Total).await,
+        [(String::new(), 5, 15)]
+    );
+    let by_run = spend(store, &context, SpendBy::Run).await;
+    assert_eq!(
+        by_run,
+        [
+            ("run-2".into(), 2, 7),
+            ("run-1".into(), 2, 5),
+            ("run-0".into(), 1, 3)
+        ]
+    );
+    let by_tag = spend(store, &context, SpendBy::Tag).await;
+    assert_eq!(
+        by_tag,
+        [("all".into(), 5, 15), ("t1".into(), 3, 9), ("t0".into(), 2, 6)]
+    );
+    assert_eq!(
+        spend(store, &context, SpendBy::Day).await,
+        [("1970-01-01".into(), 5, 15)]
+    );
+
+    let spent = |scope, subject: Option<&'static str>, from| {
+        let project = context.project.id.clone();
+        async move { store.model_spent(&project, scope, subject, from).await.unwrap() }
+    };
+    let of_run = spent(BudgetScope::Run, Some("run-2"), Timestamp(0)).await;
+    assert_eq!(of_run, [("run-2".to_owned(), Usd::from_pico(7))]);
+    let later = spent(BudgetScope::Project, None, T0.plus_millis(4)).await;
+    assert_eq!(later[0].1, Usd::from_pico(9));
+
+    let first = store
+        .model_calls(&context.project.id, None, None, 4)
+        .await
+        .unwrap();
+    assert_eq!(first.items.len(), 4);
+    let rest = store
+        .model_calls(&context.project.id, None, first.next, 4)
+        .await
+        .unwrap();
+    assert_eq!(rest.items.last().unwrap().id, call_id(1));
+    let of_one = store
+        .model_calls(&context.project.id, Some(&sandbox_id(1)), None, 10)
+        .await
+        .unwrap();
+    assert_eq!(of_one.items.len(), 3);
+}
