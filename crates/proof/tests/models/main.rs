@@ -2,7 +2,7 @@
 //! middle.
 //!
 //! The clients are the published ones, unmodified: `ATOLL_TEST_MODELS_PYTHON` is a Python that has `openai` and `anthropic`,
-//! `ATOLL_TEST_MODELS_NODE` a directory in whose `node_modules` are `openai`, `@anthropic-ai/sdk`, `ai` and
+//! `ATOLL_TEST_MODELS_NODE` directories (`:` between them) in whose `node_modules` are `openai`, `@anthropic-ai/sdk`, `ai` and
 //! `@ai-sdk/gateway`, `ATOLL_TEST_MODELS_LANGCHAIN` a Python that has `langchain-openai` and `langchain-anthropic`. `./test`
 //! installs them. Without them these tests are skipped, loudly.
 
@@ -202,11 +202,14 @@ async fn langchains_models_work_unchanged() {
 
 #[tokio::test]
 async fn the_javascript_clients_work_unchanged() {
-    if let Some(dir) = needs("ATOLL_TEST_MODELS_NODE") {
+    let Some(dirs) = needs("ATOLL_TEST_MODELS_NODE") else {
+        return;
+    };
+    for dir in dirs.split(':') {
         // Modules are looked for beside the script.
-        let script = Path::new(&dir).join("through_node.mjs");
+        let script = Path::new(dir).join("through_node.mjs");
         std::fs::copy(scripts().join("through_node.mjs"), &script).unwrap();
-        run_script("node", &script, Path::new(&dir)).await;
+        run_script("node", &script, Path::new(dir)).await;
     }
 }
 
