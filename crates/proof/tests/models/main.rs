@@ -23,17 +23,22 @@ struct Scripted {
 
 impl Scripted {
     fn start() -> Self {
-        let mut child = Command::new(binary())
+        let child = Command::new(binary())
             .args(["scripted-provider", "--listen", "127.0.0.1:0", "--json"])
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
+        // Ended and waited for whenever it goes, also if it never says where it listens.
+        let mut scripted = Self {
+            child,
+            url: String::new(),
+        };
         let mut text = String::new();
-        for line in BufReader::new(child.stdout.take().unwrap()).lines() {
+        for line in BufReader::new(scripted.child.stdout.take().unwrap()).lines() {
             text.push_str(&line.unwrap());
             if let Ok(said) = serde_json::from_str::<Value>(&text) {
-                let url = said["url"].as_str().unwrap().to_owned();
-                return Self { child, url };
+                scripted.url = said["url"].as_str().unwrap().to_owned();
+                return scripted;
             }
         }
         panic!("the scripted provider did not start: {text}");
