@@ -51,6 +51,17 @@ pub(crate) struct Metered {
 }
 
 impl Cell {
+    pub(crate) fn uses_secret(&self, project: &ProjectId, name: &str) -> bool {
+        self.project == *project
+            && self
+                .seen
+                .borrow()
+                .spec
+                .secrets
+                .iter()
+                .any(|used| used.secret == name)
+    }
+
     pub(crate) fn new(row: SandboxRow) -> Arc<Self> {
         Arc::new(Self {
             id: row.id.clone(),

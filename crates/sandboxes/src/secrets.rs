@@ -228,15 +228,7 @@ impl Sandboxes {
     async fn readmit_users_of(&self, project: &ProjectId, name: &str) {
         let cells: Vec<_> = self.live().values().cloned().collect();
         for cell in cells {
-            let uses_it = cell.project == *project
-                && cell
-                    .seen
-                    .borrow()
-                    .spec
-                    .secrets
-                    .iter()
-                    .any(|used| used.secret == name);
-            if !uses_it {
+            if !cell.uses_secret(project, name) {
                 continue;
             }
             if settled(&cell.seen.borrow()) {

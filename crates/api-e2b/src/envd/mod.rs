@@ -79,13 +79,17 @@ pub(crate) async fn serve_signed(app: &App, request: Request) -> Response {
     }
 }
 
-/// Whether the caller holds the sandbox's token, or needs none.
-fn admitted(target: &Target, request: &Request) -> Answer<()> {
-    let given = request
+/// The token that the caller shows.
+fn token(request: &Request) -> Option<&str> {
+    request
         .headers()
         .get("x-access-token")
-        .and_then(|value| value.to_str().ok());
-    match given {
+        .and_then(|value| value.to_str().ok())
+}
+
+/// Whether the caller holds the sandbox's token, or needs none.
+fn admitted(target: &Target, request: &Request) -> Answer<()> {
+    match token(request) {
         Some(given) if auth::same(given, &target.token) => Ok(()),
         _ if target.extras.as_ref().is_some_and(|extras| extras.open) => Ok(()),
         _ => Err(Refusal::unauthorized(
@@ -99,11 +103,7 @@ fn admitted_to_file(target: &Target, request: &Request, signed: Signed<'_>) -> A
     if target.extras.as_ref().is_some_and(|extras| extras.open) {
         return Ok(());
     }
-    let given = request
-        .headers()
-        .get("x-access-token")
-        .and_then(|value| value.to_str().ok());
-    match given {
+    match token(request) {
         Some(given) if auth::same(given, &target.token) => Ok(()),
         Some(_) => Err(Refusal::unauthorized(
             "access token present in header but does not match",

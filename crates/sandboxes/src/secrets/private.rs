@@ -116,16 +116,9 @@ impl Sandboxes {
                 .held_secrets()
                 .contains_key(&(row.project.clone(), row.name.clone()));
             let used = || {
-                self.live().values().any(|cell| {
-                    cell.project == row.project
-                        && cell
-                            .seen
-                            .borrow()
-                            .spec
-                            .secrets
-                            .iter()
-                            .any(|used| used.secret == row.name)
-                })
+                self.live()
+                    .values()
+                    .any(|cell| cell.uses_secret(&row.project, &row.name))
             };
             if !held && !used() {
                 self.drop_secret(row).await?;
