@@ -1,0 +1,1 @@
+pub mod wf { tonic::include_proto!("temporal.api.workflowservice.v1"); }
