@@ -29,6 +29,8 @@ mod snapshots;
 mod sql;
 mod touches;
 mod volumes;
+mod workflow_search;
+mod workflows;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -42,6 +44,8 @@ pub use projects::ProjectRow;
 pub use sandboxes::{Idempotency, Inserted, NewSandbox, SandboxQuery, SandboxRow};
 pub use snapshots::{ProjectStorage, SnapshotRow};
 pub use volumes::{Attachment, VolumeRow, VolumeState};
+pub use workflow_search::{WorkflowColumn, WorkflowField, WorkflowFilter, WorkflowOrder, WorkflowPage, WorkflowTest, WorkflowValue};
+pub use workflows::{OpenWorkflowRun, WorkflowItem, WorkflowRunRow, WorkflowRunWrite};
 
 use engine::Engine;
 use touches::Touches;
