@@ -1,1 +1,84 @@
-pub mod wf { tonic::include_proto!("temporal.api.workflowservice.v1"); }
+//! Temporal's gRPC on top of the workflow engine: `WorkflowService`, `OperatorService` and health.
+//!
+//! Thin: a method checks what only the wire knows (deadlines, page sizes, names of fields), asks the engine, and turns a
+//! refusal into a status with the details that clients look for. A method that is not here answers `UNIMPLEMENTED`, and no
+//! capability that the system or a namespace advertises depends on one.
+
+#![allow(deprecated, reason = "clients still send, and read, what the wire has deprecated")]
+
+mod health;
+mod operator;
+mod status;
+mod workflow;
+
+use std::future::Future;
+use std::net::SocketAddr;
+
+use atoll_workflows::Engine;
+use tokio::net::TcpListener;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::codec::CompressionEncoding;
+use tonic::transport::Server;
+
+mod generated {
+    #![allow(
+        clippy::all,
+        clippy::pedantic,
+        clippy::nursery,
+        unreachable_pub,
+        reason = "generated from the descriptors"
+    )]
+    pub(crate) mod workflow {
+        tonic::include_proto!("temporal.api.workflowservice.v1");
+    }
+    pub(crate) mod operator {
+        tonic::include_proto!("temporal.api.operatorservice.v1");
+    }
+    pub(crate) mod health {
+        tonic::include_proto!("grpc.health.v1");
+    }
+}
+
+use generated::health::health_server::HealthServer;
+use generated::operator::operator_service_server::OperatorServiceServer;
+use generated::workflow::workflow_service_server::WorkflowServiceServer;
+
+/// More than the largest message that the engine's limits allow, and what goes around it.
+const MAX_MESSAGE: usize = 64 * 1024 * 1024;
+
+/// Serves until `stop` is done, then lets requests that are being answered finish.
+pub async fn serve(
+    engine: Engine,
+    address: SocketAddr,
+    stop: impl Future<Output = ()> + Send,
+) -> std::io::Result<()> {
+    let listener = TcpListener::bind(address).await?;
+    serve_on(engine, listener, stop).await
+}
+
+/// As [`serve`], on a socket that is open already.
+pub async fn serve_on(
+    engine: Engine,
+    listener: TcpListener,
+    stop: impl Future<Output = ()> + Send,
+) -> std::io::Result<()> {
+    let incoming = TcpListenerStream::new(listener);
+    // Clients compress by default, and do not connect to a server that cannot read it.
+    let workflow = WorkflowServiceServer::new(workflow::Service::new(engine.clone()))
+        .accept_compressed(CompressionEncoding::Gzip)
+        .send_compressed(CompressionEncoding::Gzip)
+        .max_decoding_message_size(MAX_MESSAGE)
+        .max_encoding_message_size(MAX_MESSAGE);
+    let operator = OperatorServiceServer::new(operator::Service::new(engine))
+        .accept_compressed(CompressionEncoding::Gzip)
+        .send_compressed(CompressionEncoding::Gzip);
+    let health = HealthServer::new(health::Service).accept_compressed(CompressionEncoding::Gzip);
+    Server::builder()
+        .tcp_nodelay(true)
+        .add_service(workflow)
+        .add_service(operator)
+        .add_service(health)
+        .serve_with_incoming_shutdown(incoming, stop)
+        .await
+        .map_err(std::io::Error::other)
+}

@@ -106,6 +106,9 @@ impl Run {
             heartbeat: activity.heartbeat.clone(),
         };
         self.state.transitions += 1;
+        self.effects.retain(
+            |effect| !matches!(effect, Effect::ActivityTask { scheduled_id: id, .. } if *id == scheduled_id),
+        );
         Ok(started)
     }
 

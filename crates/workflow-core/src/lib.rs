@@ -61,5 +61,5 @@ pub use schedule::{Calendar, Spec as ScheduleSpec, SpecError};
 pub use start::{Parent, Start};
 pub use state::{Letter, Outgoing, State, letter};
 pub use task::{Completion, CompletionReply, StartedTask, TaskToken};
-pub use time::{Nanos, duration, nanos, stamp, unstamp};
+pub use time::{Nanos, duration, nanos, parse_length, parse_time, stamp, unstamp};
 pub use update::{Stage, UpdateStatus};

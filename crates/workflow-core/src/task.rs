@@ -7,7 +7,7 @@ use crate::refusal::Refusal;
 use crate::run::{Effect, Run, Turn, unnumbered};
 use crate::state::{Sticky, WorkflowTask};
 use crate::time::{Nanos, duration, seconds};
-use crate::words::enums::{EventType, TaskQueueKind, TimeoutType, WorkflowTaskFailedCause};
+use crate::words::enums::{TaskQueueKind, TimeoutType, WorkflowTaskFailedCause};
 use crate::words::{Event, HistoryEvent, command, common, failure, history, protocol, queue, sdk, taskqueue};
 
 /// How long a task that leaves no trace may wait for a worker before it becomes one that does.
@@ -114,10 +114,6 @@ pub struct CompletionReply {
 }
 
 impl Run {
-    pub(crate) fn has_started_task(&self) -> bool {
-        self.state.task.as_ref().is_some_and(|task| task.started_id != 0)
-    }
-
     /// Makes sure that a worker will look at what has happened.
     pub(crate) fn schedule_task(&mut self, now: Nanos) {
         self.schedule(now, false);
@@ -360,8 +356,8 @@ impl Run {
                 }
                 let refused = (bad.cause != WorkflowTaskFailedCause::UnhandledCommand)
                     .then(|| bad.message.clone());
-                let failure = bad.failure();
-                self.end_failed_task(bad.cause, Some(failure), &identity, turn);
+                let cause = bad.cause;
+                self.end_failed_task(cause, Some(bad.failure()), &identity, turn);
                 Ok(CompletionReply {
                     refused,
                     ..Default::default()
@@ -566,16 +562,6 @@ impl Run {
             }
         }
         let _ = turn;
-    }
-
-    /// The workflow task that finishes at `id`, or finished last before it, as an event of that kind.
-    pub(crate) fn is_task_end(event: &HistoryEvent) -> bool {
-        matches!(
-            EventType::try_from(event.event_type),
-            Ok(EventType::WorkflowTaskCompleted
-                | EventType::WorkflowTaskFailed
-                | EventType::WorkflowTaskTimedOut)
-        )
     }
 }
 

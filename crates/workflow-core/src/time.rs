@@ -64,3 +64,14 @@ pub(crate) fn after(from: Nanos, length: Nanos) -> Nanos {
 pub(crate) fn is_due(at: Nanos, now: Nanos) -> bool {
     at != 0 && at <= now
 }
+
+/// RFC 3339, as nanoseconds since 1970.
+pub fn parse_time(text: &str) -> Option<Nanos> {
+    let at: jiff::Timestamp = text.parse().ok()?;
+    i64::try_from(at.as_nanosecond()).ok()
+}
+
+/// "90s", "1h30m", "500ms".
+pub fn parse_length(text: &str) -> Option<Nanos> {
+    crate::schedule::length_of(text).ok()
+}

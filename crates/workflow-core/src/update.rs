@@ -177,6 +177,12 @@ impl Run {
             .collect()
     }
 
+    /// Something about this run is in memory only, and somebody waits for it.
+    pub fn has_memory(&self) -> bool {
+        self.is_running()
+            && (!self.registry.pending.is_empty() || self.state.task.as_ref().is_some_and(|task| task.speculative))
+    }
+
     /// What goes along with a workflow task.
     pub(crate) fn send_updates(&mut self, after_event: i64) -> Vec<Message> {
         let mut messages = Vec::new();
