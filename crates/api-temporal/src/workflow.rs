@@ -169,6 +169,14 @@ pass_on! {
     update_workflow_execution: UpdateWorkflowExecutionRequest -> UpdateWorkflowExecutionResponse = update_workflow wait;
     poll_workflow_execution_update: PollWorkflowExecutionUpdateRequest -> PollWorkflowExecutionUpdateResponse = poll_update wait;
     count_workflow_executions: CountWorkflowExecutionsRequest -> CountWorkflowExecutionsResponse = count_workflows;
+    create_schedule: CreateScheduleRequest -> CreateScheduleResponse = create_schedule;
+    describe_schedule: DescribeScheduleRequest -> DescribeScheduleResponse = describe_schedule;
+    update_schedule: UpdateScheduleRequest -> UpdateScheduleResponse = update_schedule;
+    patch_schedule: PatchScheduleRequest -> PatchScheduleResponse = patch_schedule;
+    delete_schedule: DeleteScheduleRequest -> DeleteScheduleResponse = delete_schedule;
+    list_schedules: ListSchedulesRequest -> ListSchedulesResponse = list_schedules;
+    count_schedules: CountSchedulesRequest -> CountSchedulesResponse = count_schedules;
+    list_schedule_matching_times: ListScheduleMatchingTimesRequest -> ListScheduleMatchingTimesResponse = schedule_times;
     reset_sticky_task_queue: ResetStickyTaskQueueRequest -> ResetStickyTaskQueueResponse = reset_sticky;
     shutdown_worker: ShutdownWorkerRequest -> ShutdownWorkerResponse = shutdown_worker now;
     describe_task_queue: DescribeTaskQueueRequest -> DescribeTaskQueueResponse = describe_task_queue now;

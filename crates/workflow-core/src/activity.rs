@@ -87,6 +87,7 @@ impl Run {
         activity.started_at = turn.now;
         activity.heartbeat_at = 0;
         identity.clone_into(&mut activity.identity);
+        activity.request_id = format!("{}:{scheduled_id}:{}", self.state.run_id, activity.attempt);
         let started = ActivityStart {
             token: TaskToken {
                 namespace: self.state.namespace.clone(),
@@ -433,13 +434,12 @@ impl Run {
         let Err(retry_state) = self.retry_activity(scheduled_id, &failure, turn) else {
             return;
         };
+        failure.cause = activity.last_failure.clone().map(Box::new);
         if retry_state == RetryState::Timeout && kind != TimeoutType::ScheduleToClose {
             // There is no time left for another attempt: what has run out is the time for all of them.
             let cause = failure;
             failure = timeout(TimeoutType::ScheduleToClose, activity.heartbeat.clone());
             failure.cause = Some(Box::new(cause));
-        } else if matches!(kind, TimeoutType::ScheduleToClose | TimeoutType::ScheduleToStart) {
-            failure.cause = activity.last_failure.clone().map(Box::new);
         }
         self.write_activity_start(&activity);
         let started_id = if activity.started_at == 0 { 0 } else { self.next_event_id() - 1 };

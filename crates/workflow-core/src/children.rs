@@ -131,7 +131,6 @@ impl Run {
         if !self.is_running() && !abandoned {
             return None;
         }
-        let started = self.started();
         let start = Start {
             namespace: wanted.namespace.clone(),
             workflow_id: wanted.workflow_id.clone(),
@@ -155,7 +154,7 @@ impl Run {
                 workflow_id: self.state.workflow_id.clone(),
                 run_id: self.state.run_id.clone(),
                 initiated_id,
-                root: started.root_workflow_execution.clone(),
+                root: Some(self.root()),
             }),
             ..Default::default()
         };

@@ -258,7 +258,6 @@ impl Run {
             execution_timeout: nanos(started.workflow_execution_timeout.as_ref()),
             run_timeout: self.run_timeout(),
             task_timeout: self.task_timeout(),
-            identity: started.identity.clone(),
             request_id: self.state.run_id.clone(),
             retry_policy: started.retry_policy.clone(),
             cron: started.cron_schedule.clone(),

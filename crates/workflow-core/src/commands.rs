@@ -56,6 +56,7 @@ impl Run {
                 break;
             }
             let metadata = command.user_metadata.clone();
+            let groups = command.event_group_markers.clone();
             let before = self.events.len();
             let Some(attributes) = command.attributes else {
                 return Err(Bad::new(Cause::UnhandledCommand, "UnhandledCommand: empty command"));
@@ -75,10 +76,9 @@ impl Run {
                 Attributes::ScheduleActivityTaskCommandAttributes(wanted) if wanted.request_eager_execution
             );
             self.carry_out_one(attributes, completed_id, turn)?;
-            if let Some(event) = self.events.get_mut(before)
-                && metadata.is_some()
-            {
+            if let Some(event) = self.events.get_mut(before) {
                 event.user_metadata = metadata;
+                event.event_group_markers = groups;
             }
             if wants_eager && eager {
                 eager_activities.push(self.last_event_id());
@@ -339,7 +339,7 @@ impl Run {
                 timer_id: timer_id.to_owned(),
                 started_event_id: started_id,
                 workflow_task_completed_event_id: completed_id,
-                identity: String::new(),
+                identity: self.answering.clone(),
             }),
         );
         Ok(())

@@ -28,11 +28,20 @@ impl Run {
             state_transition_count: self.state.transitions,
             history_size_bytes: self.state.history_bytes,
             execution_duration: (closed != 0).then(|| duration((closed - self.state.first_task_at).max(0))),
-            root_execution: started.root_workflow_execution.clone(),
+            root_execution: Some(self.root()),
             first_run_id: started.first_execution_run_id.clone(),
             priority: self.state.priority.clone(),
             ..Default::default()
         }
+    }
+
+    /// The workflow that everything began with: this one, if it has no parent.
+    pub fn root(&self) -> common::WorkflowExecution {
+        let started = self.started();
+        started
+            .root_workflow_execution
+            .clone()
+            .unwrap_or_else(|| execution(&self.state.workflow_id, &started.first_execution_run_id))
     }
 
     pub fn config(&self) -> workflow::WorkflowExecutionConfig {

@@ -66,6 +66,7 @@ impl Run {
                 identity: signal.identity,
                 header: signal.header,
                 external_workflow_execution: signal.sender,
+                request_id: signal.request_id,
                 ..Default::default()
             }),
         );
@@ -152,7 +153,7 @@ impl Run {
             Some(cause) => Event::SignalExternalWorkflowExecutionFailedEventAttributes(
                 history::SignalExternalWorkflowExecutionFailedEventAttributes {
                     cause: cause.into(),
-                    workflow_task_completed_event_id: wanted.workflow_task_completed_event_id,
+                    workflow_task_completed_event_id: 0,
                     namespace: wanted.namespace,
                     namespace_id: wanted.namespace_id,
                     workflow_execution: wanted.workflow_execution,
@@ -188,7 +189,7 @@ impl Run {
             Some(cause) => Event::RequestCancelExternalWorkflowExecutionFailedEventAttributes(
                 history::RequestCancelExternalWorkflowExecutionFailedEventAttributes {
                     cause: cause.into(),
-                    workflow_task_completed_event_id: wanted.workflow_task_completed_event_id,
+                    workflow_task_completed_event_id: 0,
                     namespace: wanted.namespace,
                     namespace_id: wanted.namespace_id,
                     workflow_execution: wanted.workflow_execution,

@@ -48,6 +48,8 @@ pub struct Run {
     pub(crate) had_buffered: bool,
     /// Commands are being carried out: what they cause waits until all of them are.
     pub(crate) holding: bool,
+    /// Who completes the task at hand.
+    pub(crate) answering: String,
     /// How many of the events are durable.
     saved: usize,
 }
@@ -62,6 +64,7 @@ impl Run {
             successor: None,
             had_buffered: false,
             holding: false,
+            answering: String::new(),
             saved: 0,
         }
     }

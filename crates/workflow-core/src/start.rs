@@ -153,15 +153,12 @@ impl Run {
             .retry_policy
             .as_ref()
             .map(|policy| retry::with_defaults(Some(policy)));
-        let root = start.parent.as_ref().map_or_else(
-            || Some(execution(&start.workflow_id, &first_run_id)),
-            |parent| {
-                parent
-                    .root
-                    .clone()
-                    .or_else(|| Some(execution(&parent.workflow_id, &parent.run_id)))
-            },
-        );
+        let root = start.parent.as_ref().map(|parent| {
+            parent
+                .root
+                .clone()
+                .unwrap_or_else(|| execution(&parent.workflow_id, &parent.run_id))
+        });
         let parent = start.parent.as_ref();
         let attributes = history::WorkflowExecutionStartedEventAttributes {
             workflow_type: Some(common::WorkflowType {

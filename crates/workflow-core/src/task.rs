@@ -416,6 +416,7 @@ impl Run {
         self.had_buffered = !self.state.buffered.is_empty();
         self.holding = true;
         let eager = completion.eager;
+        self.answering.clone_from(&completion.identity);
         let eager_activities =
             self.carry_out_commands(completion.commands, completion.messages, completed_id, eager, turn)?;
         self.holding = false;
@@ -440,7 +441,7 @@ impl Run {
                 .retain(|effect| !matches!(effect, Effect::WorkflowTask { .. }));
             let partial = completion.sticky.is_some();
             reply.new_task = self
-                .start_task(next.stamp, &completion.identity, "", turn)
+                .start_task(next.stamp, &completion.identity, "request-from-RespondWorkflowTaskCompleted", turn)
                 .ok()
                 .map(|mut started| {
                     started.from = if partial { started.previous_started_id + 1 } else { 1 };

@@ -75,3 +75,8 @@ pub fn parse_time(text: &str) -> Option<Nanos> {
 pub fn parse_length(text: &str) -> Option<Nanos> {
     crate::schedule::length_of(text).ok()
 }
+
+/// RFC 3339, in UTC.
+pub fn time_text(at: Nanos) -> String {
+    jiff::Timestamp::from_nanosecond(i128::from(at)).map_or(String::new(), |at| at.to_string())
+}

@@ -159,6 +159,12 @@ impl Run {
         })
     }
 
+    /// An update of this id is under way, or was completed.
+    pub fn knows_update(&self, id: &str) -> bool {
+        let completed = self.state.updates.get(id).is_some_and(|update| update.completed_id != 0);
+        completed || (self.is_running() && self.update_status(id).is_some())
+    }
+
     fn update_outcome(&self, completed_id: i64) -> Option<update::Outcome> {
         match self.attributes(completed_id) {
             Some(Event::WorkflowExecutionUpdateCompletedEventAttributes(completed)) => {

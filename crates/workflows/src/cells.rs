@@ -490,7 +490,7 @@ fn write(slot: &Slot, is_current: bool) -> WorkflowRunWrite {
             history_bytes: state.history_bytes,
             transitions: state.transitions,
             parent: started.parent_workflow_execution.as_ref().map(pair),
-            root: started.root_workflow_execution.as_ref().map(pair),
+            root: Some(pair(&run.root())),
             search: visibility::search_object(state.search_attributes.as_ref()),
             state: state.encode_to_vec(),
         },

@@ -424,3 +424,60 @@ fn length(token: &Token) -> Option<Value> {
     }
     atoll_workflow_core::parse_length(text).map(Value::Int)
 }
+
+/// Whether an object has what a filter asks for. For what is few and in memory; runs are found by the store.
+pub(crate) fn fits(filter: &Filter, object: &serde_json::Map<String, serde_json::Value>) -> bool {
+    match filter {
+        Filter::All(parts) => parts.iter().all(|part| fits(part, object)),
+        Filter::Any(parts) => parts.iter().any(|part| fits(part, object)),
+        Filter::Not(part) => !fits(part, object),
+        Filter::Is(field, test) => {
+            let name = match field {
+                Field::Column(Column::WorkflowId) => "WorkflowId",
+                Field::Column(_) => return false,
+                Field::Attribute(name) | Field::List(name) | Field::Text(name) => name,
+            };
+            passes(object.get(name).filter(|value| !value.is_null()), test)
+        }
+    }
+}
+
+fn passes(found: Option<&serde_json::Value>, test: &Test) -> bool {
+    use std::cmp::Ordering;
+    let Some(found) = found else {
+        return matches!(test, Test::IsNull);
+    };
+    if let serde_json::Value::Array(list) = found {
+        return match test {
+            Test::NotEqual(_) | Test::NotIn(_) => list.iter().all(|one| passes(Some(one), test)),
+            _ => list.iter().any(|one| passes(Some(one), test)),
+        };
+    }
+    let order = |value: &Value| match (found, value) {
+        (serde_json::Value::String(found), Value::Text(value)) => Some(found.as_str().cmp(value)),
+        (serde_json::Value::Bool(found), Value::Bool(value)) => Some(found.cmp(value)),
+        (serde_json::Value::Number(found), Value::Int(value)) => found.as_i64().map(|found| found.cmp(value)),
+        (serde_json::Value::Number(found), Value::Float(value)) => found.as_f64()?.partial_cmp(value),
+        _ => None,
+    };
+    let is = |value: &Value, wanted: &[Ordering]| order(value).is_some_and(|found| wanted.contains(&found));
+    let starts = |prefix: &str| found.as_str().is_some_and(|found| found.starts_with(prefix));
+    match test {
+        Test::Equal(value) => is(value, &[Ordering::Equal]),
+        Test::NotEqual(value) => !is(value, &[Ordering::Equal]),
+        Test::Less(value) => is(value, &[Ordering::Less]),
+        Test::LessOrEqual(value) => is(value, &[Ordering::Less, Ordering::Equal]),
+        Test::Greater(value) => is(value, &[Ordering::Greater]),
+        Test::GreaterOrEqual(value) => is(value, &[Ordering::Greater, Ordering::Equal]),
+        Test::In(values) => values.iter().any(|value| is(value, &[Ordering::Equal])),
+        Test::NotIn(values) => !values.iter().any(|value| is(value, &[Ordering::Equal])),
+        Test::Between(low, high) => {
+            is(low, &[Ordering::Greater, Ordering::Equal]) && is(high, &[Ordering::Less, Ordering::Equal])
+        }
+        Test::NotBetween(low, high) => is(low, &[Ordering::Less]) || is(high, &[Ordering::Greater]),
+        Test::StartsWith(prefix) => starts(prefix),
+        Test::NotStartsWith(prefix) => !starts(prefix),
+        Test::IsNull => false,
+        Test::IsNotNull => true,
+    }
+}

@@ -27,7 +27,7 @@ mod namespaces;
 mod queries;
 mod queues;
 mod requests;
-//mod schedules;
+mod schedules;
 mod starts;
 mod tasks;
 mod updates;
@@ -50,7 +50,7 @@ use clock::Clock;
 use namespaces::Namespaces;
 use queries::Queries;
 use queues::Queues;
-//use schedules::Schedules;
+use schedules::Schedules;
 
 /// How long the engine lets callers wait, and how much it keeps in memory.
 #[derive(Debug, Clone)]
@@ -96,7 +96,7 @@ struct Inner {
     queries: Queries,
     clock: Clock,
     namespaces: Namespaces,
-//    schedules: Schedules,
+    schedules: Schedules,
 //    batches: Mutex<HashMap<(String, String), batches::Batch>>,
     last_time: AtomicI64,
     stop: CancellationToken,
@@ -106,7 +106,7 @@ impl Engine {
     /// Reads what was left by the server before, and goes on with it.
     pub async fn open(store: Store, options: Options) -> Result<Self, Refusal> {
         let namespaces = Namespaces::load(&store, &options).await?;
-//        let schedules = Schedules::load(&store).await?;
+        let schedules = Schedules::load(&store).await?;
         let engine = Self {
             inner: Arc::new(Inner {
                 store,
@@ -116,7 +116,7 @@ impl Engine {
                 queries: Queries::default(),
                 clock: Clock::default(),
                 namespaces,
-//                schedules,
+                schedules,
 //                batches: Mutex::default(),
                 last_time: AtomicI64::new(0),
                 stop: CancellationToken::new(),
@@ -124,7 +124,7 @@ impl Engine {
         };
         engine.resume().await?;
         tokio::spawn(engine.clone().keep_time());
-//        tokio::spawn(engine.clone().keep_schedules());
+        tokio::spawn(engine.clone().keep_schedules());
         tokio::spawn(engine.clone().keep_house());
         Ok(engine)
     }

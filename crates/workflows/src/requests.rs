@@ -65,7 +65,11 @@ impl Engine {
         let key = Key::new(&request.namespace, &execution.workflow_id);
         let first = request.first_execution_run_id;
         let why = Terminate {
-            reason: request.reason,
+            reason: if request.reason.is_empty() {
+                "terminated by user via frontend".to_owned()
+            } else {
+                request.reason
+            },
             details: request.details,
             identity: request.identity,
             links: request.links,

@@ -163,7 +163,7 @@ impl Engine {
         // An update that is known already is only looked up, whatever became of its workflow.
         let known = self
             .see(&key, "", |slot| {
-                Ok(slot.run.update_status(&id).map(|_| {
+                Ok(slot.run.knows_update(&id).then(|| {
                     (
                         slot.run.state.run_id.clone(),
                         slot.run.started().first_execution_run_id.clone(),

@@ -20,7 +20,7 @@ pub(super) fn system_info() -> wire::GetSystemInfoResponse {
             signal_and_query_header: true,
             internal_error_differentiation: true,
             activity_failure_include_heartbeat: true,
-            supports_schedules: false,
+            supports_schedules: true,
             encoded_failure_attributes: true,
             build_id_based_versioning: false,
             upsert_memo: true,
@@ -86,7 +86,7 @@ fn info(known: &Namespace) -> namespace::NamespaceInfo {
             memo_size_limit_error: blob,
             ..Default::default()
         }),
-        supports_schedules: false,
+        supports_schedules: true,
     }
 }
 
