@@ -85,7 +85,7 @@ impl Run {
                     workflow_type: Some(workflow_type.clone()),
                     task_queue: Some(self.queue_or_own(wanted.task_queue)),
                     input: wanted.input,
-                    workflow_execution_timeout: Some(duration(execution_timeout)),
+                    workflow_execution_timeout: (execution_timeout != 0).then(|| duration(execution_timeout)),
                     workflow_run_timeout: Some(duration(run_timeout)),
                     workflow_task_timeout: Some(duration(task_timeout)),
                     parent_close_policy: close_policy,

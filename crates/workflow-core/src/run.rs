@@ -222,8 +222,8 @@ impl Run {
             self.write_speculative();
             self.state.buffered.push(event);
         } else {
+            // A speculative task that nobody has yet is written behind it, when the next task is asked for.
             self.push(event);
-            self.write_speculative();
         }
     }
 

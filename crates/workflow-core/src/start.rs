@@ -107,6 +107,11 @@ impl Start {
     }
 }
 
+/// A limit that is not set is not there: workers tell "none" from "zero".
+fn set(length: Nanos) -> Option<prost_wkt_types::Duration> {
+    (length != 0).then(|| duration(length))
+}
+
 impl Run {
     /// A new run, with its first workflow task scheduled unless it has to wait.
     pub fn start(start: Start, run_id: &str, turn: Turn<'_>) -> Result<Self, Refusal> {
@@ -174,8 +179,8 @@ impl Run {
                 normal_name: String::new(),
             }),
             input: start.input,
-            workflow_execution_timeout: Some(duration(start.execution_timeout)),
-            workflow_run_timeout: Some(duration(run_timeout)),
+            workflow_execution_timeout: set(start.execution_timeout),
+            workflow_run_timeout: set(run_timeout),
             workflow_task_timeout: Some(duration(task_timeout)),
             continued_execution_run_id: start.continued_run_id,
             initiator: start.initiator,

@@ -124,7 +124,13 @@ impl Run {
     }
 
     fn schedule(&mut self, now: Nanos, speculative: bool) {
-        if !self.is_running() || self.holding || self.state.task.is_some() || self.state.first_task_at > now {
+        if !self.is_running() || self.holding || self.state.first_task_at > now {
+            return;
+        }
+        if let Some(task) = &self.state.task {
+            if task.speculative && task.started_id == 0 && !speculative {
+                self.write_speculative();
+            }
             return;
         }
         // Nothing was completed yet: there is no state of a worker to go back to.

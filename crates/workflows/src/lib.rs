@@ -17,7 +17,6 @@
 #![allow(deprecated, reason = "clients still send, and read, what the wire has deprecated")]
 
 mod activities;
-//mod batches;
 mod cells;
 mod clock;
 mod filter;
@@ -34,9 +33,8 @@ mod updates;
 mod visibility;
 mod workers;
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use atoll_store::Store;
@@ -97,7 +95,6 @@ struct Inner {
     clock: Clock,
     namespaces: Namespaces,
     schedules: Schedules,
-//    batches: Mutex<HashMap<(String, String), batches::Batch>>,
     last_time: AtomicI64,
     stop: CancellationToken,
 }
@@ -117,7 +114,6 @@ impl Engine {
                 clock: Clock::default(),
                 namespaces,
                 schedules,
-//                batches: Mutex::default(),
                 last_time: AtomicI64::new(0),
                 stop: CancellationToken::new(),
             }),

@@ -93,6 +93,8 @@ pub(crate) struct Asking {
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Queues {
     all: Arc<Mutex<HashMap<QueueKey, Queue>>>,
+    /// Workers that have said that they stop. Some ask once more afterwards, and would wait for the answer.
+    stopped: Arc<Mutex<HashMap<String, Instant>>>,
 }
 
 impl Queues {
@@ -129,6 +131,9 @@ impl Queues {
     /// a poll which is dropped goes back.
     pub(crate) async fn poll(&self, key: &QueueKey, asking: &Asking, wait: Duration) -> Option<Task> {
         let deadline = Instant::now() + wait;
+        if self.has_stopped(&asking.worker) {
+            return None;
+        }
         loop {
             let (receiver, pause) = self.join(key, asking);
             let limit = pause.map_or(deadline, |until| until.min(deadline));
@@ -225,11 +230,20 @@ impl Queues {
         queue.tasks.drain(..).map(|(_, task)| task).collect()
     }
 
+    fn has_stopped(&self, worker: &str) -> bool {
+        let stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
+        !worker.is_empty() && stopped.contains_key(worker)
+    }
+
     /// Answers the polls of a worker that stops, with nothing.
     pub(crate) fn release(&self, worker: &str) {
         if worker.is_empty() {
             return;
         }
+        let mut stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
+        stopped.retain(|_, at| at.elapsed() < POLLER_SHOWN);
+        stopped.insert(worker.to_owned(), Instant::now());
+        drop(stopped);
         let mut all = self.lock();
         for queue in all.values_mut() {
             let (leaving, staying): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut queue.waiting)
