@@ -4,7 +4,10 @@
 //! refusal into a status with the details that clients look for. A method that is not here answers `UNIMPLEMENTED`, and no
 //! capability that the system or a namespace advertises depends on one.
 
-#![allow(deprecated, reason = "clients still send, and read, what the wire has deprecated")]
+#![allow(
+    deprecated,
+    reason = "clients still send, and read, what the wire has deprecated"
+)]
 
 mod health;
 mod operator;
@@ -25,6 +28,9 @@ mod generated {
         clippy::all,
         clippy::pedantic,
         clippy::nursery,
+        clippy::allow_attributes_without_reason,
+        clippy::use_self,
+        missing_debug_implementations,
         unreachable_pub,
         reason = "generated from the descriptors"
     )]

@@ -19,7 +19,11 @@ impl Service {
 }
 
 fn or_default(namespace: String) -> String {
-    if namespace.is_empty() { "default".to_owned() } else { namespace }
+    if namespace.is_empty() {
+        "default".to_owned()
+    } else {
+        namespace
+    }
 }
 
 #[tonic::async_trait]
@@ -47,7 +51,9 @@ impl OperatorService for Service {
             .change_namespace(&or_default(request.namespace), |namespace| {
                 for name in &request.search_attributes {
                     namespace.attributes.remove(name).ok_or_else(|| {
-                        atoll_workflow_core::Refusal::NotFound(format!("Search attribute {name} doesn't exist."))
+                        atoll_workflow_core::Refusal::NotFound(format!(
+                            "Search attribute {name} doesn't exist."
+                        ))
                     })?;
                 }
                 Ok(())

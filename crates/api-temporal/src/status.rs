@@ -98,7 +98,10 @@ fn detail(refusal: &Refusal) -> Option<Any> {
                 failure: failure.as_deref().cloned(),
             },
         ),
-        Refusal::NotReady(_) => pack("WorkflowNotReadyFailure", &details::WorkflowNotReadyFailure::default()),
+        Refusal::NotReady(_) => pack(
+            "WorkflowNotReadyFailure",
+            &details::WorkflowNotReadyFailure::default(),
+        ),
         Refusal::ResourceExhausted(_) => pack(
             "ResourceExhaustedFailure",
             &details::ResourceExhaustedFailure {
@@ -124,9 +127,7 @@ fn detail(refusal: &Refusal) -> Option<Any> {
 }
 
 /// How one of several operations ended, if it did not succeed: refused, or given up because another one was.
-fn operation(
-    refusal: Option<&Refusal>,
-) -> details::multi_operation_execution_failure::OperationStatus {
+fn operation(refusal: Option<&Refusal>) -> details::multi_operation_execution_failure::OperationStatus {
     let aborted = || Any {
         type_url: "type.googleapis.com/temporal.api.failure.v1.MultiOperationExecutionAborted".to_owned(),
         value: MultiOperationExecutionAborted::default().encode_to_vec(),

@@ -31,6 +31,9 @@ pub(crate) const DEFAULT_PORT: u16 = 7070;
 pub(crate) struct ConfigFile {
     /// Address and port of the API and of sandbox ports. Default: `127.0.0.1:7070`.
     pub(crate) listen: Option<SocketAddr>,
+    /// Address and port of durable workflows (gRPC, for Temporal's SDKs), on this machine itself, such as `127.0.0.1:7233`.
+    /// Default: they are not served.
+    pub(crate) workflows_listen: Option<SocketAddr>,
     /// Domain under which sandbox ports appear, as `{port}-{sandbox}.{domain}`. Default: `localhost`, which browsers and
     /// curl resolve to this machine by themselves.
     pub(crate) domain: Option<String>,
@@ -195,6 +198,7 @@ impl FromStr for Pool {
 #[derive(Debug, Clone)]
 pub(crate) struct Config {
     pub(crate) listen: SocketAddr,
+    pub(crate) workflows_listen: Option<SocketAddr>,
     pub(crate) domain: String,
     pub(crate) public_scheme: Option<String>,
     pub(crate) public_port: Option<u16>,
@@ -239,6 +243,7 @@ impl Config {
                 .clone()
                 .or(file.domain)
                 .unwrap_or_else(|| "localhost".into()),
+            workflows_listen: file.workflows_listen,
             public_scheme: file.public_scheme,
             public_port: file.public_port,
             runsc: match args.runsc.clone().or(file.runsc) {

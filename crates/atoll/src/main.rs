@@ -14,6 +14,7 @@ mod output;
 mod serve;
 mod server;
 mod transfer;
+mod workflows;
 
 use std::process::ExitCode;
 

@@ -25,6 +25,7 @@ use crate::data::{DataDir, ServerFile, Taken};
 use crate::logging;
 use crate::output::{Doing, Error, Output, Result};
 use crate::serve;
+use crate::workflows::Workflows;
 
 /// The default of sandboxes created through the API without a word about their lifetime.
 const DEFAULT_TIMEOUT_MILLIS: u64 = 15 * 60 * 1000;
@@ -80,6 +81,7 @@ pub(crate) struct Server {
     sandboxes: Sandboxes,
     stop: CancellationToken,
     serving: JoinHandle<()>,
+    workflows: Option<Workflows>,
     /// Removed at the end: the data directory of an embedded server that had to make its own.
     temporary: Option<PathBuf>,
 }
@@ -115,6 +117,12 @@ impl Server {
         let router = atoll_api_native::router(sandboxes.clone(), options);
         let stop = CancellationToken::new();
         let serving = tokio::spawn(serve::serve(listener, router, stop.clone()));
+        let workflows = match config.workflows_listen {
+            Some(address) if kind == Kind::Standing => {
+                Some(Workflows::start(address, data.path(), stop.clone()).await?)
+            }
+            _ => None,
+        };
         let url = url_of(address);
         data.announce(&ServerFile {
             url: url.clone(),
@@ -129,6 +137,7 @@ impl Server {
             sandboxes,
             stop,
             serving,
+            workflows,
             temporary: None,
         })
     }
@@ -164,6 +173,9 @@ impl Server {
         self.data.retire();
         self.stop.cancel();
         let _panicked = self.serving.await;
+        if let Some(workflows) = self.workflows {
+            workflows.stop().await;
+        }
         // Something that does not end must not keep the process: sandboxes are durable without us.
         if tokio::time::timeout(Duration::from_secs(20), self.sandboxes.shutdown())
             .await

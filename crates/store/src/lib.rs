@@ -44,7 +44,9 @@ pub use projects::ProjectRow;
 pub use sandboxes::{Idempotency, Inserted, NewSandbox, SandboxQuery, SandboxRow};
 pub use snapshots::{ProjectStorage, SnapshotRow};
 pub use volumes::{Attachment, VolumeRow, VolumeState};
-pub use workflow_search::{WorkflowColumn, WorkflowField, WorkflowFilter, WorkflowOrder, WorkflowPage, WorkflowTest, WorkflowValue};
+pub use workflow_search::{
+    WorkflowColumn, WorkflowField, WorkflowFilter, WorkflowOrder, WorkflowPage, WorkflowTest, WorkflowValue,
+};
 pub use workflows::{OpenWorkflowRun, WorkflowItem, WorkflowRunRow, WorkflowRunWrite};
 
 use engine::Engine;

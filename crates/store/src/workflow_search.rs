@@ -101,9 +101,9 @@ pub enum WorkflowTest {
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum WorkflowFilter {
-    All(Vec<WorkflowFilter>),
-    Any(Vec<WorkflowFilter>),
-    Not(Box<WorkflowFilter>),
+    All(Vec<Self>),
+    Any(Vec<Self>),
+    Not(Box<Self>),
     Is(WorkflowField, WorkflowTest),
 }
 
@@ -239,17 +239,29 @@ impl Query {
             WorkflowTest::Greater(value) => compare(">", value),
             WorkflowTest::GreaterOrEqual(value) => compare(">=", value),
             WorkflowTest::In(values) | WorkflowTest::NotIn(values) => {
-                let not = if matches!(test, WorkflowTest::NotIn(_)) { "NOT " } else { "" };
+                let not = if matches!(test, WorkflowTest::NotIn(_)) {
+                    "NOT "
+                } else {
+                    ""
+                };
                 let values: Vec<_> = values.iter().map(|value| self.bind(value.clone())).collect();
                 format!("{name} {not}IN ({})", values.join(", "))
             }
             WorkflowTest::Between(low, high) | WorkflowTest::NotBetween(low, high) => {
-                let not = if matches!(test, WorkflowTest::NotBetween(..)) { "NOT " } else { "" };
+                let not = if matches!(test, WorkflowTest::NotBetween(..)) {
+                    "NOT "
+                } else {
+                    ""
+                };
                 let (low, high) = (self.bind(low.clone()), self.bind(high.clone()));
                 format!("{name} {not}BETWEEN {low} AND {high}")
             }
             WorkflowTest::StartsWith(prefix) | WorkflowTest::NotStartsWith(prefix) => {
-                let operator = if matches!(test, WorkflowTest::StartsWith(_)) { "=" } else { "!=" };
+                let operator = if matches!(test, WorkflowTest::StartsWith(_)) {
+                    "="
+                } else {
+                    "!="
+                };
                 let length = prefix.chars().count();
                 let prefix = self.bind(WorkflowValue::Text(prefix.clone()));
                 format!("substr({name}, 1, {length}) {operator} {prefix}")

@@ -29,6 +29,10 @@ pub struct ActivityStart {
 
 /// How an attempt ended, as its worker says.
 #[derive(Debug, Clone)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "made once per attempt and taken apart at once"
+)]
 pub enum ActivityFinish {
     Completed(Option<common::Payloads>),
     Failed {
@@ -82,7 +86,9 @@ impl Run {
             .state
             .activities
             .get_mut(&scheduled_id)
-            .filter(|activity| activity.stamp == activity_stamp && activity.started_at == 0 && !activity.paused)
+            .filter(|activity| {
+                activity.stamp == activity_stamp && activity.started_at == 0 && !activity.paused
+            })
             .ok_or_else(gone)?;
         activity.started_at = turn.now;
         activity.heartbeat_at = 0;
@@ -133,7 +139,10 @@ impl Run {
                 }
             })
             .ok_or_else(|| {
-                Refusal::NotFound("invalid activityID or activity already timed out or invoking workflow is completed".to_owned())
+                Refusal::NotFound(
+                    "invalid activityID or activity already timed out or invoking workflow is completed"
+                        .to_owned(),
+                )
             })
     }
 
@@ -167,13 +176,15 @@ impl Run {
                 self.write_activity_start(&activity);
                 self.end_activity(
                     scheduled_id,
-                    Event::ActivityTaskCompletedEventAttributes(history::ActivityTaskCompletedEventAttributes {
-                        result,
-                        scheduled_event_id: scheduled_id,
-                        started_event_id: self.next_event_id() - 1,
-                        identity: identity.to_owned(),
-                        ..Default::default()
-                    }),
+                    Event::ActivityTaskCompletedEventAttributes(
+                        history::ActivityTaskCompletedEventAttributes {
+                            result,
+                            scheduled_event_id: scheduled_id,
+                            started_event_id: self.next_event_id() - 1,
+                            identity: identity.to_owned(),
+                            ..Default::default()
+                        },
+                    ),
                     turn,
                 );
             }
@@ -187,14 +198,16 @@ impl Run {
                 self.write_activity_start(&activity);
                 self.end_activity(
                     scheduled_id,
-                    Event::ActivityTaskCanceledEventAttributes(history::ActivityTaskCanceledEventAttributes {
-                        details,
-                        latest_cancel_requested_event_id: activity.cancel_requested_id,
-                        scheduled_event_id: scheduled_id,
-                        started_event_id: self.next_event_id() - 1,
-                        identity: identity.to_owned(),
-                        ..Default::default()
-                    }),
+                    Event::ActivityTaskCanceledEventAttributes(
+                        history::ActivityTaskCanceledEventAttributes {
+                            details,
+                            latest_cancel_requested_event_id: activity.cancel_requested_id,
+                            scheduled_event_id: scheduled_id,
+                            started_event_id: self.next_event_id() - 1,
+                            identity: identity.to_owned(),
+                            ..Default::default()
+                        },
+                    ),
                     turn,
                 );
             }
@@ -327,7 +340,10 @@ impl Run {
                 "BadRequestCancelActivityAttributes: invalid history builder state for action",
             ));
         }
-        if known.as_ref().is_some_and(|activity| activity.cancel_requested_id != 0) {
+        if known
+            .as_ref()
+            .is_some_and(|activity| activity.cancel_requested_id != 0)
+        {
             return Err(Bad::new(
                 Cause::BadRequestCancelActivityAttributes,
                 "BadRequestCancelActivityAttributes: cancellation was requested already",
@@ -387,7 +403,10 @@ impl Run {
             (
                 unless(
                     started != 0,
-                    after(activity.due_at, nanos(scheduled.schedule_to_start_timeout.as_ref())),
+                    after(
+                        activity.due_at,
+                        nanos(scheduled.schedule_to_start_timeout.as_ref()),
+                    ),
                 ),
                 TimeoutType::ScheduleToStart,
             ),
@@ -399,7 +418,10 @@ impl Run {
                 TimeoutType::StartToClose,
             ),
             (
-                unless(started == 0, after(alive, nanos(scheduled.heartbeat_timeout.as_ref()))),
+                unless(
+                    started == 0,
+                    after(alive, nanos(scheduled.heartbeat_timeout.as_ref())),
+                ),
                 TimeoutType::Heartbeat,
             ),
         ]
@@ -442,7 +464,11 @@ impl Run {
             failure.cause = Some(Box::new(cause));
         }
         self.write_activity_start(&activity);
-        let started_id = if activity.started_at == 0 { 0 } else { self.next_event_id() - 1 };
+        let started_id = if activity.started_at == 0 {
+            0
+        } else {
+            self.next_event_id() - 1
+        };
         self.end_activity(
             scheduled_id,
             Event::ActivityTaskTimedOutEventAttributes(history::ActivityTaskTimedOutEventAttributes {

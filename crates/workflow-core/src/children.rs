@@ -95,7 +95,9 @@ impl Run {
                         0 => WorkflowIdReusePolicy::AllowDuplicate.into(),
                         policy => policy,
                     },
-                    retry_policy: wanted.retry_policy.map(|policy| retry::with_defaults(Some(&policy))),
+                    retry_policy: wanted
+                        .retry_policy
+                        .map(|policy| retry::with_defaults(Some(&policy))),
                     cron_schedule: wanted.cron_schedule,
                     header: wanted.header,
                     memo: wanted.memo,
@@ -255,7 +257,9 @@ impl Run {
         else {
             return;
         };
-        let Some(event) = self.child_end_event(&child, end) else { return };
+        let Some(event) = self.child_end_event(&child, end) else {
+            return;
+        };
         self.state.children.remove(&end.initiated_id);
         self.state.transitions += 1;
         self.record(turn.now, event);

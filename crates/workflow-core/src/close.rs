@@ -188,7 +188,11 @@ impl Run {
     fn next_after_failure(&self, failure: &Failure, turn: Turn<'_>) -> (Option<Start>, RetryState) {
         let started = self.started();
         let Some(policy) = &started.retry_policy else {
-            return match self.next_by_cron(started.last_completion_result.clone(), Some(failure.clone()), turn) {
+            return match self.next_by_cron(
+                started.last_completion_result.clone(),
+                Some(failure.clone()),
+                turn,
+            ) {
                 Some(next) => (Some(next), RetryState::InProgress),
                 None => (None, RetryState::RetryPolicyNotSet),
             };
@@ -211,7 +215,11 @@ impl Run {
                 (Some(next), RetryState::InProgress)
             }
             Err(state) => {
-                match self.next_by_cron(started.last_completion_result.clone(), Some(failure.clone()), turn) {
+                match self.next_by_cron(
+                    started.last_completion_result.clone(),
+                    Some(failure.clone()),
+                    turn,
+                ) {
                     Some(next) => (Some(next), RetryState::InProgress),
                     None => (None, state),
                 }

@@ -59,12 +59,19 @@ impl Run {
             let groups = command.event_group_markers.clone();
             let before = self.events.len();
             let Some(attributes) = command.attributes else {
-                return Err(Bad::new(Cause::UnhandledCommand, "UnhandledCommand: empty command"));
+                return Err(Bad::new(
+                    Cause::UnhandledCommand,
+                    "UnhandledCommand: empty command",
+                ));
             };
             if let Attributes::ProtocolMessageCommandAttributes(place) = &attributes {
                 let found = messages
                     .iter_mut()
-                    .find(|message| message.as_ref().is_some_and(|message| message.id == place.message_id))
+                    .find(|message| {
+                        message
+                            .as_ref()
+                            .is_some_and(|message| message.id == place.message_id)
+                    })
                     .and_then(Option::take);
                 if let Some(message) = found {
                     self.take_message(&message, turn)?;
@@ -403,10 +410,12 @@ impl Run {
         };
         self.append(
             turn.now,
-            Event::WorkflowPropertiesModifiedEventAttributes(history::WorkflowPropertiesModifiedEventAttributes {
-                workflow_task_completed_event_id: completed_id,
-                upserted_memo: Some(memo.clone()),
-            }),
+            Event::WorkflowPropertiesModifiedEventAttributes(
+                history::WorkflowPropertiesModifiedEventAttributes {
+                    workflow_task_completed_event_id: completed_id,
+                    upserted_memo: Some(memo.clone()),
+                },
+            ),
         );
         self.merge_memo(memo);
         Ok(())
@@ -515,7 +524,11 @@ impl Run {
     pub(crate) fn queue_or_own(&self, wanted: Option<taskqueue::TaskQueue>) -> taskqueue::TaskQueue {
         let name = wanted.map_or(String::new(), |queue| queue.name);
         taskqueue::TaskQueue {
-            name: if name.is_empty() { self.task_queue().to_owned() } else { name },
+            name: if name.is_empty() {
+                self.task_queue().to_owned()
+            } else {
+                name
+            },
             kind: enums::TaskQueueKind::Normal.into(),
             normal_name: String::new(),
         }
@@ -556,7 +569,11 @@ impl ActivityTimes {
         } else if start_to_close > 0 {
             Self {
                 schedule_to_close: run,
-                schedule_to_start: if schedule_to_start > 0 { schedule_to_start } else { run },
+                schedule_to_start: if schedule_to_start > 0 {
+                    schedule_to_start
+                } else {
+                    run
+                },
                 start_to_close,
                 heartbeat: 0,
             }
@@ -569,7 +586,11 @@ impl ActivityTimes {
             times.start_to_close = at_most(times.start_to_close, run);
         }
         let heartbeat = nanos(wanted.heartbeat_timeout.as_ref());
-        times.heartbeat = if heartbeat > 0 { at_most(heartbeat, times.start_to_close) } else { 0 };
+        times.heartbeat = if heartbeat > 0 {
+            at_most(heartbeat, times.start_to_close)
+        } else {
+            0
+        };
         Some(times)
     }
 }

@@ -122,7 +122,11 @@ impl Run {
             (false, _) => PendingActivityState::Scheduled,
         };
         let waits = activity.started_at == 0 && activity.attempt > 1;
-        let scheduled_at: Nanos = if activity.started_at == 0 { activity.due_at } else { 0 };
+        let scheduled_at: Nanos = if activity.started_at == 0 {
+            activity.due_at
+        } else {
+            0
+        };
         let expires = after(
             activity.scheduled_at,
             nanos(scheduled.schedule_to_close_timeout.as_ref()),

@@ -60,15 +60,17 @@ impl Run {
         self.state.transitions += 1;
         let mut event = unnumbered(
             turn.now,
-            Event::WorkflowExecutionSignaledEventAttributes(history::WorkflowExecutionSignaledEventAttributes {
-                signal_name: signal.name,
-                input: signal.input,
-                identity: signal.identity,
-                header: signal.header,
-                external_workflow_execution: signal.sender,
-                request_id: signal.request_id,
-                ..Default::default()
-            }),
+            Event::WorkflowExecutionSignaledEventAttributes(
+                history::WorkflowExecutionSignaledEventAttributes {
+                    signal_name: signal.name,
+                    input: signal.input,
+                    identity: signal.identity,
+                    header: signal.header,
+                    external_workflow_execution: signal.sender,
+                    request_id: signal.request_id,
+                    ..Default::default()
+                },
+            ),
         );
         event.links = signal.links;
         self.record_event(event);
@@ -132,7 +134,9 @@ impl Run {
         if !self.is_running() || !take(&mut self.state.signals_out, initiated_id) {
             return;
         }
-        let Some(wanted) = self.outgoing_signal(initiated_id).cloned() else { return };
+        let Some(wanted) = self.outgoing_signal(initiated_id).cloned() else {
+            return;
+        };
         let cause = match delivery {
             Delivery::Done => None,
             Delivery::NotFound => Some(SignalFailed::ExternalWorkflowExecutionNotFound),
@@ -170,7 +174,9 @@ impl Run {
         if !self.is_running() || !take(&mut self.state.cancels_out, initiated_id) {
             return;
         }
-        let Some(wanted) = self.outgoing_cancel(initiated_id).cloned() else { return };
+        let Some(wanted) = self.outgoing_cancel(initiated_id).cloned() else {
+            return;
+        };
         let cause = match delivery {
             Delivery::Done => None,
             Delivery::NotFound | Delivery::TooMany => Some(CancelFailed::ExternalWorkflowExecutionNotFound),

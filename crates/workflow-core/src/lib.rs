@@ -24,7 +24,10 @@
 //! - Everything that must happen outside of the run is either derivable from its state (tasks, deadlines) or lies in its
 //!   outbox until somebody says that it was delivered, so nothing is lost between two commits.
 
-#![allow(deprecated, reason = "clients still send, and read, what the wire has deprecated")]
+#![allow(
+    deprecated,
+    reason = "clients still send, and read, what the wire has deprecated"
+)]
 
 mod activity;
 mod children;

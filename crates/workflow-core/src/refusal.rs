@@ -46,7 +46,10 @@ pub enum Refusal {
     #[error("{0}")]
     Unimplemented(String),
     #[error("Update-with-Start could not be executed.")]
-    MultiOperation { start: Option<Box<Self>>, update: Option<Box<Self>> },
+    MultiOperation {
+        start: Option<Box<Self>>,
+        update: Option<Box<Self>>,
+    },
     #[error("{0}")]
     Internal(String),
 }

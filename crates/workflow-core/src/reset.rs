@@ -78,7 +78,8 @@ impl Run {
             run.keep(event, point, turn);
         }
         for operation in &point.then {
-            if let Some(workflow::post_reset_operation::Variant::SignalWorkflow(signal)) = &operation.variant {
+            if let Some(workflow::post_reset_operation::Variant::SignalWorkflow(signal)) = &operation.variant
+            {
                 run.signal(
                     crate::SignalRequest {
                         name: signal.signal_name.clone(),
@@ -131,10 +132,6 @@ impl Run {
         run
     }
 
-    #[expect(
-        clippy::match_wildcard_for_single_variants,
-        reason = "most events change nothing that is remembered"
-    )]
     fn replay_one(&mut self, id: i64, at: i64, event: Event, turn: Turn<'_>) {
         let state = &mut self.state;
         match event {
@@ -241,7 +238,9 @@ impl Run {
         let (signal, cancel) = match event {
             Event::ExternalWorkflowExecutionSignaledEventAttributes(end) => (end.initiated_event_id, 0),
             Event::SignalExternalWorkflowExecutionFailedEventAttributes(end) => (end.initiated_event_id, 0),
-            Event::ExternalWorkflowExecutionCancelRequestedEventAttributes(end) => (0, end.initiated_event_id),
+            Event::ExternalWorkflowExecutionCancelRequestedEventAttributes(end) => {
+                (0, end.initiated_event_id)
+            }
             Event::RequestCancelExternalWorkflowExecutionFailedEventAttributes(end) => {
                 (0, end.initiated_event_id)
             }
@@ -266,11 +265,15 @@ impl Run {
                 self.push(again);
             }
             Some(Event::WorkflowExecutionUpdateAcceptedEventAttributes(accepted)) if point.keep_updates => {
-                let Some(request) = accepted.accepted_request.clone() else { return };
+                let Some(request) = accepted.accepted_request.clone() else {
+                    return;
+                };
                 self.admit_again(request, turn);
             }
             Some(Event::WorkflowExecutionUpdateAdmittedEventAttributes(admitted)) if point.keep_updates => {
-                let Some(request) = admitted.request.clone() else { return };
+                let Some(request) = admitted.request.clone() else {
+                    return;
+                };
                 self.admit_again(request, turn);
             }
             _ => {}
@@ -302,7 +305,12 @@ impl Run {
     }
 
     /// This run was replaced by one that went back: it ends, but nobody is told and its children live on.
-    pub fn replaced_by(&mut self, run_id: &str, why: crate::Terminate, turn: Turn<'_>) -> Result<(), Refusal> {
+    pub fn replaced_by(
+        &mut self,
+        run_id: &str,
+        why: crate::Terminate,
+        turn: Turn<'_>,
+    ) -> Result<(), Refusal> {
         run_id.clone_into(&mut self.state.successor);
         if !self.is_running() {
             return Ok(());

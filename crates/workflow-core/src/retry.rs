@@ -1,10 +1,10 @@
 //! Whether to try again, and when.
 
 use crate::time::{Nanos, duration, nanos, seconds};
+use crate::words::common::RetryPolicy;
 use crate::words::enums::{RetryState, TimeoutType};
 use crate::words::failure::Failure;
 use crate::words::failure::failure::FailureInfo;
-use crate::words::common::RetryPolicy;
 
 /// Another attempt after this long, or why not.
 pub(crate) type Decision = Result<Nanos, RetryState>;
@@ -82,7 +82,11 @@ pub(crate) fn backoff(policy: &RetryPolicy, attempt: i32) -> Nanos {
     let maximum = nanos(policy.maximum_interval.as_ref());
     let wait = initial as f64 * policy.backoff_coefficient.powi(attempt.saturating_sub(1).max(0));
     let ceiling = if maximum > 0 { maximum } else { i64::MAX / 4 };
-    if wait >= ceiling as f64 { ceiling } else { wait as i64 }
+    if wait >= ceiling as f64 {
+        ceiling
+    } else {
+        wait as i64
+    }
 }
 
 fn requested_delay(failure: &Failure) -> Option<Nanos> {

@@ -61,13 +61,55 @@ const MONTHS: [&str; 12] = [
 ];
 const DAYS: [&str; 7] = ["sun", "mon", "tue", "wed", "thu", "fri", "sat"];
 
-const SECOND_OF: Grammar = Grammar { name: "Second", low: 0, high: 59, words: &[], first_word: 0 };
-const MINUTE_OF: Grammar = Grammar { name: "Minute", low: 0, high: 59, words: &[], first_word: 0 };
-const HOUR_OF: Grammar = Grammar { name: "Hour", low: 0, high: 23, words: &[], first_word: 0 };
-const DAY_OF: Grammar = Grammar { name: "DayOfMonth", low: 1, high: 31, words: &[], first_word: 0 };
-const MONTH_OF: Grammar = Grammar { name: "Month", low: 1, high: 12, words: &MONTHS, first_word: 1 };
-const YEAR_OF: Grammar = Grammar { name: "Year", low: 2000, high: 2100, words: &[], first_word: 0 };
-const WEEKDAY_OF: Grammar = Grammar { name: "DayOfWeek", low: 0, high: 7, words: &DAYS, first_word: 0 };
+const SECOND_OF: Grammar = Grammar {
+    name: "Second",
+    low: 0,
+    high: 59,
+    words: &[],
+    first_word: 0,
+};
+const MINUTE_OF: Grammar = Grammar {
+    name: "Minute",
+    low: 0,
+    high: 59,
+    words: &[],
+    first_word: 0,
+};
+const HOUR_OF: Grammar = Grammar {
+    name: "Hour",
+    low: 0,
+    high: 23,
+    words: &[],
+    first_word: 0,
+};
+const DAY_OF: Grammar = Grammar {
+    name: "DayOfMonth",
+    low: 1,
+    high: 31,
+    words: &[],
+    first_word: 0,
+};
+const MONTH_OF: Grammar = Grammar {
+    name: "Month",
+    low: 1,
+    high: 12,
+    words: &MONTHS,
+    first_word: 1,
+};
+const YEAR_OF: Grammar = Grammar {
+    name: "Year",
+    low: 2000,
+    high: 2100,
+    words: &[],
+    first_word: 0,
+};
+const WEEKDAY_OF: Grammar = Grammar {
+    name: "DayOfWeek",
+    low: 0,
+    high: 7,
+    words: &DAYS,
+    first_word: 0,
+};
 
 impl Grammar {
     fn parse(&self, text: &str, default: &str) -> Result<Field, SpecError> {
@@ -76,12 +118,20 @@ impl Grammar {
         if text == "*" || text == "?" {
             return Ok(Field(Vec::new()));
         }
-        let ranges = text.split(',').map(|part| self.range(part)).collect::<Result<_, _>>()?;
+        let ranges = text
+            .split(',')
+            .map(|part| self.range(part))
+            .collect::<Result<_, _>>()?;
         Ok(Field(ranges))
     }
 
     fn range(&self, part: &str) -> Result<proto::Range, SpecError> {
-        let bad = || SpecError(format!("{} is not in range [{}-{}]: {part:?}", self.name, self.low, self.high));
+        let bad = || {
+            SpecError(format!(
+                "{} is not in range [{}-{}]: {part:?}",
+                self.name, self.low, self.high
+            ))
+        };
         let (span, step) = match part.split_once('/') {
             Some((span, step)) => (span, step.trim().parse::<i32>().map_err(|_| bad())?),
             None => (part, 1),
@@ -180,14 +230,30 @@ impl Calendar {
 
     /// For the time of day an empty set means zero, so "any" has to be spelled out.
     fn all_if_any(mut self) -> Self {
-        for (field, high) in [(&mut self.second, 59), (&mut self.minute, 59), (&mut self.hour, 23)] {
+        for (field, high) in [
+            (&mut self.second, 59),
+            (&mut self.minute, 59),
+            (&mut self.hour, 23),
+        ] {
             if field.is_any() {
-                field.0.push(proto::Range { start: 0, end: high, step: 1 });
+                field.0.push(proto::Range {
+                    start: 0,
+                    end: high,
+                    step: 1,
+                });
             }
         }
-        for (field, low, high) in [(&mut self.day, 1, 31), (&mut self.month, 1, 12), (&mut self.weekday, 0, 6)] {
+        for (field, low, high) in [
+            (&mut self.day, 1, 31),
+            (&mut self.month, 1, 12),
+            (&mut self.weekday, 0, 6),
+        ] {
             if field.is_any() {
-                field.0.push(proto::Range { start: low, end: high, step: 1 });
+                field.0.push(proto::Range {
+                    start: low,
+                    end: high,
+                    step: 1,
+                });
             }
         }
         self
@@ -196,7 +262,11 @@ impl Calendar {
     fn from_structure(spec: &proto::StructuredCalendarSpec) -> Self {
         let zero = |ranges: &[proto::Range]| {
             if ranges.is_empty() {
-                Field(vec![proto::Range { start: 0, end: 0, step: 1 }])
+                Field(vec![proto::Range {
+                    start: 0,
+                    end: 0,
+                    step: 1,
+                }])
             } else {
                 Field(ranges.to_vec())
             }
@@ -341,7 +411,11 @@ impl Spec {
             }
             if let Some(every) = text.strip_prefix("@every") {
                 let (length, phase) = every.split_once('/').unwrap_or((every, ""));
-                let phase = if phase.trim().is_empty() { 0 } else { length_of(phase.trim())? };
+                let phase = if phase.trim().is_empty() {
+                    0
+                } else {
+                    length_of(phase.trim())?
+                };
                 intervals.push((length_of(length.trim())?, phase));
             } else {
                 calendars.push(Calendar::from_cron(text)?);

@@ -77,12 +77,7 @@ pub enum Act {
 }
 
 impl Scheduler {
-    pub fn new(
-        namespace: &str,
-        id: &str,
-        schedule: proto::Schedule,
-        now: Nanos,
-    ) -> Result<Self, Refusal> {
+    pub fn new(namespace: &str, id: &str, schedule: proto::Schedule, now: Nanos) -> Result<Self, Refusal> {
         let mut scheduler = Self {
             namespace: namespace.to_owned(),
             id: id.to_owned(),
@@ -121,7 +116,11 @@ impl Scheduler {
             .as_ref()
             .and_then(|schedule| schedule.policies.as_ref())
             .map_or(0, |policies| nanos(policies.catchup_window.as_ref()));
-        if window == 0 { DEFAULT_CATCHUP } else { window.max(MIN_CATCHUP) }
+        if window == 0 {
+            DEFAULT_CATCHUP
+        } else {
+            window.max(MIN_CATCHUP)
+        }
     }
 
     pub fn is_paused(&self) -> bool {
@@ -133,7 +132,10 @@ impl Scheduler {
     }
 
     fn state_mut(&mut self) -> &mut proto::ScheduleState {
-        self.schedule.get_or_insert_default().state.get_or_insert_default()
+        self.schedule
+            .get_or_insert_default()
+            .state
+            .get_or_insert_default()
     }
 
     fn info_mut(&mut self) -> &mut proto::ScheduleInfo {
@@ -150,7 +152,9 @@ impl Scheduler {
         if self.is_exhausted() {
             return None;
         }
-        self.spec()?.next(self.looked_until, &self.id).map(|(_, actual)| actual)
+        self.spec()?
+            .next(self.looked_until, &self.id)
+            .map(|(_, actual)| actual)
     }
 
     /// The times in between, both included.
@@ -314,8 +318,14 @@ impl Scheduler {
                 self.last_failure = None;
             }
             Status::Failed | Status::TimedOut => {
-                let failed = if status == Status::Failed { "failure" } else { "timeout" };
-                let message = failure.as_ref().map_or(String::new(), |failure| failure.message.clone());
+                let failed = if status == Status::Failed {
+                    "failure"
+                } else {
+                    "timeout"
+                };
+                let message = failure
+                    .as_ref()
+                    .map_or(String::new(), |failure| failure.message.clone());
                 self.last_failure = failure;
                 if pause_on_failure {
                     let id = workflow.workflow_id.clone();
@@ -421,7 +431,9 @@ fn checked(mut schedule: proto::Schedule) -> Result<proto::Schedule, Refusal> {
         }
     };
     if workflow.workflow_id.is_empty() {
-        return Err(Refusal::InvalidArgument("WorkflowId is not set on request.".to_owned()));
+        return Err(Refusal::InvalidArgument(
+            "WorkflowId is not set on request.".to_owned(),
+        ));
     }
     Ok(schedule)
 }

@@ -153,7 +153,11 @@ impl Run {
             0 => DEFAULT_TASK_TIMEOUT,
             length => length.min(MAX_TASK_TIMEOUT),
         };
-        let task_timeout = if run_timeout > 0 { task_timeout.min(run_timeout) } else { task_timeout };
+        let task_timeout = if run_timeout > 0 {
+            task_timeout.min(run_timeout)
+        } else {
+            task_timeout
+        };
         let retry_policy = start
             .retry_policy
             .as_ref()
@@ -222,7 +226,8 @@ impl Run {
             transitions: 1,
             ..Default::default()
         });
-        let mut event = crate::run::unnumbered(now, Event::WorkflowExecutionStartedEventAttributes(attributes));
+        let mut event =
+            crate::run::unnumbered(now, Event::WorkflowExecutionStartedEventAttributes(attributes));
         event.user_metadata = start.user_metadata;
         event.links = start.links;
         run.push(event);

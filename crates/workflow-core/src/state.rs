@@ -248,6 +248,10 @@ pub mod letter {
     use crate::words::HistoryEvent;
 
     #[derive(Clone, PartialEq, ::prost::Oneof)]
+    #[expect(
+        clippy::large_enum_variant,
+        reason = "a run has few letters, and none for long"
+    )]
     pub enum Body {
         /// Start the child that this event asks for.
         #[prost(int64, tag = "2")]

@@ -50,7 +50,9 @@ impl TaskToken {
         let token: Self = prost::Message::decode(bytes)
             .map_err(|_| Refusal::InvalidArgument("Error deserializing task token.".to_owned()))?;
         if token.workflow_id.is_empty() {
-            return Err(Refusal::InvalidArgument("WorkflowId is not set on request.".to_owned()));
+            return Err(Refusal::InvalidArgument(
+                "WorkflowId is not set on request.".to_owned(),
+            ));
         }
         Ok(token)
     }
@@ -168,7 +170,11 @@ impl Run {
     pub(crate) fn task_effect(&self, task: &WorkflowTask) -> Effect {
         let sticky = !task.sticky_queue.is_empty();
         Effect::WorkflowTask {
-            queue: if sticky { task.sticky_queue.clone() } else { self.task_queue().to_owned() },
+            queue: if sticky {
+                task.sticky_queue.clone()
+            } else {
+                self.task_queue().to_owned()
+            },
             sticky,
             stamp: task.stamp,
         }
@@ -216,7 +222,9 @@ impl Run {
 
     /// Turns a task that was to leave no trace into one that does, because something else has happened.
     pub(crate) fn write_speculative(&mut self) {
-        let Some(mut task) = self.state.task.take() else { return };
+        let Some(mut task) = self.state.task.take() else {
+            return;
+        };
         if task.speculative {
             task.speculative = false;
             task.written = true;
@@ -303,7 +311,11 @@ impl Run {
             attempt: task.attempt,
             scheduled_at: task.scheduled_at,
             started_at: task.started_at,
-            from: if partial { self.state.last_started_id + 1 } else { 1 },
+            from: if partial {
+                self.state.last_started_id + 1
+            } else {
+                1
+            },
             suffix,
             messages: self.send_updates(task.started_id - 1),
         }
@@ -360,8 +372,8 @@ impl Run {
                     // It will time out and be tried again, later and later.
                     return Err(Refusal::InvalidArgument(bad.message));
                 }
-                let refused = (bad.cause != WorkflowTaskFailedCause::UnhandledCommand)
-                    .then(|| bad.message.clone());
+                let refused =
+                    (bad.cause != WorkflowTaskFailedCause::UnhandledCommand).then(|| bad.message.clone());
                 let cause = bad.cause;
                 self.end_failed_task(cause, Some(bad.failure()), &identity, turn);
                 Ok(CompletionReply {
@@ -423,8 +435,13 @@ impl Run {
         self.holding = true;
         let eager = completion.eager;
         self.answering.clone_from(&completion.identity);
-        let eager_activities =
-            self.carry_out_commands(completion.commands, completion.messages, completed_id, eager, turn)?;
+        let eager_activities = self.carry_out_commands(
+            completion.commands,
+            completion.messages,
+            completed_id,
+            eager,
+            turn,
+        )?;
         self.holding = false;
         self.reject_unanswered();
         let mut reply = CompletionReply {
@@ -447,10 +464,19 @@ impl Run {
                 .retain(|effect| !matches!(effect, Effect::WorkflowTask { .. }));
             let partial = completion.sticky.is_some();
             reply.new_task = self
-                .start_task(next.stamp, &completion.identity, "request-from-RespondWorkflowTaskCompleted", turn)
+                .start_task(
+                    next.stamp,
+                    &completion.identity,
+                    "request-from-RespondWorkflowTaskCompleted",
+                    turn,
+                )
                 .ok()
                 .map(|mut started| {
-                    started.from = if partial { started.previous_started_id + 1 } else { 1 };
+                    started.from = if partial {
+                        started.previous_started_id + 1
+                    } else {
+                        1
+                    };
                     started
                 });
         }
@@ -479,7 +505,9 @@ impl Run {
         identity: &str,
         turn: Turn<'_>,
     ) {
-        let Some(task) = self.state.task.clone() else { return };
+        let Some(task) = self.state.task.clone() else {
+            return;
+        };
         if task.attempt == 1 {
             self.write_speculative();
             let task = self.state.task.clone().unwrap_or(task);
@@ -500,7 +528,9 @@ impl Run {
 
     /// The started task was not answered in time.
     pub(crate) fn time_out_task(&mut self, turn: Turn<'_>) {
-        let Some(task) = self.state.task.clone() else { return };
+        let Some(task) = self.state.task.clone() else {
+            return;
+        };
         if task.attempt == 1 {
             self.write_speculative();
             let task = self.state.task.clone().unwrap_or(task);

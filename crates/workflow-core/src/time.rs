@@ -58,7 +58,11 @@ pub(crate) fn earlier(one: Nanos, other: Nanos) -> Nanos {
 
 /// `from + length`, or never if no length is set.
 pub(crate) fn after(from: Nanos, length: Nanos) -> Nanos {
-    if length <= 0 { 0 } else { from.saturating_add(length) }
+    if length <= 0 {
+        0
+    } else {
+        from.saturating_add(length)
+    }
 }
 
 pub(crate) fn is_due(at: Nanos, now: Nanos) -> bool {

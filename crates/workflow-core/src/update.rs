@@ -161,7 +161,11 @@ impl Run {
 
     /// An update of this id is under way, or was completed.
     pub fn knows_update(&self, id: &str) -> bool {
-        let completed = self.state.updates.get(id).is_some_and(|update| update.completed_id != 0);
+        let completed = self
+            .state
+            .updates
+            .get(id)
+            .is_some_and(|update| update.completed_id != 0);
         completed || (self.is_running() && self.update_status(id).is_some())
     }
 
@@ -186,7 +190,8 @@ impl Run {
     /// Something about this run is in memory only, and somebody waits for it.
     pub fn has_memory(&self) -> bool {
         self.is_running()
-            && (!self.registry.pending.is_empty() || self.state.task.as_ref().is_some_and(|task| task.speculative))
+            && (!self.registry.pending.is_empty()
+                || self.state.task.as_ref().is_some_and(|task| task.speculative))
     }
 
     /// What goes along with a workflow task.
@@ -267,7 +272,9 @@ impl Run {
                 };
                 let pending = self.registry.remove(&id);
                 let admitted_id = self.state.updates.get(&id).map_or(0, |update| update.admitted_id);
-                let request = pending.map(|pending| pending.request).or(acceptance.accepted_request);
+                let request = pending
+                    .map(|pending| pending.request)
+                    .or(acceptance.accepted_request);
                 let Some(request) = request else {
                     return bad(&format!("update {id} not found"));
                 };
@@ -340,11 +347,14 @@ impl Run {
             .map(|(id, update)| (id.clone(), update.admitted_id))
             .collect();
         for (id, event) in admitted {
-            let Some(Event::WorkflowExecutionUpdateAdmittedEventAttributes(admitted)) = self.attributes(event)
+            let Some(Event::WorkflowExecutionUpdateAdmittedEventAttributes(admitted)) =
+                self.attributes(event)
             else {
                 continue;
             };
-            let Some(request) = admitted.request.clone() else { continue };
+            let Some(request) = admitted.request.clone() else {
+                continue;
+            };
             if self.registry.find(&id).is_none() {
                 self.registry.pending.push(Pending {
                     id,

@@ -53,7 +53,9 @@ impl Checker {
         )?;
         let task_event = matches!(
             kind,
-            EventType::WorkflowTaskCompleted | EventType::WorkflowTaskFailed | EventType::WorkflowTaskTimedOut
+            EventType::WorkflowTaskCompleted
+                | EventType::WorkflowTaskFailed
+                | EventType::WorkflowTaskTimedOut
         );
         ensure(
             self.started == 0 || task_event,
@@ -128,7 +130,9 @@ impl Checker {
                 self.activity_started.insert(id);
                 return Ok(());
             }
-            Event::ActivityTaskCompletedEventAttributes(end) => (end.scheduled_event_id, end.started_event_id),
+            Event::ActivityTaskCompletedEventAttributes(end) => {
+                (end.scheduled_event_id, end.started_event_id)
+            }
             Event::ActivityTaskFailedEventAttributes(end) => (end.scheduled_event_id, end.started_event_id),
             Event::ActivityTaskTimedOutEventAttributes(end) => (end.scheduled_event_id, end.started_event_id),
             Event::ActivityTaskCanceledEventAttributes(end) => (end.scheduled_event_id, end.started_event_id),
@@ -152,11 +156,13 @@ impl Checker {
                 Ok(())
             }
             Event::TimerFiredEventAttributes(timer) => ensure(
-                self.timers.remove(&(timer.timer_id.clone(), timer.started_event_id)),
+                self.timers
+                    .remove(&(timer.timer_id.clone(), timer.started_event_id)),
                 "fires a timer that is not pending",
             ),
             Event::TimerCanceledEventAttributes(timer) => ensure(
-                self.timers.remove(&(timer.timer_id.clone(), timer.started_event_id)),
+                self.timers
+                    .remove(&(timer.timer_id.clone(), timer.started_event_id)),
                 "cancels a timer that is not pending",
             ),
             Event::StartChildWorkflowExecutionInitiatedEventAttributes(child) => {

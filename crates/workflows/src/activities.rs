@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use atoll_workflow_core::{ActivityFinish, ActivityStart, Heartbeat, Refusal, Run, TaskToken, duration, stamp};
+use atoll_workflow_core::{
+    ActivityFinish, ActivityStart, Heartbeat, Refusal, Run, TaskToken, duration, stamp,
+};
 use temporalio_protos::temporal::api::common::v1::{Payloads, WorkflowExecution, WorkflowType};
 use temporalio_protos::temporal::api::workflowservice::v1 as service;
 
@@ -20,7 +22,9 @@ impl Engine {
         self.inner.namespaces.check(&request.namespace)?;
         let queue = request.task_queue.unwrap_or_default();
         if queue.name.is_empty() {
-            return Err(Refusal::InvalidArgument("TaskQueue is not set on request.".to_owned()));
+            return Err(Refusal::InvalidArgument(
+                "TaskQueue is not set on request.".to_owned(),
+            ));
         }
         let key = QueueKey {
             namespace: request.namespace,
@@ -81,8 +85,10 @@ impl Engine {
     async fn heartbeat(&self, token: TaskToken, details: Option<Payloads>) -> Result<Heartbeat, Refusal> {
         let key = Key::new(&token.namespace, &token.workflow_id);
         let run_id = token.run_id.clone();
-        self.change(key, &run_id, move |slot, turn| slot.run.heartbeat(&token, details, turn))
-            .await
+        self.change(key, &run_id, move |slot, turn| {
+            slot.run.heartbeat(&token, details, turn)
+        })
+        .await
     }
 
     pub async fn complete_activity(
@@ -99,7 +105,12 @@ impl Engine {
         &self,
         request: service::RespondActivityTaskCompletedByIdRequest,
     ) -> Result<service::RespondActivityTaskCompletedByIdResponse, Refusal> {
-        let token = by_id(request.namespace, request.workflow_id, request.run_id, request.activity_id)?;
+        let token = by_id(
+            request.namespace,
+            request.workflow_id,
+            request.run_id,
+            request.activity_id,
+        )?;
         self.finish_activity(token, ActivityFinish::Completed(request.result), request.identity)
             .await?;
         Ok(service::RespondActivityTaskCompletedByIdResponse {})
@@ -122,7 +133,12 @@ impl Engine {
         &self,
         request: service::RespondActivityTaskFailedByIdRequest,
     ) -> Result<service::RespondActivityTaskFailedByIdResponse, Refusal> {
-        let token = by_id(request.namespace, request.workflow_id, request.run_id, request.activity_id)?;
+        let token = by_id(
+            request.namespace,
+            request.workflow_id,
+            request.run_id,
+            request.activity_id,
+        )?;
         let finish = ActivityFinish::Failed {
             failure: request.failure.unwrap_or_default(),
             heartbeat: request.last_heartbeat_details,
@@ -145,7 +161,12 @@ impl Engine {
         &self,
         request: service::RespondActivityTaskCanceledByIdRequest,
     ) -> Result<service::RespondActivityTaskCanceledByIdResponse, Refusal> {
-        let token = by_id(request.namespace, request.workflow_id, request.run_id, request.activity_id)?;
+        let token = by_id(
+            request.namespace,
+            request.workflow_id,
+            request.run_id,
+            request.activity_id,
+        )?;
         self.finish_activity(token, ActivityFinish::Canceled(request.details), request.identity)
             .await?;
         Ok(service::RespondActivityTaskCanceledByIdResponse {})
@@ -168,7 +189,12 @@ impl Engine {
         &self,
         request: service::RecordActivityTaskHeartbeatByIdRequest,
     ) -> Result<service::RecordActivityTaskHeartbeatByIdResponse, Refusal> {
-        let token = by_id(request.namespace, request.workflow_id, request.run_id, request.activity_id)?;
+        let token = by_id(
+            request.namespace,
+            request.workflow_id,
+            request.run_id,
+            request.activity_id,
+        )?;
         let beat = self.heartbeat(token, request.details).await?;
         Ok(service::RecordActivityTaskHeartbeatByIdResponse {
             cancel_requested: beat.cancel_requested,
@@ -186,10 +212,14 @@ fn by_id(
     activity_id: String,
 ) -> Result<TaskToken, Refusal> {
     if workflow_id.is_empty() {
-        return Err(Refusal::InvalidArgument("WorkflowId is not set on request.".to_owned()));
+        return Err(Refusal::InvalidArgument(
+            "WorkflowId is not set on request.".to_owned(),
+        ));
     }
     if activity_id.is_empty() {
-        return Err(Refusal::InvalidArgument("ActivityId is not set on request.".to_owned()));
+        return Err(Refusal::InvalidArgument(
+            "ActivityId is not set on request.".to_owned(),
+        ));
     }
     Ok(TaskToken {
         namespace,

@@ -105,7 +105,9 @@ impl Cells {
             if Arc::strong_count(cell) > 1 || used.elapsed() < idle {
                 return true;
             }
-            let Ok(loaded) = cell.loaded.try_lock() else { return true };
+            let Ok(loaded) = cell.loaded.try_lock() else {
+                return true;
+            };
             loaded
                 .runs
                 .values()
@@ -186,7 +188,12 @@ impl Engine {
         Ok(())
     }
 
-    pub(crate) async fn delete_run(&self, namespace: &str, workflow_id: &str, run_id: &str) -> Result<(), Refusal> {
+    pub(crate) async fn delete_run(
+        &self,
+        namespace: &str,
+        workflow_id: &str,
+        run_id: &str,
+    ) -> Result<(), Refusal> {
         let mut locked = self.lock(&Key::new(namespace, workflow_id)).await;
         let run_id = locked.resolve(run_id).await?;
         self.inner
@@ -229,7 +236,11 @@ impl Locked {
             Refusal::NotFound(format!(
                 "workflow not found for ID: {}{}",
                 self.cell.key.workflow_id,
-                if run_id.is_empty() { String::new() } else { format!(" and RunID: {run_id}") }
+                if run_id.is_empty() {
+                    String::new()
+                } else {
+                    format!(" and RunID: {run_id}")
+                }
             ))
         };
         let refusal = missing();
@@ -256,7 +267,9 @@ impl Locked {
     /// The run that the workflow id means, if there is any.
     pub(crate) async fn current(&mut self) -> Result<Option<String>, Refusal> {
         if let Some(known) = &self.loaded.current
-            && known.as_ref().is_none_or(|run_id| self.loaded.runs.contains_key(run_id))
+            && known
+                .as_ref()
+                .is_none_or(|run_id| self.loaded.runs.contains_key(run_id))
         {
             return Ok(known.clone());
         }
@@ -264,7 +277,10 @@ impl Locked {
             .engine
             .inner
             .store
-            .current_workflow_run(self.cell.key.namespace.to_string(), self.cell.key.workflow_id.to_string())
+            .current_workflow_run(
+                self.cell.key.namespace.to_string(),
+                self.cell.key.workflow_id.to_string(),
+            )
             .await
             .map_err(unavailable)?;
         let Some(row) = row else {
@@ -358,7 +374,10 @@ impl Locked {
                 None => false,
             };
             if let Some(slot) = self.loaded.runs.get(run_id) {
-                writes.push(write(slot, is_current || self.loaded.current.is_none() && slot.is_new));
+                writes.push(write(
+                    slot,
+                    is_current || self.loaded.current.is_none() && slot.is_new,
+                ));
             }
         }
         // Without having looked for the current run we do not know whether this is it.
@@ -376,7 +395,9 @@ impl Locked {
             return Err(unavailable(error));
         }
         for run_id in ids {
-            let Some(slot) = self.loaded.runs.get_mut(&run_id) else { continue };
+            let Some(slot) = self.loaded.runs.get_mut(&run_id) else {
+                continue;
+            };
             slot.run.mark_saved();
             slot.is_new = false;
             let effects = slot.run.take_effects();
@@ -393,7 +414,9 @@ impl Locked {
             self.engine.dispatch(&key, run_id, effect);
         }
         let engine = self.engine.clone();
-        let Some(slot) = self.loaded.runs.get_mut(run_id) else { return };
+        let Some(slot) = self.loaded.runs.get_mut(run_id) else {
+            return;
+        };
         let deadline = slot.run.deadline();
         if deadline != 0 && deadline != slot.armed {
             slot.armed = deadline;
@@ -405,7 +428,7 @@ impl Locked {
         }
         if !slot.queries.is_empty() && slot.run.state.task.is_none() {
             for id in std::mem::take(&mut slot.queries) {
-                engine.dispatch_query(&key, &slot.run, id);
+                engine.dispatch_query(&key, &slot.run, &id);
             }
         }
     }

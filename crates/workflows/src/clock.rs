@@ -36,9 +36,9 @@ impl Clock {
                 Some(Reverse((_, key, run_id))) => Ok((key, run_id)),
                 None => Err(None),
             },
-            Some(Reverse((at, _, _))) => Err(Some(Duration::from_nanos(
-                u64::try_from(at - now).unwrap_or(0),
-            ))),
+            Some(Reverse((at, _, _))) => {
+                Err(Some(Duration::from_nanos(u64::try_from(at - now).unwrap_or(0))))
+            }
             None => Err(None),
         }
     }
@@ -64,9 +64,7 @@ impl Engine {
     }
 
     async fn tick(self, key: Key, run_id: String) {
-        let result = self
-            .change_if_due(key.clone(), &run_id)
-            .await;
+        let result = self.change_if_due(key.clone(), &run_id).await;
         match result {
             Ok(()) | Err(Refusal::NotFound(_)) => {}
             Err(error) => {

@@ -4,10 +4,14 @@
 //!   WorkflowType = 'Order' AND (ExecutionStatus = 'Running' OR CloseTime > '2026-01-01T00:00:00Z') ORDER BY StartTime
 //! ```
 
-use atoll_store::{WorkflowColumn as Column, WorkflowField as Field, WorkflowFilter as Filter, WorkflowTest as Test};
+use atoll_store::{
+    WorkflowColumn as Column, WorkflowField as Field, WorkflowFilter as Filter, WorkflowTest as Test,
+};
 use atoll_store::{WorkflowOrder, WorkflowValue as Value};
 use atoll_workflow_core::Refusal;
-use temporalio_protos::temporal::api::enums::v1::{IndexedValueType as Type, WorkflowExecutionStatus as Status};
+use temporalio_protos::temporal::api::enums::v1::{
+    IndexedValueType as Type, WorkflowExecutionStatus as Status,
+};
 
 /// A query, understood.
 #[derive(Debug, Clone, PartialEq)]
@@ -189,11 +193,19 @@ impl Parser<'_> {
     }
 
     fn expect(&mut self, word: &str) -> Result<(), Refusal> {
-        if self.takes(word) { Ok(()) } else { Err(invalid(&format!("{word} expected"))) }
+        if self.takes(word) {
+            Ok(())
+        } else {
+            Err(invalid(&format!("{word} expected")))
+        }
     }
 
     fn expect_symbol(&mut self, symbol: &str) -> Result<(), Refusal> {
-        if self.takes_symbol(symbol) { Ok(()) } else { Err(invalid(&format!("{symbol:?} expected"))) }
+        if self.takes_symbol(symbol) {
+            Ok(())
+        } else {
+            Err(invalid(&format!("{symbol:?} expected")))
+        }
     }
 
     fn name(&mut self) -> Result<String, Refusal> {
@@ -211,7 +223,11 @@ impl Parser<'_> {
         while self.takes("OR") {
             parts.push(self.all()?);
         }
-        Ok(if parts.len() == 1 { parts.remove(0) } else { Filter::Any(parts) })
+        Ok(if parts.len() == 1 {
+            parts.remove(0)
+        } else {
+            Filter::Any(parts)
+        })
     }
 
     fn all(&mut self) -> Result<Filter, Refusal> {
@@ -219,7 +235,11 @@ impl Parser<'_> {
         while self.takes("AND") {
             parts.push(self.not()?);
         }
-        Ok(if parts.len() == 1 { parts.remove(0) } else { Filter::All(parts) })
+        Ok(if parts.len() == 1 {
+            parts.remove(0)
+        } else {
+            Filter::All(parts)
+        })
     }
 
     fn not(&mut self) -> Result<Filter, Refusal> {
@@ -370,13 +390,12 @@ impl Parser<'_> {
         };
         let kind = match column {
             Some(Column::StartedAt | Column::ExecutionAt | Column::ClosedAt) => Type::Datetime,
-            Some(Column::HistoryLength | Column::HistoryBytes | Column::Transitions | Column::Duration) => Type::Int,
-            Some(_) => Type::Keyword,
-            None => {
-                (self.kind_of)(name).ok_or_else(|| {
-                    invalid(&format!("column name '{name}' is not a valid search attribute"))
-                })?
+            Some(Column::HistoryLength | Column::HistoryBytes | Column::Transitions | Column::Duration) => {
+                Type::Int
             }
+            Some(_) => Type::Keyword,
+            None => (self.kind_of)(name)
+                .ok_or_else(|| invalid(&format!("column name '{name}' is not a valid search attribute")))?,
         };
         let field = match (column, kind) {
             (Some(column), _) => Field::Column(column),

@@ -50,8 +50,7 @@ impl Engine {
         });
         let first_look = request.next_page_token.is_empty();
         let key = Key::new(&request.namespace, &execution.workflow_id);
-        let close_only =
-            request.history_event_filter_type == i32::from(HistoryEventFilterType::CloseEvent);
+        let close_only = request.history_event_filter_type == i32::from(HistoryEventFilterType::CloseEvent);
         let page = usize::try_from(request.maximum_page_size)
             .ok()
             .filter(|size| (1..=PAGE).contains(size))
@@ -79,16 +78,29 @@ impl Engine {
                 let events = if look.running { Vec::new() } else { look.events };
                 return Ok(response(events, None));
             }
-            token.next_id = look.events.last().map_or(token.next_id, |event| event.event_id + 1);
+            token.next_id = look
+                .events
+                .last()
+                .map_or(token.next_id, |event| event.event_id + 1);
             let goes_on = look.more || (request.wait_new_event && look.running);
             return Ok(response(look.events, goes_on.then_some(&token)));
         }
     }
 
-    async fn look(&self, key: &Key, token: &HistoryToken, page: usize, close_only: bool) -> Result<Look, Refusal> {
+    async fn look(
+        &self,
+        key: &Key,
+        token: &HistoryToken,
+        page: usize,
+        close_only: bool,
+    ) -> Result<Look, Refusal> {
         self.see(key, &token.run_id, |slot| {
             let run = &slot.run;
-            let from = if close_only { run.last_event_id() } else { token.next_id.max(1) };
+            let from = if close_only {
+                run.last_event_id()
+            } else {
+                token.next_id.max(1)
+            };
             let from = usize::try_from(from - 1).unwrap_or(0).min(run.events.len());
             let mut bytes = 0;
             let mut events: Vec<HistoryEvent> = Vec::new();
@@ -126,7 +138,9 @@ impl Engine {
             .ok()
             .filter(|size| (1..=PAGE).contains(size))
             .unwrap_or(PAGE);
-        let run_id = token.as_ref().map_or(execution.run_id, |token| token.run_id.clone());
+        let run_id = token
+            .as_ref()
+            .map_or(execution.run_id, |token| token.run_id.clone());
         self.see(&key, &run_id, |slot| {
             let run = &slot.run;
             let end = token.map_or(run.last_event_id(), |token| token.next_id);

@@ -1,6 +1,8 @@
 //! What runs send to each other. A letter leaves the outbox in the commit that records what became of it.
 
-use atoll_workflow_core::{CancelRequest, ChildEnd, Delivery, Outgoing, Refusal, SignalRequest, StartChildFailure};
+use atoll_workflow_core::{
+    CancelRequest, ChildEnd, Delivery, Outgoing, Refusal, SignalRequest, StartChildFailure,
+};
 use temporalio_protos::temporal::api::common::v1::WorkflowExecution;
 
 use crate::Engine;
@@ -46,8 +48,12 @@ impl Engine {
     /// False if there is a new letter after all.
     async fn stop_posting(&self, key: &Key, run_id: &str) -> bool {
         let mut locked = self.lock(key).await;
-        let Ok(run_id) = locked.resolve(run_id).await else { return true };
-        let Ok(slot) = locked.slot(&run_id) else { return true };
+        let Ok(run_id) = locked.resolve(run_id).await else {
+            return true;
+        };
+        let Ok(slot) = locked.slot(&run_id) else {
+            return true;
+        };
         let done = slot.run.state.outbox.is_empty();
         slot.posting = !done;
         done
@@ -71,9 +77,7 @@ impl Engine {
                             Err(Refusal::NamespaceNotFound(_)) => {
                                 Some(Err(StartChildFailure::NamespaceNotFound))
                             }
-                            Err(Refusal::InvalidArgument(_)) => {
-                                Some(Err(StartChildFailure::Unspecified))
-                            }
+                            Err(Refusal::InvalidArgument(_)) => Some(Err(StartChildFailure::Unspecified)),
                             Err(error) => return Err(error),
                         }
                     }
@@ -139,9 +143,7 @@ impl Engine {
             Outgoing::TerminateChild(target) => {
                 let child = Key::new(&key.namespace, &target.workflow_id);
                 let reason = "by parent close policy";
-                let heard = self
-                    .stop_chain(child, &target.run_id, true, reason)
-                    .await;
+                let heard = self.stop_chain(child, &target.run_id, true, reason).await;
                 settled(heard)?;
                 self.done(key, run_id, number).await
             }
@@ -154,7 +156,15 @@ impl Engine {
                     },
                     target.initiated_id,
                 );
-                let heard = self.cancel_chain(child, &target.run_id, String::new(), sender, format!("{run_id}:close")).await;
+                let heard = self
+                    .cancel_chain(
+                        child,
+                        &target.run_id,
+                        String::new(),
+                        sender,
+                        format!("{run_id}:close"),
+                    )
+                    .await;
                 settled(heard)?;
                 self.done(key, run_id, number).await
             }
@@ -173,7 +183,10 @@ impl Engine {
     async fn last_of_chain(&self, key: &Key, run_id: &str) -> Result<String, Refusal> {
         let first = self
             .see(key, run_id, |slot| {
-                Ok((slot.run.is_running(), slot.run.started().first_execution_run_id.clone()))
+                Ok((
+                    slot.run.is_running(),
+                    slot.run.started().first_execution_run_id.clone(),
+                ))
             })
             .await;
         match first {
@@ -183,7 +196,9 @@ impl Engine {
                     if slot.run.started().first_execution_run_id == first {
                         Ok(slot.run.state.run_id.clone())
                     } else {
-                        Err(Refusal::NotFound("workflow execution already completed".to_owned()))
+                        Err(Refusal::NotFound(
+                            "workflow execution already completed".to_owned(),
+                        ))
                     }
                 })
                 .await
@@ -224,9 +239,13 @@ impl Engine {
 
     async fn send_signal(&self, key: &Key, run_id: &str, initiated_id: i64) -> Result<Delivery, Refusal> {
         let wanted = self
-            .see(key, run_id, |slot| Ok(slot.run.outgoing_signal(initiated_id).cloned()))
+            .see(key, run_id, |slot| {
+                Ok(slot.run.outgoing_signal(initiated_id).cloned())
+            })
             .await?;
-        let Some(wanted) = wanted else { return Ok(Delivery::NotFound) };
+        let Some(wanted) = wanted else {
+            return Ok(Delivery::NotFound);
+        };
         if self.inner.namespaces.check(&wanted.namespace).is_err() {
             return Ok(Delivery::NamespaceNotFound);
         }
@@ -257,9 +276,13 @@ impl Engine {
 
     async fn send_cancel(&self, key: &Key, run_id: &str, initiated_id: i64) -> Result<Delivery, Refusal> {
         let wanted = self
-            .see(key, run_id, |slot| Ok(slot.run.outgoing_cancel(initiated_id).cloned()))
+            .see(key, run_id, |slot| {
+                Ok(slot.run.outgoing_cancel(initiated_id).cloned())
+            })
             .await?;
-        let Some(wanted) = wanted else { return Ok(Delivery::NotFound) };
+        let Some(wanted) = wanted else {
+            return Ok(Delivery::NotFound);
+        };
         if self.inner.namespaces.check(&wanted.namespace).is_err() {
             return Ok(Delivery::NamespaceNotFound);
         }
@@ -296,7 +319,9 @@ fn check_child(slot: &Slot, parent: Option<&str>) -> Result<(), Refusal> {
     if is_child {
         Ok(())
     } else {
-        Err(Refusal::NotFound("the workflow is not a child of the sender".to_owned()))
+        Err(Refusal::NotFound(
+            "the workflow is not a child of the sender".to_owned(),
+        ))
     }
 }
 

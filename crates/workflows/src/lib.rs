@@ -14,7 +14,10 @@
 //!   in the outbox until they are delivered, and delivering one twice does nothing.
 //! - No two cells are locked at once; workflows reach each other through letters only.
 
-#![allow(deprecated, reason = "clients still send, and read, what the wire has deprecated")]
+#![allow(
+    deprecated,
+    reason = "clients still send, and read, what the wire has deprecated"
+)]
 
 mod activities;
 mod cells;
@@ -33,8 +36,8 @@ mod updates;
 mod visibility;
 mod workers;
 
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use atoll_store::Store;

@@ -100,7 +100,9 @@ impl Namespaces {
 
     pub(crate) fn check(&self, name: &str) -> Result<(), Refusal> {
         if name.is_empty() {
-            return Err(Refusal::InvalidArgument("Namespace not set on request.".to_owned()));
+            return Err(Refusal::InvalidArgument(
+                "Namespace not set on request.".to_owned(),
+            ));
         }
         if self.read().contains_key(name) {
             Ok(())
@@ -131,7 +133,9 @@ impl Namespaces {
         namespace: &str,
         attributes: Option<SearchAttributes>,
     ) -> Result<Option<SearchAttributes>, Refusal> {
-        let Some(mut attributes) = attributes else { return Ok(None) };
+        let Some(mut attributes) = attributes else {
+            return Ok(None);
+        };
         for (name, value) in &mut attributes.indexed_fields {
             let Some(kind) = self.attribute(namespace, name) else {
                 return Err(Refusal::InvalidArgument(format!(
@@ -189,11 +193,14 @@ impl Engine {
 
     pub async fn register_namespace(&self, namespace: Namespace) -> Result<(), Refusal> {
         if namespace.name.is_empty() {
-            return Err(Refusal::InvalidArgument("Namespace not set on request.".to_owned()));
+            return Err(Refusal::InvalidArgument(
+                "Namespace not set on request.".to_owned(),
+            ));
         }
         if namespace.retention < HOUR {
             return Err(Refusal::InvalidArgument(
-                "A minimal retention of one hour is needed to keep what has ended long enough to be read.".to_owned(),
+                "A minimal retention of one hour is needed to keep what has ended long enough to be read."
+                    .to_owned(),
             ));
         }
         if self.inner.namespaces.read().contains_key(&namespace.name) {
@@ -286,7 +293,11 @@ impl Engine {
                             "Search attribute {name} is reserved by system."
                         )));
                     }
-                    if namespace.attributes.get(&name).is_some_and(|known| *known != kind) {
+                    if namespace
+                        .attributes
+                        .get(&name)
+                        .is_some_and(|known| *known != kind)
+                    {
                         return Err(Refusal::AlreadyExists(format!(
                             "Search attribute {name} already exists with another type."
                         )));

@@ -147,10 +147,11 @@ impl Engine {
                 Some(_) => slot.queries.push(waiter.id.clone()),
                 None if slot.run.is_running() && slot.run.state.last_completed_id == 0 => {
                     return Err(Refusal::NotReady(
-                        "Workflow task not scheduled/started yet, so the workflow cannot be queried.".to_owned(),
+                        "Workflow task not scheduled/started yet, so the workflow cannot be queried."
+                            .to_owned(),
                     ));
                 }
-                None => self.dispatch_query(&key, &slot.run, waiter.id.clone()),
+                None => self.dispatch_query(&key, &slot.run, &waiter.id),
             }
         }
         let patience = wait.map_or(PATIENCE, |wait| wait.saturating_sub(Duration::from_millis(200)));
@@ -172,7 +173,7 @@ impl Engine {
         }
     }
 
-    pub(crate) fn dispatch_query(&self, key: &Key, run: &Run, id: String) {
+    pub(crate) fn dispatch_query(&self, key: &Key, run: &Run, id: &str) {
         let queue = |name: &str| QueueKey {
             namespace: key.namespace.to_string(),
             name: name.to_owned(),
@@ -181,7 +182,10 @@ impl Engine {
         let task = |sticky: bool| Task {
             key: key.clone(),
             run_id: run.state.run_id.clone(),
-            what: What::Query { id: id.clone(), sticky },
+            what: What::Query {
+                id: id.to_owned(),
+                sticky,
+            },
         };
         let own = queue(run.task_queue());
         let sticky = run
@@ -197,7 +201,7 @@ impl Engine {
         self.inner.queues.push(&sticky, task(true));
         let fallback = task(false);
         let engine = self.clone();
-        let id = id.clone();
+        let id = id.to_owned();
         tokio::spawn(async move {
             tokio::time::sleep(STICKY).await;
             if !engine.inner.queries.is_taken(&id) {
@@ -266,7 +270,9 @@ impl Engine {
         if self.inner.queries.answer(&token.query_id, answer) {
             Ok(service::RespondQueryTaskCompletedResponse {})
         } else {
-            Err(Refusal::NotFound("query task not found, or already expired".to_owned()))
+            Err(Refusal::NotFound(
+                "query task not found, or already expired".to_owned(),
+            ))
         }
     }
 }

@@ -160,11 +160,7 @@ impl Queues {
     }
 
     /// Takes a task at once, or a place in the line. The time is given when a slow queue may be asked again.
-    fn join(
-        &self,
-        key: &QueueKey,
-        asking: &Asking,
-    ) -> (oneshot::Receiver<Option<Task>>, Option<Instant>) {
+    fn join(&self, key: &QueueKey, asking: &Asking) -> (oneshot::Receiver<Option<Task>>, Option<Instant>) {
         let mut all = self.lock();
         let queue = all.entry(key.clone()).or_default();
         let now = Instant::now();
@@ -212,7 +208,9 @@ impl Queues {
     /// Whether the worker of a sticky queue may be expected to take a task.
     pub(crate) fn is_alive(&self, key: &QueueKey) -> bool {
         let mut all = self.lock();
-        let Some(queue) = all.get_mut(key) else { return false };
+        let Some(queue) = all.get_mut(key) else {
+            return false;
+        };
         if queue.left {
             return false;
         }

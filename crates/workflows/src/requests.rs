@@ -16,7 +16,9 @@ impl Engine {
         self.inner.namespaces.check(&request.namespace)?;
         let execution = request.workflow_execution.unwrap_or_default();
         if request.signal_name.is_empty() {
-            return Err(Refusal::InvalidArgument("SignalName is not set on request.".to_owned()));
+            return Err(Refusal::InvalidArgument(
+                "SignalName is not set on request.".to_owned(),
+            ));
         }
         let signal = SignalRequest {
             name: request.signal_name,
@@ -28,8 +30,10 @@ impl Engine {
             sender: None,
         };
         let key = Key::new(&request.namespace, &execution.workflow_id);
-        self.change(key, &execution.run_id, move |slot, turn| slot.run.signal(signal, turn))
-            .await?;
+        self.change(key, &execution.run_id, move |slot, turn| {
+            slot.run.signal(signal, turn)
+        })
+        .await?;
         Ok(service::SignalWorkflowExecutionResponse::default())
     }
 
@@ -160,7 +164,9 @@ impl Engine {
                 ..Default::default()
             };
             let successor = new_id.clone();
-            locked.decide(&current, move |slot, turn| slot.run.replaced_by(&successor, why, turn))?;
+            locked.decide(&current, move |slot, turn| {
+                slot.run.replaced_by(&successor, why, turn)
+            })?;
         }
         locked.add(run);
         locked.commit().await?;
@@ -179,7 +185,14 @@ impl Engine {
             .await?;
         // One that runs is ended first, so that its parent and its children hear of it.
         let ended = self
-            .stop_run(key, &run_id, true, "Delete workflow execution", "history-service", None)
+            .stop_run(
+                key,
+                &run_id,
+                true,
+                "Delete workflow execution",
+                "history-service",
+                None,
+            )
             .await;
         match ended {
             Ok(()) | Err(Refusal::NotFound(_)) => {}

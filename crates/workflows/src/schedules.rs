@@ -7,7 +7,7 @@ use std::time::Duration;
 use atoll_store::{Store, WorkflowItem};
 use atoll_workflow_core::{Act, Nanos, Refusal, Scheduler, Start, Waiting, nanos, stamp, time_text, unstamp};
 use prost::Message as _;
-use temporalio_protos::temporal::api::common::v1::{Payload, WorkflowExecution, WorkflowType};
+use temporalio_protos::temporal::api::common::v1::{Payload, WorkflowExecution};
 use temporalio_protos::temporal::api::enums::v1::{
     WorkflowExecutionStatus as Status, WorkflowIdConflictPolicy as Conflict, WorkflowIdReusePolicy as Reuse,
 };
@@ -149,7 +149,9 @@ impl Engine {
             match act {
                 Act::Start(start) => match self.start_scheduled(scheduler, &start).await {
                     Ok((workflow_id, run_id)) => scheduler.started(&start, &workflow_id, &run_id, self.now()),
-                    Err(error) => tracing::warn!(schedule = scheduler.id, %error, "a scheduled workflow did not start"),
+                    Err(error) => {
+                        tracing::warn!(schedule = scheduler.id, %error, "a scheduled workflow did not start")
+                    }
                 },
                 Act::Cancel(target) | Act::Terminate(target) if target.workflow_id.is_empty() => {}
                 Act::Cancel(target) => self.stop_scheduled(scheduler, &target, false).await,
@@ -184,9 +186,10 @@ impl Engine {
             "TemporalScheduledStartTime".to_owned(),
             json(&format!("{:?}", time_text(start.nominal))),
         );
-        attributes
-            .indexed_fields
-            .insert("TemporalScheduledById".to_owned(), json(&format!("{:?}", scheduler.id)));
+        attributes.indexed_fields.insert(
+            "TemporalScheduledById".to_owned(),
+            json(&format!("{:?}", scheduler.id)),
+        );
         let start = Start {
             namespace: scheduler.namespace.clone(),
             workflow_id: workflow_id.clone(),
@@ -274,7 +277,9 @@ impl Engine {
         };
         let (status, last) = end;
         let (result, failure) = match last {
-            Some(Attributes::WorkflowExecutionCompletedEventAttributes(completed)) => (completed.result, None),
+            Some(Attributes::WorkflowExecutionCompletedEventAttributes(completed)) => {
+                (completed.result, None)
+            }
             Some(Attributes::WorkflowExecutionFailedEventAttributes(failed)) => (None, failed.failure),
             _ => (None, None),
         };
@@ -301,7 +306,9 @@ impl Engine {
     ) -> Result<service::CreateScheduleResponse, Refusal> {
         self.inner.namespaces.check(&request.namespace)?;
         if request.schedule_id.is_empty() {
-            return Err(Refusal::InvalidArgument("ScheduleId is not set on request.".to_owned()));
+            return Err(Refusal::InvalidArgument(
+                "ScheduleId is not set on request.".to_owned(),
+            ));
         }
         let name = (request.namespace.clone(), request.schedule_id.clone());
         let _turn = self.inner.schedules.turn.lock().await;
@@ -373,7 +380,9 @@ impl Engine {
         let name = (request.namespace, request.schedule_id);
         self.change_schedule(&name, move |scheduler, now| {
             if !request.conflict_token.is_empty() && request.conflict_token != token(scheduler) {
-                return Err(Refusal::FailedPrecondition("mismatched conflict token".to_owned()));
+                return Err(Refusal::FailedPrecondition(
+                    "mismatched conflict token".to_owned(),
+                ));
             }
             if attributes.is_some() {
                 scheduler.search_attributes = attributes;
@@ -438,7 +447,9 @@ impl Engine {
 
     fn matching_schedules(&self, namespace: &str, query: &str) -> Result<Vec<Scheduler>, Refusal> {
         self.inner.namespaces.check(namespace)?;
-        let filter = self.parse_query(namespace, &query.replace("ScheduleId", "WorkflowId"))?.filter;
+        let filter = self
+            .parse_query(namespace, &query.replace("ScheduleId", "WorkflowId"))?
+            .filter;
         let all = self.inner.schedules.lock();
         let matching = all.values().filter(|scheduler| {
             scheduler.namespace == namespace && crate::filter::fits(&filter, &searched(scheduler))
@@ -466,7 +477,7 @@ impl Engine {
             _ => Vec::new(),
         };
         Ok(service::ListSchedulesResponse {
-            schedules: page.into_iter().map(|scheduler| entry(scheduler, now)).collect(),
+            schedules: page.iter().map(|scheduler| entry(scheduler, now)).collect(),
             next_page_token: token,
         })
     }
@@ -495,7 +506,6 @@ fn json(text: &str) -> Payload {
     }
 }
 
-
 /// What a schedule is searched by.
 fn searched(scheduler: &Scheduler) -> serde_json::Map<String, serde_json::Value> {
     let object = crate::visibility::search_object(scheduler.search_attributes.as_ref());
@@ -505,13 +515,13 @@ fn searched(scheduler: &Scheduler) -> serde_json::Map<String, serde_json::Value>
     object
 }
 
-fn entry(scheduler: Scheduler, now: Nanos) -> proto::ScheduleListEntry {
+fn entry(scheduler: &Scheduler, now: Nanos) -> proto::ScheduleListEntry {
     let (schedule, info) = scheduler.view(now);
     let state = schedule.state.unwrap_or_default();
     let workflow_type = scheduler
         .new_workflow()
         .and_then(|workflow| workflow.workflow_type.clone())
-        .unwrap_or(WorkflowType::default());
+        .unwrap_or_default();
     let recent = info.recent_actions.len().saturating_sub(LISTED);
     proto::ScheduleListEntry {
         schedule_id: scheduler.id.clone(),

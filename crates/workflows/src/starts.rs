@@ -43,7 +43,11 @@ impl Policy {
             ));
         }
         Ok(Self {
-            reuse: if reuse == Reuse::Unspecified { Reuse::AllowDuplicate } else { reuse },
+            reuse: if reuse == Reuse::Unspecified {
+                Reuse::AllowDuplicate
+            } else {
+                reuse
+            },
             conflict,
         })
     }
@@ -99,12 +103,13 @@ impl Engine {
             .namespaces
             .typed(&start.namespace, start.search_attributes.take())?;
         let engine = self.clone();
-        finish(async move {
+        // What a workflow is started with is large; futures that wait for it need not be.
+        let placing = Box::pin(async move {
             let key = Key::new(&start.namespace, &start.workflow_id);
             let mut locked = engine.lock(&key).await;
             engine.place(&mut locked, start, policy, along).await
-        })
-        .await
+        });
+        finish(placing).await
     }
 
     async fn place(
@@ -119,7 +124,9 @@ impl Engine {
             Some(run_id) => occupied(&locked.slot(&run_id)?.run, &start, policy)?,
         };
         match place {
-            Place::Mine(run_id) | Place::Existing(run_id) if along.signal.is_none() && along.update.is_none() => {
+            Place::Mine(run_id) | Place::Existing(run_id)
+                if along.signal.is_none() && along.update.is_none() =>
+            {
                 let run = &locked.slot(&run_id)?.run;
                 Ok(Started {
                     fresh: run.state.start_request_id == start.request_id && !start.request_id.is_empty(),
@@ -208,8 +215,11 @@ impl Engine {
         &self,
         request: service::StartWorkflowExecutionRequest,
     ) -> Result<service::StartWorkflowExecutionResponse, Refusal> {
-        let policy = Policy::new(request.workflow_id_reuse_policy, request.workflow_id_conflict_policy)?
-            .or(Conflict::Fail);
+        let policy = Policy::new(
+            request.workflow_id_reuse_policy,
+            request.workflow_id_conflict_policy,
+        )?
+        .or(Conflict::Fail);
         let along = Along {
             eager: request.request_eager_execution.then(|| request.identity.clone()),
             ..Default::default()
@@ -222,8 +232,11 @@ impl Engine {
         &self,
         request: service::SignalWithStartWorkflowExecutionRequest,
     ) -> Result<service::SignalWithStartWorkflowExecutionResponse, Refusal> {
-        let policy = Policy::new(request.workflow_id_reuse_policy, request.workflow_id_conflict_policy)?
-            .or(Conflict::UseExisting);
+        let policy = Policy::new(
+            request.workflow_id_reuse_policy,
+            request.workflow_id_conflict_policy,
+        )?
+        .or(Conflict::UseExisting);
         if policy.conflict == Conflict::Fail {
             return Err(Refusal::InvalidArgument(
                 "Invalid WorkflowIDConflictPolicy: WORKFLOW_ID_CONFLICT_POLICY_FAIL is not supported for this \
@@ -232,7 +245,9 @@ impl Engine {
             ));
         }
         if request.signal_name.is_empty() {
-            return Err(Refusal::InvalidArgument("SignalName is not set on request.".to_owned()));
+            return Err(Refusal::InvalidArgument(
+                "SignalName is not set on request.".to_owned(),
+            ));
         }
         let signal = SignalRequest {
             name: request.signal_name.clone(),

@@ -32,7 +32,9 @@ impl Engine {
         self.inner.namespaces.check(&request.namespace)?;
         let queue = request.task_queue.unwrap_or_default();
         if queue.name.is_empty() {
-            return Err(Refusal::InvalidArgument("TaskQueue is not set on request.".to_owned()));
+            return Err(Refusal::InvalidArgument(
+                "TaskQueue is not set on request.".to_owned(),
+            ));
         }
         let key = QueueKey {
             namespace: request.namespace,
@@ -177,11 +179,19 @@ impl Engine {
                     ..Default::default()
                 };
                 for scheduled_id in reply.eager_activities {
-                    let Some(stamp) = slot.run.state.activities.get(&scheduled_id).map(|found| found.stamp) else {
+                    let Some(stamp) = slot
+                        .run
+                        .state
+                        .activities
+                        .get(&scheduled_id)
+                        .map(|found| found.stamp)
+                    else {
                         continue;
                     };
                     let started = slot.run.start_activity(scheduled_id, stamp, &identity, turn)?;
-                    response.activity_tasks.push(activity_response(&slot.run, started));
+                    response
+                        .activity_tasks
+                        .push(activity_response(&slot.run, started));
                 }
                 // What was asked before this task is answered by what it has led to.
                 slot.queries.retain(|id| match results.get(id) {
@@ -212,11 +222,15 @@ impl Engine {
         identity: String,
         message: String,
     ) -> Result<T, Refusal> {
-        use temporalio_protos::temporal::api::failure::v1::{Failure, ServerFailureInfo, failure::FailureInfo};
+        use temporalio_protos::temporal::api::failure::v1::{
+            Failure, ServerFailureInfo, failure::FailureInfo,
+        };
         let failure = Failure {
             message: message.clone(),
             source: "Server".to_owned(),
-            failure_info: Some(FailureInfo::ServerFailureInfo(ServerFailureInfo { non_retryable: true })),
+            failure_info: Some(FailureInfo::ServerFailureInfo(ServerFailureInfo {
+                non_retryable: true,
+            })),
             ..Default::default()
         };
         let run_id = token.run_id.clone();
@@ -231,9 +245,13 @@ impl Engine {
     /// What is searched by has a type, which goes along with the value from then on.
     fn type_search_attributes(&self, namespace: &str, attributes: &mut Attributes) -> Result<(), Refusal> {
         let fields = match attributes {
-            Attributes::UpsertWorkflowSearchAttributesCommandAttributes(wanted) => &mut wanted.search_attributes,
+            Attributes::UpsertWorkflowSearchAttributesCommandAttributes(wanted) => {
+                &mut wanted.search_attributes
+            }
             Attributes::StartChildWorkflowExecutionCommandAttributes(wanted) => &mut wanted.search_attributes,
-            Attributes::ContinueAsNewWorkflowExecutionCommandAttributes(wanted) => &mut wanted.search_attributes,
+            Attributes::ContinueAsNewWorkflowExecutionCommandAttributes(wanted) => {
+                &mut wanted.search_attributes
+            }
             _ => return Ok(()),
         };
         *fields = self.inner.namespaces.typed(namespace, fields.take())?;
@@ -259,7 +277,9 @@ impl Engine {
 
 /// The events that go along with a task, and where to fetch the others.
 fn page(run: &Run, started: &StartedTask) -> (Vec<HistoryEvent>, Option<HistoryToken>) {
-    let from = usize::try_from(started.from.max(1) - 1).unwrap_or(0).min(run.events.len());
+    let from = usize::try_from(started.from.max(1) - 1)
+        .unwrap_or(0)
+        .min(run.events.len());
     let mut events = Vec::new();
     let mut bytes = 0;
     for event in &run.events[from..] {
@@ -270,7 +290,6 @@ fn page(run: &Run, started: &StartedTask) -> (Vec<HistoryEvent>, Option<HistoryT
                 run_id: run.state.run_id.clone(),
                 next_id: next,
                 with_virtual: true,
-                ..Default::default()
             };
             return (events, Some(token));
         }

@@ -97,14 +97,19 @@ impl Engine {
             match status {
                 Some(status) if status.stage >= stage => return Ok((run_id, status)),
                 Some(status) => {
-                    if tokio::time::timeout_at(deadline, changes.changed()).await.is_err() {
+                    if tokio::time::timeout_at(deadline, changes.changed())
+                        .await
+                        .is_err()
+                    {
                         return Ok((run_id, status));
                     }
                 }
                 // The next run was asked in its place.
                 None if !running && !successor.is_empty() => run_id = successor,
                 None if !running => {
-                    return Err(Refusal::NotFound("workflow execution already completed".to_owned()));
+                    return Err(Refusal::NotFound(
+                        "workflow execution already completed".to_owned(),
+                    ));
                 }
                 None => return Err(Refusal::NotFound(format!("update {id:?} not found"))),
             }
@@ -114,7 +119,9 @@ impl Engine {
     /// How long a caller is kept waiting.
     pub(crate) fn hold(&self, wait: Option<Duration>) -> Duration {
         let usual = self.inner.options.long_poll;
-        wait.map_or(usual, |wait| usual.min(wait.saturating_sub(Duration::from_secs(1)).max(wait / 2)))
+        wait.map_or(usual, |wait| {
+            usual.min(wait.saturating_sub(Duration::from_secs(1)).max(wait / 2))
+        })
     }
 
     /// Starts a workflow, or finds it, and sends it an update, as one.
@@ -125,9 +132,15 @@ impl Engine {
     ) -> Result<service::ExecuteMultiOperationResponse, Refusal> {
         let malformed =
             || Refusal::InvalidArgument("Operations have to be exactly [Start, Update].".to_owned());
-        let mut operations = request.operations.into_iter().map(|operation| operation.operation);
-        let (Some(Some(Operation::StartWorkflow(start))), Some(Some(Operation::UpdateWorkflow(update))), None) =
-            (operations.next(), operations.next(), operations.next())
+        let mut operations = request
+            .operations
+            .into_iter()
+            .map(|operation| operation.operation);
+        let (
+            Some(Some(Operation::StartWorkflow(start))),
+            Some(Some(Operation::UpdateWorkflow(update))),
+            None,
+        ) = (operations.next(), operations.next(), operations.next())
         else {
             return Err(malformed());
         };
@@ -218,7 +231,9 @@ fn named(request: Option<Request>) -> Result<Request, Refusal> {
     let mut request =
         request.ok_or_else(|| Refusal::InvalidArgument("Request is not set on request.".to_owned()))?;
     if request.input.as_ref().is_none_or(|input| input.name.is_empty()) {
-        return Err(Refusal::InvalidArgument("Update Name is not set on request.".to_owned()));
+        return Err(Refusal::InvalidArgument(
+            "Update Name is not set on request.".to_owned(),
+        ));
     }
     let meta = request.meta.get_or_insert_default();
     if meta.update_id.is_empty() {
@@ -264,6 +279,7 @@ pub(crate) fn check_first(run: &atoll_workflow_core::Run, first: &str) -> Result
     if first.is_empty() || run.started().first_execution_run_id == first {
         return Ok(());
     }
-    Err(Refusal::NotFound("workflow execution not found: it belongs to another chain of runs".to_owned()))
+    Err(Refusal::NotFound(
+        "workflow execution not found: it belongs to another chain of runs".to_owned(),
+    ))
 }
-

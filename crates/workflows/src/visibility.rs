@@ -4,8 +4,12 @@ use atoll_store::{WorkflowPage, WorkflowRunRow};
 use atoll_workflow_core::{Nanos, Refusal, State, duration, stamp};
 use prost::Message as _;
 use serde_json::{Map, Value};
-use temporalio_protos::temporal::api::common::v1::{Payload, SearchAttributes, WorkflowExecution, WorkflowType};
-use temporalio_protos::temporal::api::enums::v1::{IndexedValueType as Type, WorkflowExecutionStatus as Status};
+use temporalio_protos::temporal::api::common::v1::{
+    Payload, SearchAttributes, WorkflowExecution, WorkflowType,
+};
+use temporalio_protos::temporal::api::enums::v1::{
+    IndexedValueType as Type, WorkflowExecutionStatus as Status,
+};
 use temporalio_protos::temporal::api::workflow::v1::WorkflowExecutionInfo;
 use temporalio_protos::temporal::api::workflowservice::v1 as service;
 use temporalio_protos::temporal::api::workflowservice::v1::count_workflow_executions_response::AggregationGroup;
@@ -61,7 +65,11 @@ impl Engine {
                 .ok_or_else(|| Refusal::InvalidArgument("Invalid NextPageToken.".to_owned()))?,
         };
         let rows = self.find(namespace, query, offset, limit + 1).await?;
-        let token = if rows.len() > limit { (offset + limit).to_string().into_bytes() } else { Vec::new() };
+        let token = if rows.len() > limit {
+            (offset + limit).to_string().into_bytes()
+        } else {
+            Vec::new()
+        };
         let infos = rows.into_iter().take(limit).map(info).collect();
         Ok((infos, token))
     }

@@ -38,7 +38,9 @@ impl Engine {
         self.inner.namespaces.check(&request.namespace)?;
         let name = request.task_queue.unwrap_or_default().name;
         if name.is_empty() {
-            return Err(Refusal::InvalidArgument("TaskQueue is not set on request.".to_owned()));
+            return Err(Refusal::InvalidArgument(
+                "TaskQueue is not set on request.".to_owned(),
+            ));
         }
         let kind = if request.task_queue_type == i32::from(TaskQueueType::Activity) {
             Kind::Activity

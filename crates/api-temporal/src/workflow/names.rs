@@ -4,7 +4,9 @@ use atoll_workflow_core::{Limits, Refusal, duration, nanos};
 use atoll_workflows::Namespace;
 use temporalio_protos::temporal::api::enums::v1::{ArchivalState, NamespaceState};
 use temporalio_protos::temporal::api::namespace::v1 as namespace;
-use temporalio_protos::temporal::api::replication::v1::{ClusterReplicationConfig, NamespaceReplicationConfig};
+use temporalio_protos::temporal::api::replication::v1::{
+    ClusterReplicationConfig, NamespaceReplicationConfig,
+};
 use temporalio_protos::temporal::api::version::v1::{ReleaseInfo, VersionInfo};
 use temporalio_protos::temporal::api::workflowservice::v1 as wire;
 

@@ -41,7 +41,9 @@ fn a_workflow_starts_and_ends() {
 fn what_arrives_during_a_task_waits_and_ends_come_last() {
     let mut world = World::start();
     world.step(vec![activity("a"), timer("t", 60 * SECOND)]);
-    world.decide(|run, turn| run.signal(signal("wake"), turn)).unwrap();
+    world
+        .decide(|run, turn| run.signal(signal("wake"), turn))
+        .unwrap();
     let task = world.poll().unwrap();
     let (id, stamp) = world
         .run
@@ -51,11 +53,15 @@ fn what_arrives_during_a_task_waits_and_ends_come_last() {
         .map(|(id, activity)| (*id, activity.stamp))
         .next()
         .unwrap();
-    let held = world.decide(|run, turn| run.start_activity(id, stamp, "worker", turn)).unwrap();
+    let held = world
+        .decide(|run, turn| run.start_activity(id, stamp, "worker", turn))
+        .unwrap();
     world
         .decide(|run, turn| run.finish_activity(&held.token, ActivityFinish::Completed(None), "worker", turn))
         .unwrap();
-    world.decide(|run, turn| run.signal(signal("late"), turn)).unwrap();
+    world
+        .decide(|run, turn| run.signal(signal("late"), turn))
+        .unwrap();
     let before = world.types().len();
     world.complete(&task, vec![]).unwrap();
     assert_eq!(
@@ -84,7 +90,9 @@ fn what_arrives_during_a_task_waits_and_ends_come_last() {
 fn a_workflow_cannot_end_over_an_unseen_signal() {
     let mut world = World::start();
     let task = world.poll().unwrap();
-    world.decide(|run, turn| run.signal(signal("unseen"), turn)).unwrap();
+    world
+        .decide(|run, turn| run.signal(signal("unseen"), turn))
+        .unwrap();
     let reply = world.complete(&task, vec![finish()]).unwrap();
     assert!(reply.refused.is_none());
     assert!(world.run.is_running());
@@ -109,11 +117,17 @@ fn a_timer_that_fired_unseen_can_be_cancelled() {
     let task = world.poll().unwrap();
     world.wait(2 * SECOND);
     assert_eq!(world.run.state.buffered.len(), 1);
-    world.complete(&task, vec![cancel_timer("t"), finish()]).unwrap_or_else(|refusal| panic!("{refusal}"));
+    world
+        .complete(&task, vec![cancel_timer("t"), finish()])
+        .unwrap_or_else(|refusal| panic!("{refusal}"));
     // The fired timer was still in the way of the end: it is gone now, and the end is tried again.
     let task = world.poll().unwrap();
     world.complete(&task, vec![]).unwrap();
-    assert!(!world.types().contains(&"TimerFired".to_owned()) || world.types().contains(&"TimerCanceled".to_owned()) || world.run.is_running());
+    assert!(
+        !world.types().contains(&"TimerFired".to_owned())
+            || world.types().contains(&"TimerCanceled".to_owned())
+            || world.run.is_running()
+    );
 }
 
 #[test]
@@ -179,7 +193,9 @@ fn an_activity_is_tried_as_often_as_its_policy_says() {
             .map(|(id, found)| (*id, found.stamp))
             .next()
             .unwrap();
-        let held = world.decide(|run, turn| run.start_activity(id, stamp, "worker", turn)).unwrap();
+        let held = world
+            .decide(|run, turn| run.start_activity(id, stamp, "worker", turn))
+            .unwrap();
         assert_eq!(held.attempt, attempt);
         let finish = ActivityFinish::Failed {
             failure: Failure::default(),
@@ -191,7 +207,11 @@ fn an_activity_is_tried_as_often_as_its_policy_says() {
         world.wait(5 * SECOND);
     }
     assert!(world.run.state.activities.is_empty());
-    let count = world.types().iter().filter(|kind| *kind == "ActivityTaskStarted").count();
+    let count = world
+        .types()
+        .iter()
+        .filter(|kind| *kind == "ActivityTaskStarted")
+        .count();
     assert_eq!(count, 1);
     assert!(world.types().contains(&"ActivityTaskFailed".to_owned()));
 }
@@ -214,10 +234,14 @@ fn a_silent_activity_times_out_by_its_heartbeat() {
         .map(|(id, found)| (*id, found.stamp))
         .next()
         .unwrap();
-    let held = world.decide(|run, turn| run.start_activity(id, stamp, "worker", turn)).unwrap();
+    let held = world
+        .decide(|run, turn| run.start_activity(id, stamp, "worker", turn))
+        .unwrap();
     for _ in 0..3 {
         world.wait(SECOND / 2);
-        world.decide(|run, turn| run.heartbeat(&held.token, None, turn)).unwrap();
+        world
+            .decide(|run, turn| run.heartbeat(&held.token, None, turn))
+            .unwrap();
     }
     world.wait(2 * SECOND);
     assert!(world.types().contains(&"ActivityTaskTimedOut".to_owned()));
@@ -318,7 +342,9 @@ fn a_failed_run_is_followed_by_another_attempt() {
 fn a_reset_keeps_what_came_before_and_the_signals_since() {
     let mut world = World::start();
     world.step(vec![timer("t", 60 * SECOND)]);
-    world.decide(|run, turn| run.signal(signal("kept"), turn)).unwrap();
+    world
+        .decide(|run, turn| run.signal(signal("kept"), turn))
+        .unwrap();
     world.step(vec![finish()]);
     let point = ResetPoint {
         task_end_id: 4,
@@ -326,7 +352,9 @@ fn a_reset_keeps_what_came_before_and_the_signals_since() {
         keep_signals: true,
         ..Default::default()
     };
-    let run = world.decide(|run, turn| run.reset(&point, "reset", turn)).unwrap();
+    let run = world
+        .decide(|run, turn| run.reset(&point, "reset", turn))
+        .unwrap();
     assert_eq!(
         types(&run),
         [
@@ -345,7 +373,9 @@ fn a_reset_keeps_what_came_before_and_the_signals_since() {
 fn terminating_takes_the_task_away() {
     let mut world = World::start();
     let task = world.poll().unwrap();
-    world.decide(|run, turn| run.terminate(Terminate::default(), turn)).unwrap();
+    world
+        .decide(|run, turn| run.terminate(Terminate::default(), turn))
+        .unwrap();
     assert!(matches!(world.complete(&task, vec![]), Err(Refusal::NotFound(_))));
     assert_eq!(world.types().last().unwrap(), "WorkflowExecutionTerminated");
 }

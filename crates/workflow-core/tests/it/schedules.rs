@@ -1,6 +1,6 @@
 //! Calendars, intervals, and what schedules do when a start overlaps the one before.
 
-use atoll_workflow_core::{Act, Cron, Scheduler, ScheduleSpec, parse_time};
+use atoll_workflow_core::{Act, Cron, ScheduleSpec, Scheduler, parse_time};
 use temporalio_protos::temporal::api::enums::v1::ScheduleOverlapPolicy as Overlap;
 use temporalio_protos::temporal::api::schedule::v1 as proto;
 use temporalio_protos::temporal::api::workflow::v1::NewWorkflowExecutionInfo;
@@ -25,14 +25,22 @@ fn cron_strings() {
         ..Default::default()
     };
     let check = |text: &str, after: &str, want: &str| {
-        assert_eq!(next(&cron(text), after).as_deref(), Some(want), "{text} after {after}");
+        assert_eq!(
+            next(&cron(text), after).as_deref(),
+            Some(want),
+            "{text} after {after}"
+        );
     };
     check("0 12 * * *", "2026-01-01T12:00:00Z", "2026-01-02T12:00:00Z");
     check("*/15 * * * *", "2026-01-01T00:01:00Z", "2026-01-01T00:15:00Z");
     check("0 0 29 2 *", "2026-01-01T00:00:00Z", "2028-02-29T00:00:00Z");
     check("0 9 * * mon-fri", "2026-01-02T10:00:00Z", "2026-01-05T09:00:00Z");
     check("@hourly", "2026-01-01T00:30:00Z", "2026-01-01T01:00:00Z");
-    check("CRON_TZ=Europe/Berlin 0 9 * * *", "2026-07-01T00:00:00Z", "2026-07-01T07:00:00Z");
+    check(
+        "CRON_TZ=Europe/Berlin 0 9 * * *",
+        "2026-07-01T00:00:00Z",
+        "2026-07-01T07:00:00Z",
+    );
     check("@every 10m", "2026-01-01T00:01:00Z", "2026-01-01T00:10:00Z");
     assert!(ScheduleSpec::parse(&cron("61 * * * *")).is_err());
     assert!(ScheduleSpec::parse(&cron("nonsense")).is_err());
@@ -46,13 +54,19 @@ fn a_time_that_the_clock_skips_does_not_come() {
         ..Default::default()
     };
     // On the night of 29 March 2026 clocks go from 2:00 to 3:00.
-    assert_eq!(next(&spec, "2026-03-28T12:00:00Z").as_deref(), Some("2026-03-30T00:30:00Z"));
+    assert_eq!(
+        next(&spec, "2026-03-28T12:00:00Z").as_deref(),
+        Some("2026-03-30T00:30:00Z")
+    );
 }
 
 #[test]
 fn workflow_cron_waits_whole_seconds() {
     let cron = Cron::parse("@every 5s").unwrap();
-    assert_eq!(cron.next_after(BEGIN, BEGIN + 12 * SECOND), Some(BEGIN + 15 * SECOND));
+    assert_eq!(
+        cron.next_after(BEGIN, BEGIN + 12 * SECOND),
+        Some(BEGIN + 15 * SECOND)
+    );
     let cron = Cron::parse("* * * * *").unwrap();
     let next = cron.next_after(BEGIN, BEGIN).unwrap();
     assert_eq!(next % (60 * SECOND), 0);
@@ -68,10 +82,12 @@ fn scheduler(overlap: Overlap) -> Scheduler {
             ..Default::default()
         }),
         action: Some(proto::ScheduleAction {
-            action: Some(proto::schedule_action::Action::StartWorkflow(NewWorkflowExecutionInfo {
-                workflow_id: "wf".to_owned(),
-                ..Default::default()
-            })),
+            action: Some(proto::schedule_action::Action::StartWorkflow(
+                NewWorkflowExecutionInfo {
+                    workflow_id: "wf".to_owned(),
+                    ..Default::default()
+                },
+            )),
         }),
         policies: Some(proto::SchedulePolicies {
             overlap_policy: overlap.into(),
@@ -111,7 +127,11 @@ fn overlap_policies() {
 #[test]
 fn what_was_missed_for_too_long_is_not_caught_up() {
     let mut scheduler = scheduler(Overlap::AllowAll);
-    if let Some(policies) = scheduler.schedule.as_mut().and_then(|schedule| schedule.policies.as_mut()) {
+    if let Some(policies) = scheduler
+        .schedule
+        .as_mut()
+        .and_then(|schedule| schedule.policies.as_mut())
+    {
         policies.catchup_window = Some(atoll_workflow_core::duration(25 * SECOND));
     }
     let acts = scheduler.tick(BEGIN + 100 * SECOND);

@@ -1,7 +1,7 @@
 //! Random lives of a workflow: a worker that answers late, twice or never, signals, cancellations, updates, timeouts and
 //! crashes in any order. After every step the history is checked; at the end nothing may be stuck.
 //!
-//! `SEEDS=10000` runs more of them; `SEED=7` one, with its history.
+//! Built with `SEEDS=10000` it runs more of them; with `SEED=7` one, and shows its history.
 
 use atoll_workflow_core::{
     ActivityFinish, CancelRequest, ChildEnd, Completion, Outgoing, SignalRequest, StartedTask, Terminate,
@@ -38,17 +38,20 @@ impl Random {
 
 #[test]
 fn no_seed_breaks_a_history() {
-    if let Ok(seed) = std::env::var("SEED") {
+    if let Some(seed) = option_env!("SEED") {
         let world = live(seed.parse().unwrap());
         println!("{}", world.types().join("\n"));
         return;
     }
-    let seeds = std::env::var("SEEDS").map_or(1_000, |count| count.parse().unwrap());
+    let seeds = option_env!("SEEDS").map_or(1_000, |count| count.parse().unwrap());
     let mut events = 0;
     for seed in 1..=seeds {
         events += live(seed).run.events.len();
     }
-    assert!(events > 20 * usize::try_from(seeds).unwrap(), "the lives are too short: {events} events");
+    assert!(
+        events > 20 * usize::try_from(seeds).unwrap(),
+        "the lives are too short: {events} events"
+    );
 }
 
 fn live(seed: u64) -> World {
@@ -83,7 +86,9 @@ fn live(seed: u64) -> World {
                     .map(|found| (found.scheduled_id, found.stamp))
                     .collect();
                 for (id, stamp) in pending {
-                    if let Ok(started) = world.decide(|run, turn| run.start_activity(id, stamp, "worker", turn)) {
+                    if let Ok(started) =
+                        world.decide(|run, turn| run.start_activity(id, stamp, "worker", turn))
+                    {
                         activities.push(started.token);
                     }
                 }
@@ -107,7 +112,11 @@ fn live(seed: u64) -> World {
             11 => {
                 let request = SignalRequest {
                     name: "s".to_owned(),
-                    request_id: if random.chance(50) { format!("r{}", number / 3) } else { String::new() },
+                    request_id: if random.chance(50) {
+                        format!("r{}", number / 3)
+                    } else {
+                        String::new()
+                    },
                     ..Default::default()
                 };
                 let _ = world.decide(|run, turn| run.signal(request, turn));
@@ -198,7 +207,10 @@ fn answer(world: &World, task: &StartedTask, random: &mut Random, number: u64) -
             0 | 1 => activity_with(&format!("a{number}-{step}"), |wanted| {
                 wanted.start_to_close_timeout = Some(atoll_workflow_core::duration(3 * SECOND));
             }),
-            2 => timer(&format!("t{number}-{step}"), i64::try_from(random.below(20)).unwrap() * SECOND),
+            2 => timer(
+                &format!("t{number}-{step}"),
+                i64::try_from(random.below(20)).unwrap() * SECOND,
+            ),
             3 => match world.run.state.timers.keys().next() {
                 Some(id) => cancel_timer(id),
                 None => timer(&format!("t{number}-{step}"), SECOND),
@@ -284,7 +296,10 @@ fn settle(world: &mut World, seed: u64) {
         }
         // Somebody else has the task: it will time out.
         let deadline = world.run.deadline();
-        assert!(deadline != 0, "seed {seed}: a task is out and nothing will bring it back");
+        assert!(
+            deadline != 0,
+            "seed {seed}: a task is out and nothing will bring it back"
+        );
         world.wait((deadline - world.now).max(0));
     }
     panic!("seed {seed} is stuck:\n{}", support::types(&world.run).join("\n"));

@@ -69,7 +69,13 @@ impl World {
 
     /// The next workflow task, taken by a worker.
     pub(crate) fn poll(&mut self) -> Option<StartedTask> {
-        let stamp = self.run.state.task.as_ref().filter(|task| task.started_id == 0)?.stamp;
+        let stamp = self
+            .run
+            .state
+            .task
+            .as_ref()
+            .filter(|task| task.started_id == 0)?
+            .stamp;
         self.decide(|run, turn| run.start_task(stamp, "worker", "", turn).ok())
     }
 
@@ -119,7 +125,12 @@ impl World {
 pub(crate) fn types(run: &Run) -> Vec<String> {
     run.events
         .iter()
-        .map(|event| format!("{:?}", event.attributes.as_ref().expect("attributes").event_type()))
+        .map(|event| {
+            format!(
+                "{:?}",
+                event.attributes.as_ref().expect("attributes").event_type()
+            )
+        })
         .collect()
 }
 
@@ -131,16 +142,20 @@ pub(crate) fn command(attributes: Attributes) -> command::Command {
 }
 
 pub(crate) fn timer(id: &str, length: i64) -> command::Command {
-    command(Attributes::StartTimerCommandAttributes(command::StartTimerCommandAttributes {
-        timer_id: id.to_owned(),
-        start_to_fire_timeout: Some(atoll_workflow_core::duration(length)),
-    }))
+    command(Attributes::StartTimerCommandAttributes(
+        command::StartTimerCommandAttributes {
+            timer_id: id.to_owned(),
+            start_to_fire_timeout: Some(atoll_workflow_core::duration(length)),
+        },
+    ))
 }
 
 pub(crate) fn cancel_timer(id: &str) -> command::Command {
-    command(Attributes::CancelTimerCommandAttributes(command::CancelTimerCommandAttributes {
-        timer_id: id.to_owned(),
-    }))
+    command(Attributes::CancelTimerCommandAttributes(
+        command::CancelTimerCommandAttributes {
+            timer_id: id.to_owned(),
+        },
+    ))
 }
 
 pub(crate) fn activity(id: &str) -> command::Command {
