@@ -53,7 +53,7 @@ macro_rules! pass_on {
                 request: Request<wire::DescribeNamespaceRequest>,
             ) -> Result<Response<wire::DescribeNamespaceResponse>, Status> {
                 let request = request.into_inner();
-                answer(self.engine.namespace(&request.namespace, &request.id).map(names::describe))
+                answer(self.engine.namespace(&request.namespace, &request.id).map(|known| names::describe(&known)))
             }
 
             async fn list_namespaces(
@@ -61,7 +61,7 @@ macro_rules! pass_on {
                 _: Request<wire::ListNamespacesRequest>,
             ) -> Result<Response<wire::ListNamespacesResponse>, Status> {
                 Ok(Response::new(wire::ListNamespacesResponse {
-                    namespaces: self.engine.namespaces().into_iter().map(names::describe).collect(),
+                    namespaces: self.engine.namespaces().iter().map(names::describe).collect(),
                     next_page_token: Vec::new(),
                 }))
             }
@@ -85,7 +85,7 @@ macro_rules! pass_on {
                     .engine
                     .change_namespace(&name, |namespace| names::change(namespace, request))
                     .await;
-                answer(changed.map(names::changed))
+                answer(changed.map(|known| names::changed(&known)))
             }
 
             async fn list_workflow_executions(

@@ -150,7 +150,7 @@ impl Engine {
                 Act::Start(start) => match self.start_scheduled(scheduler, &start).await {
                     Ok((workflow_id, run_id)) => scheduler.started(&start, &workflow_id, &run_id, self.now()),
                     Err(error) => {
-                        tracing::warn!(schedule = scheduler.id, %error, "a scheduled workflow did not start")
+                        tracing::warn!(schedule = scheduler.id, %error, "a scheduled workflow did not start");
                     }
                 },
                 Act::Cancel(target) | Act::Terminate(target) if target.workflow_id.is_empty() => {}

@@ -113,10 +113,10 @@ fn replication() -> NamespaceReplicationConfig {
     }
 }
 
-pub(super) fn describe(known: Namespace) -> wire::DescribeNamespaceResponse {
+pub(super) fn describe(known: &Namespace) -> wire::DescribeNamespaceResponse {
     wire::DescribeNamespaceResponse {
-        namespace_info: Some(info(&known)),
-        config: Some(config(&known)),
+        namespace_info: Some(info(known)),
+        config: Some(config(known)),
         replication_config: Some(replication()),
         ..Default::default()
     }
@@ -159,10 +159,10 @@ pub(super) fn change(known: &mut Namespace, request: wire::UpdateNamespaceReques
     Ok(())
 }
 
-pub(super) fn changed(known: Namespace) -> wire::UpdateNamespaceResponse {
+pub(super) fn changed(known: &Namespace) -> wire::UpdateNamespaceResponse {
     wire::UpdateNamespaceResponse {
-        namespace_info: Some(info(&known)),
-        config: Some(config(&known)),
+        namespace_info: Some(info(known)),
+        config: Some(config(known)),
         replication_config: Some(replication()),
         ..Default::default()
     }

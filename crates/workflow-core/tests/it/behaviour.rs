@@ -3,7 +3,6 @@
 use atoll_workflow_core::{
     ActivityFinish, CancelRequest, Completion, Refusal, ResetPoint, SignalRequest, Stage, Start, Terminate,
 };
-use prost::Message as _;
 use temporalio_protos::temporal::api::common::v1::RetryPolicy;
 use temporalio_protos::temporal::api::failure::v1::Failure;
 use temporalio_protos::temporal::api::history::v1::history_event::Attributes as Event;
