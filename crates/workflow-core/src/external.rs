@@ -79,8 +79,9 @@ impl Run {
     }
 
     pub fn request_cancel(&mut self, request: CancelRequest, turn: Turn<'_>) -> Result<(), Refusal> {
+        // What has ended needs no cancellation: nothing is wrong with the request.
         if !self.is_running() {
-            return Err(Refusal::completed());
+            return Ok(());
         }
         if self.state.cancel_requested {
             // Asking again is fine, whoever asks.

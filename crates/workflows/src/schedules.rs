@@ -300,6 +300,20 @@ impl Engine {
             .remove(&watched);
     }
 
+    /// What the workflows of a schedule are searched by has a type, as everywhere.
+    fn typed_action(&self, namespace: &str, schedule: proto::Schedule) -> Result<proto::Schedule, Refusal> {
+        let mut schedule = schedule;
+        if let Some(proto::schedule_action::Action::StartWorkflow(workflow)) =
+            schedule.action.as_mut().and_then(|action| action.action.as_mut())
+        {
+            workflow.search_attributes = self
+                .inner
+                .namespaces
+                .typed(namespace, workflow.search_attributes.take())?;
+        }
+        Ok(schedule)
+    }
+
     pub async fn create_schedule(
         &self,
         request: service::CreateScheduleRequest,
@@ -326,12 +340,8 @@ impl Engine {
             });
         }
         let now = self.now();
-        let mut scheduler = Scheduler::new(
-            &request.namespace,
-            &request.schedule_id,
-            request.schedule.unwrap_or_default(),
-            now,
-        )?;
+        let schedule = self.typed_action(&request.namespace, request.schedule.unwrap_or_default())?;
+        let mut scheduler = Scheduler::new(&request.namespace, &request.schedule_id, schedule, now)?;
         scheduler.memo = request.memo;
         scheduler.request_id = request.request_id;
         scheduler.search_attributes = self
@@ -377,6 +387,7 @@ impl Engine {
             .inner
             .namespaces
             .typed(&request.namespace, request.search_attributes)?;
+        let schedule = self.typed_action(&request.namespace, request.schedule.unwrap_or_default())?;
         let name = (request.namespace, request.schedule_id);
         self.change_schedule(&name, move |scheduler, now| {
             if !request.conflict_token.is_empty() && request.conflict_token != token(scheduler) {
@@ -390,7 +401,7 @@ impl Engine {
             if request.memo.is_some() {
                 scheduler.memo = request.memo;
             }
-            scheduler.replace(request.schedule.unwrap_or_default(), now)
+            scheduler.replace(schedule, now)
         })
         .await?;
         Ok(service::UpdateScheduleResponse {})
