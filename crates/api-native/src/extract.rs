@@ -7,6 +7,7 @@ use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use serde::de::DeserializeOwned;
+use zeroize::Zeroize as _;
 
 use crate::App;
 use crate::error::Failure;
@@ -140,16 +141,25 @@ impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
     type Rejection = Failure;
 
     async fn from_request(request: Request, _: &App) -> Result<Self, Failure> {
-        if !is_json(request.headers()) {
-            return Err(Failure::with_status(
-                StatusCode::UNSUPPORTED_MEDIA_TYPE,
-                "unsupported_media_type",
-                "this route reads JSON, and the body is not declared as such",
-            )
-            .hint("send `Content-Type: application/json`"));
-        }
-        let body = read_limited(request.into_body(), JSON_BYTES).await?;
+        let body = read_json(request).await?;
         parse_json(&body).map(Self)
+    }
+}
+
+/// A JSON body that holds what nobody may read. `T` must refuse unknown fields, and wipe what it holds.
+pub(crate) struct PrivateJson<T>(pub(crate) T);
+
+impl<T: DeserializeOwned> FromRequest<App> for PrivateJson<T> {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, _: &App) -> Result<Self, Failure> {
+        let body = read_json(request).await?;
+        let parsed = parse_private_json(&body);
+        // Where the connection still holds a part of it, that part is overwritten by what it reads next.
+        if let Ok(mut bytes) = body.try_into_mut() {
+            bytes.zeroize();
+        }
+        parsed.map(Self)
     }
 }
 
@@ -176,6 +186,58 @@ pub(crate) fn parse_json<T: DeserializeOwned>(text: &[u8]) -> Result<T, Failure>
         Ok(axum::Json(value)) => Ok(value),
         Err(rejection) => Err(Failure::invalid("invalid_body", cause(&rejection.body_text()))),
     }
+}
+
+/// The same without a word of what is there: a mistake is described by its place and by what was expected.
+pub(crate) fn parse_private_json<T: DeserializeOwned>(text: &[u8]) -> Result<T, Failure> {
+    let refuse = |message: String| Failure::invalid("invalid_body", message);
+    let mut reader = serde_json::Deserializer::from_slice(text);
+    let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
+        let (path, error) = (error.path().to_string(), error.into_inner());
+        refuse(without_content(&path, &error))
+    })?;
+    match reader.end() {
+        Ok(()) => Ok(value),
+        Err(error) => Err(refuse(error.to_string())),
+    }
+}
+
+fn without_content(path: &str, error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let begins = |words: &[&str]| words.iter().any(|word| text.starts_with(word));
+    // The first know the grammar only, the second the names of fields.
+    if !error.is_data() || begins(&["unknown field ", "missing field ", "duplicate field "]) {
+        return text;
+    }
+    // What was expected is said last, in words of ours.
+    match text.rsplit_once(", expected ") {
+        Some((_, expected))
+            if begins(&[
+                "invalid type",
+                "invalid value",
+                "invalid length",
+                "unknown variant",
+            ]) =>
+        {
+            format!("`{path}`: expected {expected}")
+        }
+        _ => {
+            let (line, column) = (error.line(), error.column());
+            format!("`{path}`: this cannot stand here at line {line} column {column}")
+        }
+    }
+}
+
+async fn read_json(request: Request) -> Result<bytes::Bytes, Failure> {
+    if !is_json(request.headers()) {
+        return Err(Failure::with_status(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "unsupported_media_type",
+            "this route reads JSON, and the body is not declared as such",
+        )
+        .hint("send `Content-Type: application/json`"));
+    }
+    read_limited(request.into_body(), JSON_BYTES).await
 }
 
 async fn read_limited(body: axum::body::Body, limit: usize) -> Result<bytes::Bytes, Failure> {

@@ -72,7 +72,7 @@ pub(crate) async fn sandbox_facts(
     At(id): At<SandboxId>,
     Args(query): Args<FactsQuery>,
 ) -> Answer<axum::Json<FactPage>> {
-    facts(&app, &caller, Some(&id), query).await
+    facts(&app, &caller, Some(&id), &[], query.after, query.limit).await
 }
 
 /// Reads the ledger of the whole project, oldest first.
@@ -85,22 +85,25 @@ pub(crate) async fn project_facts(
     As(caller): As,
     Args(query): Args<FactsQuery>,
 ) -> Answer<axum::Json<FactPage>> {
-    facts(&app, &caller, None, query).await
+    facts(&app, &caller, None, &[], query.after, query.limit).await
 }
 
-async fn facts(
+/// A page of facts of these kinds, or of all where none is named.
+pub(crate) async fn facts(
     app: &App,
     caller: &Caller,
     sandbox: Option<&SandboxId>,
-    query: FactsQuery,
+    kinds: &[&str],
+    after: Option<i64>,
+    limit: Option<u64>,
 ) -> Answer<axum::Json<FactPage>> {
-    let after = query.after.unwrap_or(0);
+    let after = after.unwrap_or(0);
     if after < 0 {
         return Err(Failure::invalid("out_of_range", "`after` must not be negative"));
     }
-    let limit = wire::within("limit", query.limit.unwrap_or(100), 1..=1000)?;
+    let limit = wire::within("limit", limit.unwrap_or(100), 1..=1000)?;
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    let facts = app.sandboxes.facts(caller, sandbox, after, limit).await?;
+    let facts = app.sandboxes.facts(caller, sandbox, kinds, after, limit).await?;
     let next = facts.last().map(|fact| fact.seq).filter(|_| facts.len() >= limit);
     let items = facts
         .into_iter()

@@ -12,8 +12,8 @@ use utoipa_axum::router::OpenApiRouter;
 
 use crate::error::{ErrorBody, ErrorDetail};
 use crate::{
-    App, artifacts, commands, exec, files, keys, ledger, ports, sandboxes, server, session, snapshots,
-    templates, transfer, volumes,
+    App, artifacts, commands, exec, files, keys, ledger, network, ports, sandboxes, secrets, server, session,
+    snapshots, templates, transfer, volumes,
 };
 
 const ERROR: &str = "Error";
@@ -34,6 +34,8 @@ pub(crate) fn documented() -> OpenApiRouter<App> {
         .merge(templates::routes())
         .merge(snapshots::routes())
         .merge(volumes::routes())
+        .merge(network::routes())
+        .merge(secrets::routes())
         .merge(keys::routes())
         .merge(server::routes())
 }
@@ -183,6 +185,12 @@ fn path_parameter(path: &str, name: &str) -> Parameter {
                 .maximum(Some(65535)),
         ),
         "artifact" => ("The id or the name of an artifact.", text().min_length(Some(1))),
+        "snapshot" => ("The id or the name of a snapshot.", text().min_length(Some(1))),
+        "volume" => ("The id or the name of a volume.", text().min_length(Some(1))),
+        "secret" => (
+            "The name of a secret.",
+            text().min_length(Some(1)).max_length(Some(64)),
+        ),
         _ => ("The id or the name of a template.", text().min_length(Some(1))),
     };
     ParameterBuilder::new()

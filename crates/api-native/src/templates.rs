@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use atoll_sandboxes::{BuildEvent, BuildFrom, BuildStream, BuildTemplate, Template};
-use atoll_types::{ReadyCheck, StartCommand, TemplateSource};
+use atoll_types::{NetworkPolicy, ReadyCheck, StartCommand, TemplateSource};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -17,6 +17,7 @@ use utoipa_axum::routes;
 use crate::error::{Answer, ErrorDetail, Failure};
 use crate::exec::{event, sse};
 use crate::extract::{Args, As, At, Json, parse_json};
+use crate::network::PolicyWords;
 use crate::upload::{self, Upload};
 use crate::{App, wire};
 
@@ -46,6 +47,8 @@ pub(crate) struct BuildRequest {
     #[schema(min_length = 1, examples("docker.io/library/python:3.13-slim"))]
     image: Option<String>,
     start: Option<StartRequest>,
+    /// What sandboxes made from it may reach, unless they say so themselves.
+    network: Option<PolicyWords>,
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -169,6 +172,7 @@ impl BuildRequest {
             name: wire::name("name", self.name)?,
             from,
             start: self.start.map(StartRequest::into_start).transpose()?,
+            network: self.network.map(PolicyWords::into_policy),
         })
     }
 }
@@ -188,6 +192,11 @@ pub(crate) struct ContextQuery {
     arg: Option<Vec<String>>,
     /// `start` of a build request, as JSON.
     start: Option<String>,
+    /// `network` of a build request, as JSON.
+    network: Option<String>,
+    /// What `RUN` steps may reach, as JSON, in the words of `network`; nothing unless said. Each step is held to its
+    /// limits on its own.
+    build_network: Option<String>,
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -198,6 +207,8 @@ pub(crate) struct ArchiveQuery {
     name: String,
     /// `start` of a build request, as JSON.
     start: Option<String>,
+    /// `network` of a build request, as JSON.
+    network: Option<String>,
 }
 
 #[derive(Debug)]
@@ -206,10 +217,13 @@ struct ContextBuild {
     dockerfile: String,
     args: Vec<(String, String)>,
     start: Option<StartCommand>,
+    network: Option<NetworkPolicy>,
+    build_network: NetworkPolicy,
 }
 
 fn read_context_query(pairs: Vec<(String, String)>) -> Answer<ContextBuild> {
     let (mut name, mut dockerfile, mut start) = (None, None, None);
+    let (mut network, mut build_network) = (None, None);
     let mut args = Vec::new();
     for (key, value) in pairs {
         let slot = match key.as_str() {
@@ -220,9 +234,12 @@ fn read_context_query(pairs: Vec<(String, String)>) -> Answer<ContextBuild> {
             "name" => &mut name,
             "dockerfile" => &mut dockerfile,
             "start" => &mut start,
+            "network" => &mut network,
+            "build_network" => &mut build_network,
             _ => {
                 let message = format!(
-                    "unknown query parameter `{key}`, expected one of `name`, `dockerfile`, `arg`, `start`"
+                    "unknown query parameter `{key}`, expected one of `name`, `dockerfile`, `arg`, `start`, \
+                     `network`, `build_network`"
                 );
                 return Err(Failure::invalid("invalid_query", message));
             }
@@ -240,12 +257,24 @@ fn read_context_query(pairs: Vec<(String, String)>) -> Answer<ContextBuild> {
         dockerfile: dockerfile.unwrap_or_else(|| "Dockerfile".into()),
         args,
         start: read_start(start)?,
+        network: read_network("network", network)?,
+        build_network: read_network("build_network", build_network)?.unwrap_or_default(),
     })
 }
 
 fn read_start(json: Option<String>) -> Answer<Option<StartCommand>> {
     json.map(|json| parse_json::<StartRequest>(json.as_bytes())?.into_start())
         .transpose()
+}
+
+fn read_network(field: &str, json: Option<String>) -> Answer<Option<NetworkPolicy>> {
+    json.map(|json| {
+        let words = parse_json::<PolicyWords>(json.as_bytes());
+        words.map(PolicyWords::into_policy).map_err(|failure| {
+            Failure::invalid("invalid_query", format!("`{field}`: {}", failure.fault().message))
+        })
+    })
+    .transpose()
 }
 
 // ---- answers
@@ -273,6 +302,8 @@ pub(crate) struct TemplateView {
     user: String,
     start: Option<StartRequest>,
     exposed_ports: Vec<u16>,
+    /// What sandboxes made from it may reach, unless they say so themselves; null: what the operator says.
+    network: Option<PolicyWords>,
 }
 
 impl TemplateView {
@@ -294,6 +325,7 @@ impl TemplateView {
             user: manifest.user,
             start: manifest.start.map(StartRequest::of),
             exposed_ports: manifest.exposed_ports,
+            network: manifest.network.map(PolicyWords::of),
         }
     }
 }
@@ -399,8 +431,10 @@ pub(crate) async fn build_from_context(
             context: upload.path().to_owned(),
             dockerfile,
             args: build.args,
+            network: build.build_network,
         },
         start: build.start,
+        network: build.network,
     };
     let progress = app.sandboxes.build_template(request).await?;
     Ok(follow(progress, Some(upload)))
@@ -421,11 +455,13 @@ pub(crate) async fn build_from_archive(
 ) -> Answer<Response> {
     let name = wire::name("name", query.name)?;
     let start = read_start(query.start)?;
+    let network = read_network("network", query.network)?;
     let upload = upload::archive(&app, body).await?;
     let request = BuildTemplate {
         name,
         from: BuildFrom::Archive { file: upload.file() },
         start,
+        network,
     };
     let progress = app.sandboxes.build_template(request).await?;
     Ok(follow(progress, Some(upload)))
@@ -451,6 +487,7 @@ fn follow(progress: BuildStream, upload: Option<Upload>) -> Response {
 mod tests {
     use super::*;
     use crate::extract::{parse_json, query};
+    use atoll_types::Preset;
 
     fn build(json: &str) -> Answer<BuildTemplate> {
         parse_json::<BuildRequest>(json.as_bytes())?.into_build()
@@ -497,8 +534,16 @@ mod tests {
             [("X".into(), "1".into()), ("Y".into(), String::new())]
         );
         assert_eq!(found.start.unwrap().argv, ["serve"]);
+        let found = read(
+            "name=a&network=%7B%22preset%22:%22none%22%7D&build_network=%7B%22preset%22:%22all-public%22%7D",
+        )
+        .unwrap();
+        assert_eq!(found.network.unwrap().preset, Some(Preset::None));
+        assert_eq!(found.build_network.preset, Some(Preset::AllPublic));
         for bad in [
             "",
+            "name=a&network=all-public",
+            "name=a&build_network=%7B%22rulez%22:1%7D",
             "name=a&name=b",
             "name=a&arg=X",
             "name=a&start=serve",

@@ -18,6 +18,18 @@ pub(crate) fn time(at: Timestamp) -> String {
     format!("{at:.3}")
 }
 
+/// A time that a request may name.
+pub(crate) fn maybe_time(field: &'static str, text: Option<&str>) -> Result<Option<Timestamp>, Failure> {
+    let Some(text) = text else { return Ok(None) };
+    match text.parse::<jiff::Timestamp>() {
+        Ok(at) => Ok(Some(Timestamp(at.as_millisecond()))),
+        Err(_) => Err(Failure::invalid(
+            "invalid_time",
+            format!("`{field}` is not a time; write RFC 3339, such as 2030-01-31T12:00:00Z"),
+        )),
+    }
+}
+
 /// Bytes of a stream: one of the two, `base64` only where the bytes are not UTF-8.
 #[derive(Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -180,6 +192,19 @@ mod tests {
         assert_eq!(time(Timestamp(1_700_000_000_120)), "2023-11-14T22:13:20.120Z");
         assert_eq!(time(Timestamp(0)), "1970-01-01T00:00:00.000Z");
         assert!(time(Timestamp(i64::MAX)).starts_with("9999-"));
+        let read = |text| maybe_time("at", Some(text)).ok().flatten();
+        assert_eq!(
+            read("2023-11-14T22:13:20.120Z"),
+            Some(Timestamp(1_700_000_000_120))
+        );
+        assert_eq!(
+            read("2023-11-14T23:13:20+01:00"),
+            Some(Timestamp(1_700_000_000_000))
+        );
+        assert_eq!(maybe_time("at", None).ok(), Some(None));
+        for bad in ["", "tomorrow", "2023-11-14", "1700000000"] {
+            assert_eq!(read(bad), None, "{bad}");
+        }
     }
 
     #[test]

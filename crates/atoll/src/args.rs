@@ -1,6 +1,7 @@
 //! The command line: every subcommand, option and word of help. Doc comments are what users read.
 
 mod lasting;
+mod network;
 mod parse;
 mod sandboxes;
 mod service;
@@ -11,14 +12,18 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 pub(crate) use lasting::{ArtifactCommand, KeepRunningArgs, KeyCommand, TemplateBuildArgs, TemplateCommand};
-pub(crate) use parse::{Mount, parse_cpu, parse_duration};
+pub(crate) use network::{
+    BuildReachArgs, NetCommand, NetExplainArgs, NetLogArgs, NetSetArgs, ReachArgs, SecretCommand,
+    SecretRotateArgs, SecretSetArgs, ShapeArgs, TrafficArgs, ValueArgs,
+};
+pub(crate) use parse::{Mount, SecretGiven, Target, parse_cpu, parse_duration};
 pub(crate) use sandboxes::{
     CommandArgs, CpArgs, CreateArgs, ExecArgs, ExtendArgs, InspectArgs, KillArgs, LimitArgs, LogsArgs,
     LsArgs, PortArgs, PsArgs, RunArgs, ShellArgs, SpecArgs, StatsArgs,
 };
 pub(crate) use service::{
-    BenchArgs, BenchCommand, BenchSandboxArgs, BenchStateArgs, CompletionsArgs, DemoArgs, DoctorArgs,
-    LogFormat, ServerArgs,
+    BenchArgs, BenchCommand, BenchEgressArgs, BenchSandboxArgs, BenchStateArgs, CompletionsArgs, DemoArgs,
+    DoctorArgs, LogFormat, ServerArgs,
 };
 pub(crate) use state::{
     ForkArgs, GcArgs, PauseArgs, ResumeArgs, SnapshotCommand, StartArgs, StopArgs, VolumeCommand,
@@ -58,6 +63,10 @@ State that survives:
   fork        Make running copies of a running sandbox
   snapshot    Take, list and move snapshots of sandboxes
   volume      Create, fill and attach storage that outlives sandboxes
+
+What leaves them:
+  net         Show and change what a sandbox may reach, and what became of its attempts
+  secret      Keep secrets that sandboxes use without holding them
 
 Things that last:
   template    Build and manage what sandboxes start from
@@ -150,6 +159,10 @@ pub(crate) enum Command {
     Snapshot(SnapshotCommand),
     #[command(subcommand)]
     Volume(VolumeCommand),
+    #[command(subcommand)]
+    Net(NetCommand),
+    #[command(subcommand)]
+    Secret(SecretCommand),
     #[command(subcommand)]
     Template(TemplateCommand),
     #[command(subcommand)]

@@ -111,6 +111,10 @@ impl Client {
         self.json(self.request(Method::POST, path).json(body)).await
     }
 
+    pub(crate) async fn put(&self, path: &str, body: &Value) -> Result<Value> {
+        self.json(self.request(Method::PUT, path).json(body)).await
+    }
+
     pub(crate) async fn delete(&self, path: &str) -> Result<Value> {
         self.json(self.request(Method::DELETE, path)).await
     }

@@ -9,15 +9,19 @@
 //! template = "base"
 //! count = 4
 //! memory = "512M"
+//!
+//! [network]
+//! default = "package-registries"
+//! allow_private = ["10.1.0.0/16"]
 //! ```
 //!
 //! Options on the command line win over the file. A key that is not known is refused.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use atoll_types::{Isolation, Resources, parse_bytes};
+use atoll_types::{Isolation, Preset, Resources, parse_bytes};
 use serde::{Deserialize, Deserializer};
 
 use crate::args::{LogFormat, ServerArgs, parse_cpu, parse_duration};
@@ -60,6 +64,10 @@ pub(crate) struct ConfigFile {
     /// A file with the key (32 bytes, or 64 hexadecimal digits) that saved state is encrypted with on the disk; readable by
     /// the server's user alone. Default: `ATOLL_VAULT_KEY_FILE`, or no encryption. Losing it loses what was saved.
     pub(crate) vault_key: Option<PathBuf>,
+    /// A file with the key (32 bytes, or 64 hexadecimal digits) that secrets are encrypted with in the database; readable
+    /// by the server's user alone. Default: `ATOLL_SECRETS_KEY_FILE`, or `secrets.key` in the data directory, which is made
+    /// when it is first needed. `ATOLL_SECRETS_KEY` in the environment, the key itself in hexadecimal digits, wins over both. Losing it loses the secrets; keep it away from backups of the rest.
+    pub(crate) secrets_key: Option<PathBuf>,
     /// Whether a pause waits until what it saved is on the disk itself. `false` is for benchmarks: a crash of the machine
     /// may then lose what was acknowledged. Default: `true`.
     pub(crate) durable_saves: Option<bool>,
@@ -77,6 +85,34 @@ pub(crate) struct ConfigFile {
     pub(crate) otlp_endpoint: Option<String>,
     /// Sandboxes kept ready to be claimed.
     pub(crate) pool: Vec<Pool>,
+    /// What leaves sandboxes.
+    pub(crate) network: NetworkTable,
+}
+
+/// The `[network]` table. Every key is optional.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct NetworkTable {
+    /// Whether sandboxes can reach anything at all. Default: `true`, where the machine can (`atoll doctor` says so).
+    pub(crate) enabled: Option<bool>,
+    /// What a sandbox may reach of which neither its creator nor its template says anything: `none`, `package-registries` or
+    /// `all-public`. Default: `none`.
+    pub(crate) default: Option<Preset>,
+    /// Ranges of addresses that sandboxes may be allowed to reach although they are not public, such as `"10.1.0.0/16"`.
+    /// A sandbox still needs a rule that allows them. Default: none.
+    pub(crate) allow_private: Vec<String>,
+    /// Names (`"*.example.com"` for all below one) and ranges of addresses that no sandbox reaches, whatever its rules say.
+    /// Default: none beside those that are built in.
+    pub(crate) deny: Vec<String>,
+    /// The resolvers that names are looked up with, such as `"192.0.2.53"` or `"192.0.2.53:5353"`. Default: those of this
+    /// machine.
+    #[serde(deserialize_with = "resolvers")]
+    pub(crate) resolvers: Vec<SocketAddr>,
+    /// A file with certificates (PEM) of authorities to trust beside the public ones, where Atoll itself speaks TLS to a
+    /// server. Default: none.
+    pub(crate) extra_roots: Option<PathBuf>,
+    /// How many links are kept ready for sandboxes that come. Default: 8.
+    pub(crate) ready_links: Option<usize>,
 }
 
 /// One warm pool.
@@ -209,6 +245,8 @@ pub(crate) struct Config {
     pub(crate) max_sandboxes: Option<u64>,
     pub(crate) max_storage: Option<u64>,
     pub(crate) vault_key: Option<PathBuf>,
+    /// `None`: one of its own in the data directory.
+    pub(crate) secrets_key: Option<PathBuf>,
     pub(crate) durable_saves: bool,
     pub(crate) default_timeout_millis: Option<u64>,
     pub(crate) max_timeout_millis: Option<u64>,
@@ -216,6 +254,33 @@ pub(crate) struct Config {
     pub(crate) log_format: Option<LogFormat>,
     pub(crate) otlp_endpoint: Option<String>,
     pub(crate) pools: Vec<Pool>,
+    pub(crate) network: NetworkConfig,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NetworkConfig {
+    pub(crate) enabled: bool,
+    pub(crate) default: Preset,
+    pub(crate) allow_private: Vec<String>,
+    pub(crate) deny: Vec<String>,
+    /// Empty: those of this machine.
+    pub(crate) resolvers: Vec<SocketAddr>,
+    pub(crate) extra_roots: Option<PathBuf>,
+    pub(crate) ready_links: usize,
+}
+
+impl From<NetworkTable> for NetworkConfig {
+    fn from(table: NetworkTable) -> Self {
+        Self {
+            enabled: table.enabled.unwrap_or(true),
+            default: table.default.unwrap_or(Preset::None),
+            allow_private: table.allow_private,
+            deny: table.deny,
+            resolvers: table.resolvers,
+            extra_roots: table.extra_roots,
+            ready_links: table.ready_links.unwrap_or(8),
+        }
+    }
 }
 
 impl Config {
@@ -254,11 +319,8 @@ impl Config {
             isolation: args.isolation.or(file.isolation),
             max_sandboxes: file.max_sandboxes,
             max_storage: file.max_storage,
-            vault_key: file.vault_key.or_else(|| {
-                std::env::var_os("ATOLL_VAULT_KEY_FILE")
-                    .filter(|path| !path.is_empty())
-                    .map(PathBuf::from)
-            }),
+            vault_key: file.vault_key.or_else(|| path_in("ATOLL_VAULT_KEY_FILE")),
+            secrets_key: file.secrets_key.or_else(|| path_in("ATOLL_SECRETS_KEY_FILE")),
             durable_saves: file.durable_saves.unwrap_or(true),
             default_timeout_millis: file.default_timeout,
             max_timeout_millis: file.max_timeout,
@@ -273,6 +335,7 @@ impl Config {
             } else {
                 args.pool.clone()
             },
+            network: file.network.into(),
             templates,
             data,
         })
@@ -303,11 +366,16 @@ fn read(path: &Path) -> Result<ConfigFile> {
     })
 }
 
+/// A path in a variable of the environment; an empty one is none.
+fn path_in(variable: &str) -> Option<PathBuf> {
+    std::env::var_os(variable)
+        .filter(|path| !path.is_empty())
+        .map(PathBuf::from)
+}
+
 /// `ATOLL_RUNSC`, then what `./atoll` has built, then the one in `PATH`.
 fn find_runsc() -> Option<PathBuf> {
-    let given = std::env::var_os("ATOLL_RUNSC")
-        .filter(|path| !path.is_empty())
-        .map(PathBuf::from);
+    let given = path_in("ATOLL_RUNSC");
     if given.as_ref().is_some_and(|path| path.as_os_str() == "none") {
         return None;
     }
@@ -337,6 +405,22 @@ pub(crate) fn find_in_path(program: &str) -> Option<PathBuf> {
 fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Option<u64>, D::Error> {
     let text = String::deserialize(deserializer)?;
     parse_bytes(&text).map(Some).map_err(serde::de::Error::custom)
+}
+
+/// Addresses with or without a port.
+fn resolvers<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Vec<SocketAddr>, D::Error> {
+    let read = |text: String| {
+        let address = text
+            .parse()
+            .or_else(|_| text.parse::<IpAddr>().map(|address| SocketAddr::new(address, 53)));
+        address.map_err(|_| {
+            serde::de::Error::custom(format!(
+                "`{text}` is not the address of a resolver; write for example 192.0.2.53 or [2001:db8::53]:5353"
+            ))
+        })
+    };
+    let texts: Vec<String> = Vec::deserialize(deserializer)?;
+    texts.into_iter().map(read).collect()
 }
 
 fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Option<u64>, D::Error> {
@@ -386,5 +470,51 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(wrong.contains("lissten") && wrong.contains("listen"), "{wrong}");
+    }
+
+    #[test]
+    fn the_network_is_read() {
+        let file: ConfigFile = toml::from_str(
+            r#"
+            secrets_key = "/etc/atoll/secrets.key"
+            [network]
+            default = "package-registries"
+            allow_private = ["10.1.0.0/16"]
+            deny = ["*.internal.example", "203.0.113.0/24"]
+            resolvers = ["192.0.2.53", "[2001:db8::53]:5353"]
+            extra_roots = "/etc/atoll/roots.pem"
+            ready_links = 2
+            "#,
+        )
+        .unwrap();
+        assert_eq!(file.secrets_key, Some("/etc/atoll/secrets.key".into()));
+        let network = NetworkConfig::from(file.network);
+        assert_eq!(
+            network,
+            NetworkConfig {
+                enabled: true,
+                default: Preset::PackageRegistries,
+                allow_private: vec!["10.1.0.0/16".into()],
+                deny: vec!["*.internal.example".into(), "203.0.113.0/24".into()],
+                resolvers: vec![
+                    "192.0.2.53:53".parse().unwrap(),
+                    "[2001:db8::53]:5353".parse().unwrap()
+                ],
+                extra_roots: Some("/etc/atoll/roots.pem".into()),
+                ready_links: 2,
+            }
+        );
+        let default = NetworkConfig::from(NetworkTable::default());
+        assert_eq!(
+            (default.enabled, default.default, default.ready_links),
+            (true, Preset::None, 8)
+        );
+        for wrong in [
+            "[network]\ndefault = \"all\"",
+            "[network]\nresolvers = [\"dns.example\"]",
+            "[network]\nalow_private = []",
+        ] {
+            assert!(toml::from_str::<ConfigFile>(wrong).is_err(), "{wrong}");
+        }
     }
 }

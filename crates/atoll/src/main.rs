@@ -11,6 +11,7 @@ mod data;
 mod logging;
 mod otlp;
 mod output;
+mod outside;
 mod serve;
 mod server;
 mod transfer;
@@ -80,6 +81,8 @@ async fn run(cli: Cli) -> Result<u8> {
         Command::Fork(args) => commands::state::fork(global, output, args).await?,
         Command::Snapshot(command) => Box::pin(commands::snapshot::run(global, output, command)).await?,
         Command::Volume(command) => Box::pin(commands::volume::run(global, output, command)).await?,
+        Command::Net(command) => Box::pin(commands::net::run(global, output, command)).await?,
+        Command::Secret(command) => Box::pin(commands::secret::run(global, output, command)).await?,
         Command::Gc(args) => Box::pin(commands::state::gc(global, output, args)).await?,
         Command::Template(command) => Box::pin(commands::template::run(global, output, command)).await?,
         Command::Artifact(command) => artifact(global, output, command).await?,
@@ -91,6 +94,7 @@ async fn run(cli: Cli) -> Result<u8> {
         Command::Bench(BenchCommand::State(args)) => {
             return Box::pin(bench::state(global, output, &args)).await;
         }
+        Command::Bench(BenchCommand::Egress(args)) => return bench::egress(global, output, &args),
         Command::Demo(_) => Box::pin(commands::demo::run(global, output)).await?,
         Command::Completions(args) => {
             clap_complete::generate(args.shell, &mut Cli::command(), "atoll", &mut std::io::stdout());

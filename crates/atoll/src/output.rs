@@ -177,6 +177,11 @@ pub(crate) fn stderr(text: fmt::Arguments<'_>) {
     let _gone = io::stderr().lock().write_fmt(text);
 }
 
+/// A question on stderr, in whatever form results are shown.
+pub(crate) fn prompt(text: fmt::Arguments<'_>) {
+    stderr(text);
+}
+
 /// A bar over bytes; invisible unless stderr is a terminal and the size is worth it.
 pub(crate) fn byte_bar(output: Output, label: &str, total: Option<u64>) -> ProgressBar {
     let small = total.is_some_and(|total| total < 4 * atoll_types::MIB);

@@ -24,6 +24,7 @@ use crate::config::Config;
 use crate::data::{DataDir, ServerFile, Taken};
 use crate::logging;
 use crate::output::{Doing, Error, Output, Result};
+use crate::outside;
 use crate::serve;
 use crate::workflows::Workflows;
 
@@ -89,6 +90,7 @@ pub(crate) struct Server {
 impl Server {
     pub(crate) async fn start(config: &Config, data: DataDir, kind: Kind) -> Result<Self> {
         raise_file_limit();
+        forbid_core_dumps();
         // Listening comes first: a port that is taken is the likeliest mistake.
         let listener = listen(config.listen).await?;
         let address = listener.local_addr().doing("cannot listen")?;
@@ -109,6 +111,7 @@ impl Server {
             machine.runtimes,
             machine.tiers,
             storage(config, data.path(), machine.templates).await?,
+            outside::open(config, data.path()).await?,
         )
         .await?;
 
@@ -214,6 +217,7 @@ async fn sweep_one(config: &Config, data: &DataDir) -> Result<()> {
         machine.runtimes,
         machine.tiers,
         storage(config, data.path(), machine.templates).await?,
+        outside::open(config, data.path()).await?,
     )
     .await?;
     let caller = Caller {
@@ -388,6 +392,17 @@ fn url_of(address: SocketAddr) -> String {
         (true, SocketAddr::V4(_)) => format!("http://127.0.0.1:{}", address.port()),
         (true, SocketAddr::V6(_)) => format!("http://[::1]:{}", address.port()),
         (false, _) => format!("http://{address}"),
+    }
+}
+
+/// Secrets are in this memory. 1 and not 0: with 0 a `core_pattern` that is a pipe is fed all the same.
+fn forbid_core_dumps() {
+    let limit = Rlimit {
+        current: Some(1),
+        maximum: Some(1),
+    };
+    if let Err(error) = setrlimit(Resource::Core, limit) {
+        tracing::warn!(%error, "core dumps of this server cannot be forbidden");
     }
 }
 

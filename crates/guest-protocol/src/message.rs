@@ -27,6 +27,8 @@ pub enum Request {
     Long { length: u32 },
     /// Gives a pooled instance its identity. Nothing.
     Configure(Configure),
+    /// Makes the way out known to programs that start from now on, in place of what an earlier one said. Nothing.
+    Network(Network),
     /// Starts a command and attaches to it from offset 0. First `Message::Started`; then as `Attach`. If it cannot be
     /// started (no such file, no permission, unknown user) the stream ends with that failure.
     Exec(Exec),
@@ -137,6 +139,20 @@ pub struct Configure {
     pub seed: [u8; 32],
     /// Started once, in the background, with the id `start`.
     pub start: Option<Start>,
+    /// As `Request::Network`; nothing changes without it.
+    pub network: Option<Network>,
+}
+
+/// What the inside has to know of the way out.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Network {
+    /// For `/etc/resolv.conf`. Left alone if empty.
+    pub nameserver: String,
+    /// Certificate of an authority (PEM) that programs are to trust beside the public ones; without one, one that was
+    /// given before is taken back.
+    pub authority: Option<String>,
+    /// Environment of every command from now on, before the configured one: placeholders of secrets.
+    pub env: Vec<(String, String)>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

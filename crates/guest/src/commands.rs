@@ -77,7 +77,13 @@ impl Commands {
     }
 
     /// Starts a command and returns its number here. It is refused if its name is taken, also by one that is over.
-    pub(crate) fn start(&mut self, exec: Exec, config: &Configure, poller: &Poller) -> Outcome<u32> {
+    pub(crate) fn start(
+        &mut self,
+        exec: Exec,
+        config: &Configure,
+        network: &[(String, String)],
+        poller: &Poller,
+    ) -> Outcome<u32> {
         if exec.command.is_empty() || exec.command.len() > LONGEST_NAME {
             return Err(invalid(format!("a command's id has 1 to {LONGEST_NAME} bytes")));
         }
@@ -94,7 +100,7 @@ impl Commands {
             ));
         }
         let account = Users::load().find(exec.user.as_deref().unwrap_or(&config.user))?;
-        let environment = Environment::new(&account, &config.env, &exec.env, exec.pty.is_some())?;
+        let environment = Environment::new(&account, [network, &config.env, &exec.env], exec.pty.is_some())?;
         let directory = directory_of(&exec, config, &account)?;
         let program = exec
             .argv

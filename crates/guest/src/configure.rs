@@ -22,6 +22,9 @@ pub(crate) fn apply(configure: Configure, shared: &mut Shared) -> Outcome {
     set_clock(configure.now_millis);
     let _ = std::fs::write("/dev/urandom", configure.seed);
     let start = configure.start.clone();
+    if let Some(network) = configure.network.clone() {
+        shared.way_out.tell(network)?;
+    }
     shared.config = configure;
     let Some(start) = start else {
         return Ok(());
@@ -42,7 +45,9 @@ pub(crate) fn apply(configure: Configure, shared: &mut Shared) -> Outcome {
         wait_for_reader: false,
         kill_on_close: false,
     };
-    shared.commands.start(exec, &shared.config, &shared.poller)?;
+    shared
+        .commands
+        .start(exec, &shared.config, shared.way_out.env(), &shared.poller)?;
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! What a command finds in its environment, and where its program is looked for.
 //!
-//! Later wins: what the account implies, then what the sandbox was configured with, then what the command asks for.
+//! Later wins: what the account implies, then the way out, then what the sandbox was configured with, then what the command
+//! asks for.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -14,12 +15,7 @@ const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 pub(crate) struct Environment(BTreeMap<String, String>);
 
 impl Environment {
-    pub(crate) fn new(
-        account: &Account,
-        configured: &[(String, String)],
-        own: &[(String, String)],
-        terminal: bool,
-    ) -> Outcome<Self> {
+    pub(crate) fn new(account: &Account, layers: [&[(String, String)]; 3], terminal: bool) -> Outcome<Self> {
         let mut all = BTreeMap::new();
         let mut put = |name: &str, value: &str| all.insert(name.to_owned(), value.to_owned());
         put("PATH", DEFAULT_PATH);
@@ -30,7 +26,7 @@ impl Environment {
         if terminal {
             put("TERM", "xterm-256color");
         }
-        for (name, value) in configured.iter().chain(own) {
+        for (name, value) in layers.into_iter().flatten() {
             if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
                 return Err(invalid(format!(
                     "not a usable environment variable: {:?}",
@@ -106,8 +102,11 @@ mod tests {
     fn later_wins() {
         let environment = Environment::new(
             &account(),
-            &[pair("A", "configured"), pair("HOME", "/elsewhere")],
-            &[pair("A", "own")],
+            [
+                &[pair("A", "network"), pair("B", "network")],
+                &[pair("A", "configured"), pair("HOME", "/elsewhere")],
+                &[pair("A", "own")],
+            ],
             true,
         )
         .expect("valid");
@@ -120,6 +119,7 @@ mod tests {
             strings,
             [
                 "A=own",
+                "B=network",
                 "HOME=/elsewhere",
                 "LOGNAME=user",
                 &format!("PATH={DEFAULT_PATH}"),
@@ -134,13 +134,14 @@ mod tests {
     #[test]
     fn impossible_names_are_refused() {
         for name in ["", "A=B", "A\0"] {
-            assert!(Environment::new(&account(), &[], &[pair(name, "x")], false).is_err());
+            assert!(Environment::new(&account(), [&[], &[], &[pair(name, "x")]], false).is_err());
         }
     }
 
     #[test]
     fn programs_are_looked_for_in_the_commands_path() {
-        let environment = Environment::new(&account(), &[], &[pair("PATH", "/a::/b")], false).expect("valid");
+        let environment =
+            Environment::new(&account(), [&[], &[], &[pair("PATH", "/a::/b")]], false).expect("valid");
         let found = environment.candidates(b"x").expect("valid");
         assert_eq!(found, [c"/a/x".to_owned(), c"./x".to_owned(), c"/b/x".to_owned()]);
         assert_eq!(

@@ -11,6 +11,7 @@ use atoll_guest_protocol::{Configure, FRAME_COST, MAX_PAYLOAD, Message, encode};
 use crate::commands::Commands;
 use crate::failure::{Outcome, invalid};
 use crate::mux::{Output, Port};
+use crate::network::WayOut;
 use crate::poll::{EventFlags, Poller};
 
 /// Everything that streams share.
@@ -21,6 +22,7 @@ pub(crate) struct Shared {
     pub(crate) commands: Commands,
     /// What the host configured; empty before it did.
     pub(crate) config: Configure,
+    pub(crate) way_out: WayOut,
     /// Streams to be stepped soon.
     pub(crate) wakes: Vec<u32>,
 }

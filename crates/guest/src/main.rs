@@ -38,6 +38,7 @@ mod layer;
 mod log;
 mod long;
 mod mux;
+mod network;
 mod path;
 mod poll;
 mod requests;

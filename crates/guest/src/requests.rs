@@ -23,6 +23,10 @@ pub(crate) fn open(request: Request, stream: u32, shared: &mut Shared) -> Outcom
     match request {
         Request::Long { length } => Long::open(length, stream),
         Request::Configure(configure) => configure::apply(configure, shared).map(|()| Answer::nothing()),
+        Request::Network(network) => {
+            shared.way_out.tell(network)?;
+            Ok(Answer::nothing())
+        }
         Request::Exec(exec) => start(exec, stream, shared),
         Request::Attach { command, from } => {
             let number = shared.commands.find(&command)?;
@@ -116,7 +120,9 @@ fn place(path: &[u8], user: Option<&str>, shared: &Shared) -> Outcome<Place> {
 
 fn start(exec: Exec, stream: u32, shared: &mut Shared) -> Outcome<Box<dyn Job>> {
     let kill_on_close = exec.kill_on_close;
-    let number = shared.commands.start(exec, &shared.config, &shared.poller)?;
+    let number = shared
+        .commands
+        .start(exec, &shared.config, shared.way_out.env(), &shared.poller)?;
     shared.commands.attach(number, stream, 0);
     let pid = shared.commands.get_mut(number).map_or(0, |command| command.pid());
     let started = Message::Started {

@@ -11,6 +11,7 @@ use crate::agent::Agent;
 use crate::commands::Commands;
 use crate::job::Shared;
 use crate::mux::Output;
+use crate::network::WayOut;
 use crate::poll::{EventFlags, Poller, Token};
 use crate::spawn::Confinement;
 
@@ -82,6 +83,7 @@ pub(crate) fn agent(options: &Options) -> io::Result<Agent> {
         poller,
         commands: Commands::new(null, confinement, raise_open_files()),
         config: Configure::default(),
+        way_out: WayOut::default(),
         wakes: Vec::new(),
     };
     Agent::new(input, signals, shared)

@@ -124,6 +124,7 @@ impl Templates {
                 user: machine::USER.into(),
                 start: None,
                 exposed_ports: Vec::new(),
+                network: None,
             };
             store.add(&tree, &recipe, Some(&options.name), options.now, job)
         })

@@ -24,7 +24,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
-use atoll_types::Timestamp;
+use atoll_types::{NetworkPolicy, Timestamp};
 
 pub use parse::{Command, Copy, Dockerfile, Instruction, Source, Stage, Step, parse as parse_dockerfile};
 
@@ -47,6 +47,9 @@ pub struct DockerfileOptions {
     pub start: bool,
     /// Run every step again.
     pub no_cache: bool,
+    /// What steps may reach, as the runner sees to it; nothing unless said. A step that may reach something else is
+    /// another step.
+    pub network: Option<NetworkPolicy>,
     /// For base images from a registry.
     pub login: Option<Login>,
     pub now: Timestamp,

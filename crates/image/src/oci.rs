@@ -116,6 +116,7 @@ impl Templates {
                 user: config.user(),
                 start: options.start.then(|| config.start()).flatten(),
                 exposed_ports: config.ports(),
+                network: None,
             };
             let manifest = store.add(&tree, &recipe, Some(&options.name), options.now, job);
             drop(scratch);

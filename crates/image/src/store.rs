@@ -23,7 +23,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use atoll_types::{StartCommand, TemplateId, TemplateManifest, TemplateSource, Timestamp};
+use atoll_types::{NetworkPolicy, StartCommand, TemplateId, TemplateManifest, TemplateSource, Timestamp};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
@@ -51,6 +51,9 @@ pub struct Recipe {
     pub user: String,
     pub start: Option<StartCommand>,
     pub exposed_ports: Vec<u16>,
+    /// Left out where there is none: the ids of templates are made of this.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkPolicy>,
 }
 
 /// A template as people see it.
@@ -268,11 +271,13 @@ impl Templates {
         self.publish(digest, recipe, name, now)
     }
 
-    /// The same image with another start command, under the same name: another template.
-    pub fn with_start(
+    /// The same image with another start command and another policy, where one is given, under this name: another
+    /// template.
+    pub fn with_settings(
         &self,
         manifest: &TemplateManifest,
-        start: StartCommand,
+        start: Option<StartCommand>,
+        network: Option<NetworkPolicy>,
         name: &str,
         now: Timestamp,
     ) -> Result<TemplateManifest> {
@@ -281,8 +286,9 @@ impl Templates {
             env: manifest.env.clone(),
             workdir: manifest.workdir.clone(),
             user: manifest.user.clone(),
-            start: Some(start),
+            start: start.or_else(|| manifest.start.clone()),
             exposed_ports: manifest.exposed_ports.clone(),
+            network: network.or_else(|| manifest.network.clone()),
         };
         self.add_blob(&manifest.digest, &recipe, Some(name), now)
     }
@@ -312,6 +318,7 @@ impl Templates {
                     user: recipe.user.clone(),
                     start: recipe.start.clone(),
                     exposed_ports: recipe.exposed_ports.clone(),
+                    network: recipe.network.clone(),
                 };
                 let json = serde_json::to_vec_pretty(&manifest).map_err(|error| Error::Damaged {
                     why: format!("a manifest cannot be written: {error}"),

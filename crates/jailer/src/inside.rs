@@ -30,13 +30,15 @@ pub(crate) struct Stdio {
 
 /// First half: while the outside builds the tree.
 pub(crate) fn prepare(spec: &Spec) -> Result<()> {
-    let namespaces =
-        UnshareFlags::NEWNET | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS | UnshareFlags::NEWCGROUP;
-    sys::unshare(namespaces).doing(|| "leaving the host's network, IPC, host name and cgroup namespaces")?;
-    sys::raise_loopback().doing(|| "bringing up the loopback interface")?;
-    // No capability inside means that nobody could bind port 80 or send a ping; in a namespace of one's own both are
-    // harmless. A kernel without these settings refuses the programs that want them, nothing else.
-    let _ = std::fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0");
+    let namespaces = UnshareFlags::NEWIPC | UnshareFlags::NEWUTS | UnshareFlags::NEWCGROUP;
+    sys::unshare(namespaces).doing(|| "leaving the host's IPC, host name and cgroup namespaces")?;
+    if spec.network.is_none() {
+        sys::unshare(UnshareFlags::NEWNET).doing(|| "leaving the host's network namespace")?;
+        sys::raise_loopback().doing(|| "bringing up the loopback interface")?;
+        // No capability inside means that nobody could bind port 80; in a namespace of one's own it is harmless. A kernel
+        // without this setting refuses the programs that want it, nothing else.
+        let _ = std::fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0");
+    }
     rustix::system::sethostname(spec.hostname.as_bytes())
         .doing(|| format!("setting the host name {}", spec.hostname))
 }

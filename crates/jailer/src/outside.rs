@@ -7,7 +7,7 @@ use std::path::Path;
 
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::thread::UnshareFlags;
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
 use crate::error::{Doing, Error, Result};
 use crate::inside::{self, Stdio};
@@ -30,6 +30,9 @@ pub fn start(spec: &Spec) -> Result<i32> {
     };
     // From within a user namespace of one's own, the server's descriptors are out of reach.
     let layer = layer::open(spec)?;
+    if let Some(network) = &spec.network {
+        enter_network(network)?;
+    }
     if spec.ids == Ids::Own {
         sys::unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNS).doing(|| {
             "making a user namespace as an ordinary user (is it switched off by a sysctl, AppArmor or a container?)"
@@ -149,6 +152,13 @@ fn enter_cgroups(files: &[std::path::PathBuf]) -> Result<Option<OwnedFd>> {
         }
     }
     Ok(into)
+}
+
+/// Before there is a user namespace of the jail: its root has no rights over a network that it did not make.
+fn enter_network(path: &Path) -> Result<()> {
+    let namespace = open(path, OFlags::RDONLY)?;
+    move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
+        .doing(|| format!("entering the network namespace {}", path.display()))
 }
 
 fn end(child: i32) {

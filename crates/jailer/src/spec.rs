@@ -32,6 +32,9 @@ pub struct Spec {
     /// A saved writable layer to begin with.
     pub layer: Option<PathBuf>,
     pub mounts: Vec<Mount>,
+    /// A network namespace that is ready for it, loopback and all; needs root. Without one it gets a new one with nothing
+    /// but loopback.
+    pub network: Option<PathBuf>,
 }
 
 /// Something of the host that is seen inside; needs root.
@@ -130,6 +133,9 @@ impl Spec {
             };
             put(access, mount.at.as_os_str());
         }
+        if let Some(path) = &self.network {
+            put("--network", path.as_os_str());
+        }
         args
     }
 
@@ -163,6 +169,7 @@ struct Given {
     mounts: Vec<Mount>,
     /// What the next `--mount-…at` is about.
     mount_source: Option<MountSource>,
+    network: Option<PathBuf>,
 }
 
 impl Given {
@@ -207,6 +214,7 @@ impl Given {
                     read_only: key == "--mount-read-only-at",
                 });
             }
+            b"--network" => self.network = Some(path()),
             _ => return Err(Error::new(format!("unknown argument {}", key.display()))),
         }
         Ok(())
@@ -230,6 +238,7 @@ impl Given {
             shm_bytes: need("--shm-bytes", self.shm_bytes)?,
             layer: self.layer,
             mounts: self.mounts,
+            network: self.network,
         })
     }
 }
@@ -274,6 +283,7 @@ mod tests {
                     read_only: true,
                 },
             ],
+            network: Some("/proc/1/fd/11".into()),
         }
     }
 

@@ -184,3 +184,19 @@ pub fn fifos_below(dir: &Path) -> Vec<PathBuf> {
     }
     found
 }
+
+/// Every file below a directory; what cannot be read is left out.
+pub fn files_below(dir: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(dir) else {
+        return Vec::new();
+    };
+    let mut files = Vec::new();
+    for entry in entries.flatten() {
+        match entry.file_type() {
+            Ok(kind) if kind.is_dir() => files.extend(files_below(&entry.path())),
+            Ok(kind) if kind.is_file() => files.push(entry.path()),
+            _ => {}
+        }
+    }
+    files
+}

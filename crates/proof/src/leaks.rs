@@ -34,7 +34,11 @@ impl Held {
         Self {
             processes,
             cgroups: host::cgroup_children(cgroup).into_iter().collect(),
-            mounts: shown(host::mounts_below(data)),
+            // A server that runs keeps its gateway, whether anybody is behind it or not.
+            mounts: shown(host::mounts_below(data))
+                .into_iter()
+                .filter(|path| server.is_none() || !path.ends_with("/network/gateway"))
+                .collect(),
             loop_devices: shown(host::loop_devices_below(data)),
             fifos: shown(host::fifos_below(&instances))
                 .into_iter()

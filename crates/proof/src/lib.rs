@@ -34,6 +34,7 @@ pub mod stream;
 mod terminal;
 mod tier;
 pub mod wait;
+mod world;
 
 pub use cli::printed;
 pub use client::{Answer, Client};
@@ -41,6 +42,7 @@ pub use sandbox::{Output, Sandbox, from_base64, to_base64};
 pub use server::{Options, Server, binary, templates};
 pub use terminal::Terminal;
 pub use tier::{Tier, on};
+pub use world::World;
 
 /// Gives a JSON value; every request body is one.
 pub use serde_json::{Value, json};

@@ -374,7 +374,7 @@ impl Server {
         let status = self.stop();
         assert!(status.success(), "the server ended with {status}");
         self.assert_nothing_held().await;
-        let log = fs::read_to_string(self.log_path()).unwrap_or_default();
+        let log = self.log();
         let mut complaints = log
             .lines()
             .filter(|line| line.contains(" ERROR ") || line.contains("panicked"));
@@ -391,8 +391,13 @@ impl Server {
         self.dir.path().join("server.log")
     }
 
+    /// All that it logged so far.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
     fn log_tail(&self) -> String {
-        let log = fs::read_to_string(self.log_path()).unwrap_or_default();
+        let log = self.log();
         let lines: Vec<&str> = log.lines().collect();
         lines[lines.len().saturating_sub(LOG_LINES)..].join("\n")
     }

@@ -154,6 +154,9 @@ async fn what_is_documented_is_served(server: &Server) {
             .replace("{command}", "cmd_aaaaaaaaaaaaaaaaaaaa")
             .replace("{artifact}", "a")
             .replace("{template}", "a")
+            .replace("{snapshot}", "a")
+            .replace("{volume}", "a")
+            .replace("{secret}", "a")
             .replace(
                 "{id}",
                 if path.starts_with("/v1/keys") {
@@ -183,6 +186,12 @@ async fn what_is_served_is_as_documented(server: &Server) {
     let sandbox = server.sandbox().await;
     sandbox.background("sleep 1000").await;
     sandbox.write("/tmp/file", b"x").await;
+    let secret = json!({"value": "s3cr3t", "hosts": ["api.example.com"], "ports": [443, "8000-8100"],
+        "inject": {"header": {"name": "x-api-key"}}});
+    let client = server.client();
+    let set = client.request(Method::PUT, "/v1/secrets/token").json(&secret);
+    let secret = client.send(set).await.ok();
+    check(&document, "put", "/v1/secrets/{secret}", "200", &secret);
     let exec = sandbox.exec(&json!({"cmd": "true"})).await.ok();
     check(&document, "post", "/v1/sandboxes/{id}/exec", "200", &exec);
     for (path, concrete) in [
@@ -200,9 +209,17 @@ async fn what_is_served_is_as_documented(server: &Server) {
         ),
         ("/v1/sandboxes/{id}/ports", sandbox.path("/ports")),
         ("/v1/sandboxes/{id}/ports/{port}", sandbox.path("/ports/80")),
+        ("/v1/sandboxes/{id}/network", sandbox.path("/network")),
+        ("/v1/sandboxes/{id}/network/log", sandbox.path("/network/log")),
+        (
+            "/v1/sandboxes/{id}/network/explain",
+            sandbox.path("/network/explain?url=https://pypi.org/simple/"),
+        ),
         ("/v1/templates", "/v1/templates".into()),
         ("/v1/templates/{template}", "/v1/templates/base".into()),
         ("/v1/artifacts", "/v1/artifacts".into()),
+        ("/v1/secrets", "/v1/secrets".into()),
+        ("/v1/secrets/{secret}", "/v1/secrets/token".into()),
         ("/v1/keys", "/v1/keys".into()),
         ("/v1/facts", "/v1/facts".into()),
     ] {

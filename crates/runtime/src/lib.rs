@@ -22,6 +22,7 @@ mod process;
 mod saving;
 mod uids;
 
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -60,6 +61,27 @@ pub struct InstanceSpec {
     pub restore: Option<Restore>,
     /// What else is to be seen inside; no two within each other.
     pub mounts: Vec<Mount>,
+    /// The way out. Without one there is loopback and nothing else.
+    pub network: Option<Network>,
+}
+
+/// A network namespace that is ready for one instance: `lo` is up, and `eth0` has its addresses, routes and neighbour. Whoever
+/// made it decides where that leads; the instance cannot change it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Network {
+    /// `/proc/<server>/fd/<n>`, open at least until the instance has started.
+    pub namespace: PathBuf,
+    pub mtu: u32,
+    /// The ends of its cable, as they are in the namespace; for instances whose packets do not go through its kernel.
+    pub guest: CableEnd,
+    pub gateway: CableEnd,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CableEnd {
+    pub mac: [u8; 6],
+    pub v4: Ipv4Addr,
+    pub v6: Ipv6Addr,
 }
 
 /// A running instance. Dropping it does nothing to the instance: only [`Runtime::destroy`] ends one.

@@ -132,6 +132,7 @@ async fn trial(config: &Config, runsc: &Path, id: InstanceId, resources: Resourc
         hostname: "probe".into(),
         restore: None,
         mounts: Vec::new(),
+        network: None,
     };
     gvisor.start(spec).await?;
     gvisor.destroy(&id).await

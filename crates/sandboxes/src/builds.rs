@@ -7,13 +7,14 @@ use std::sync::Arc;
 
 use atoll_image::{DebianOptions, DockerfileOptions, ImageSource, Limits, OciOptions, Progress, Update};
 use atoll_store::{Fact, NewFact};
-use atoll_types::{Fault, FaultKind, StartCommand, TemplateId, TemplateManifest};
+use atoll_types::{Fault, FaultKind, NetworkPolicy, StartCommand, TemplateId, TemplateManifest};
 use futures_util::Stream;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::Sandboxes;
 use crate::faults::from_image;
+use crate::network::allows_nothing;
 use crate::steps::Steps;
 
 #[derive(Debug, Clone)]
@@ -27,6 +28,8 @@ pub struct BuildTemplate {
     pub name: String,
     pub from: BuildFrom,
     pub start: Option<StartCommand>,
+    /// What sandboxes made from it may reach, unless they say so themselves.
+    pub network: Option<NetworkPolicy>,
 }
 
 #[derive(Debug, Clone)]
@@ -46,6 +49,8 @@ pub enum BuildFrom {
         context: PathBuf,
         dockerfile: String,
         args: Vec<(String, String)>,
+        /// What its `RUN` steps may reach; each is held to its limits on its own. Nothing, unless said.
+        network: NetworkPolicy,
     },
 }
 
@@ -171,6 +176,14 @@ impl Sandboxes {
     /// Builds a template in the background.
     pub async fn build_template(&self, request: BuildTemplate) -> Result<BuildStream, Fault> {
         atoll_image::check_name(&request.name).map_err(|e| from_image(&e))?;
+        if let Some(network) = &request.network {
+            self.check_policy(network)
+                .map_err(|fault| of("the template's network", fault))?;
+        }
+        if let BuildFrom::Dockerfile { network, .. } = &request.from {
+            self.check_enforced(network)
+                .map_err(|fault| of("the network of the build", fault))?;
+        }
         let (events, stream) = mpsc::channel(256);
         let progress: Arc<dyn Progress> = {
             let events = events.clone();
@@ -206,6 +219,8 @@ impl Sandboxes {
     async fn build(&self, request: BuildTemplate, progress: Arc<dyn Progress>) -> Result<Template, Fault> {
         let templates = &self.inner.templates;
         let name = request.name.clone();
+        // Said beside what went wrong, where something did.
+        let mut refused = Vec::new();
         let built = match request.from {
             BuildFrom::Debian { suite, packages } => {
                 let mut options = DebianOptions::base(self.now());
@@ -236,7 +251,9 @@ impl Sandboxes {
                 context,
                 dockerfile,
                 args,
+                network,
             } => {
+                let stand_in = self.stand_in(network.clone());
                 let options = DockerfileOptions {
                     name: request.name,
                     context,
@@ -245,20 +262,22 @@ impl Sandboxes {
                     target: None,
                     start: false,
                     no_cache: false,
+                    network: (!allows_nothing(&network)).then_some(network),
                     login: None,
                     now: self.now(),
                 };
-                templates
-                    .build_dockerfile(options, &Steps::new(self), progress)
-                    .await
+                let steps = Steps::new(self, stand_in);
+                let built = templates.build_dockerfile(options, &steps, progress).await;
+                refused = steps.refused();
+                built
             }
         }
-        .map_err(|e| from_image(&e))?;
-        let manifest = match request.start {
-            None => built,
-            Some(start) => {
+        .map_err(|e| explain(from_image(&e), &refused))?;
+        let manifest = match (request.start, request.network) {
+            (None, None) => built,
+            (start, network) => {
                 let (templates, now) = (templates.clone(), self.now());
-                blocking(move || templates.with_start(&built, start, &name, now)).await?
+                blocking(move || templates.with_settings(&built, start, network, &name, now)).await?
             }
         };
         let fact = NewFact {
@@ -289,6 +308,23 @@ impl Sandboxes {
             now: self.now(),
         }
     }
+}
+
+/// Says which of a request's policies a fault is about.
+fn of(what: &str, mut fault: Fault) -> Fault {
+    fault.message = format!("{what}: {}", fault.message);
+    fault
+}
+
+/// A step that could not reach something seldom says so in these words.
+fn explain(fault: Fault, refused: &[String]) -> Fault {
+    if refused.is_empty() {
+        return fault;
+    }
+    fault.hint(format!(
+        "the build's policy refused {}; what RUN steps may reach is said in `build_network` (--build-net, --build-allow)",
+        refused.join(", ")
+    ))
 }
 
 async fn blocking<T: Send + 'static>(

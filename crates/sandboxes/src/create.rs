@@ -13,7 +13,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_guest_protocol::{CommandState, Configure, Exec, Message, Request, Start};
+use atoll_guest_protocol::{CommandState, Configure, Exec, Message, Network as GuestNetwork, Request, Start};
 use atoll_lifecycle::{Admitted, Boot, Input, NewRecord, Transition, admit};
 use atoll_runtime::channel::{ChannelError, Guest, Incoming};
 use atoll_runtime::{Instance, InstanceSpec, Restore};
@@ -27,10 +27,19 @@ use sha2::{Digest as _, Sha256};
 use crate::builds::Resolved;
 use crate::cell::Cell;
 use crate::faults::{from_channel, from_store};
+use crate::network::Admission;
 use crate::{Caller, CreateSandbox, Sandbox, Sandboxes, entropy, hooks, views};
 
 /// How often a ready check looks.
 const READY_POLL: Duration = Duration::from_millis(20);
+
+/// A sandbox that was decided on and is not written down yet.
+struct New {
+    row: SandboxRow,
+    transition: Transition,
+    idempotency: Option<Idempotency>,
+    admission: Option<Admission>,
+}
 
 impl Sandboxes {
     /// Makes a sandbox and waits until it runs. A caller who hangs up meanwhile does not stop it; the sandbox then lives
@@ -71,6 +80,9 @@ impl Sandboxes {
             .admit_origin(caller, request.spec, request.resources_given)
             .await?;
         self.name_volumes(&caller.project, &mut admitted.spec).await?;
+        if let Some(saved) = origin.as_ref().filter(|saved| saved.kind == SaveKind::Memory) {
+            admitted.spec.lineage = saved.spec.lineage.clone().or_else(|| saved.sandbox.clone());
+        }
         let id: SandboxId = entropy::id();
 
         // A start command that is to see this sandbox's environment cannot have been started ahead, and what is mounted
@@ -107,15 +119,24 @@ impl Sandboxes {
             record: transition.next.clone(),
             version: 0,
         };
+        let admission = match self.check_network(&row).await {
+            Ok(admission) => admission,
+            Err(fault) => {
+                if let Some((instance, _held)) = claimed {
+                    self.discard(instance.isolation, instance.id);
+                }
+                return Err(fault);
+            }
+        };
+        let new = New {
+            row,
+            transition,
+            idempotency,
+            admission,
+        };
         match claimed {
-            Some((instance, _held)) => {
-                self.create_warm(row, &transition, idempotency, instance, &template.manifest)
-                    .await
-            }
-            None => {
-                self.create_cold(row, &transition, idempotency, &template, origin)
-                    .await
-            }
+            Some((instance, _held)) => self.create_warm(new, instance, &template.manifest).await,
+            None => self.create_cold(new, &template, origin).await,
         }
     }
 
@@ -156,6 +177,9 @@ impl Sandboxes {
         if spec.hooks.is_empty() {
             spec.hooks = snapshot.spec.hooks.clone();
         }
+        if spec.network.is_none() {
+            spec.network.clone_from(&snapshot.spec.network);
+        }
         let mut admitted = admit(spec, &self.settings().limits, &self.tiers())?;
         if let Some(floor) = admitted.spec.isolation_floor
             && snapshot.isolation < floor
@@ -177,15 +201,21 @@ impl Sandboxes {
 
     async fn create_warm(
         &self,
-        row: SandboxRow,
-        transition: &Transition,
-        idempotency: Option<Idempotency>,
+        new: New,
         instance: Instance,
         template: &TemplateManifest,
     ) -> Result<Sandbox, Fault> {
-        let configure = configure(&row.id, &row.spec, template, None);
+        let New {
+            row,
+            transition,
+            idempotency,
+            admission,
+        } = new;
+        let network = self.guest_network(admission.as_ref())?;
+        let configure = configure(&row.id, &row.spec, template, None, network);
+        self.admit_behind(&instance.id, admission);
         let (inserted, configured) = tokio::join!(
-            self.insert(row, transition, idempotency),
+            self.insert(row, &transition, idempotency),
             instance.guest.call(&configure),
         );
         let cell = match inserted {
@@ -250,12 +280,16 @@ impl Sandboxes {
 
     async fn create_cold(
         &self,
-        row: SandboxRow,
-        transition: &Transition,
-        idempotency: Option<Idempotency>,
+        new: New,
         template: &Resolved,
         origin: Option<SnapshotRow>,
     ) -> Result<Sandbox, Fault> {
+        let New {
+            row,
+            transition,
+            idempotency,
+            admission,
+        } = new;
         let id = row
             .record
             .instance
@@ -275,11 +309,12 @@ impl Sandboxes {
                 None => None,
             },
             mounts: self.attach_volumes(&row.project, &row.spec).await?,
+            network: None,
         };
         let _held = self.hold(id.clone());
         let (inserted, started) = tokio::join!(
-            self.insert(row, transition, idempotency),
-            self.boot(isolation, spec)
+            self.insert(row, &transition, idempotency),
+            self.boot(isolation, spec, admission)
         );
         let cell = match inserted {
             Ok(Ok(cell)) => cell,
@@ -514,6 +549,7 @@ pub(crate) fn configure(
     spec: &SandboxSpec,
     template: &TemplateManifest,
     start: Option<&atoll_types::StartCommand>,
+    network: Option<GuestNetwork>,
 ) -> Request {
     let env = template
         .env
@@ -531,6 +567,7 @@ pub(crate) fn configure(
         start: start.map(|start| Start {
             argv: start.argv.clone(),
         }),
+        network,
     })
 }
 

@@ -142,6 +142,8 @@ impl Sandboxes {
             let mut spec = parent.spec.clone();
             spec.timeout_millis = request.timeout_millis.or(spec.timeout_millis);
             spec.labels.extend(request.labels.clone());
+            // What it trusts and which placeholders it holds came with its memory.
+            spec.lineage.get_or_insert_with(|| parent.id.clone());
             let transition = atoll_lifecycle::create(
                 NewRecord {
                     boot: Boot::Cold(entropy::id()),

@@ -24,12 +24,14 @@ mod entropy;
 mod exec;
 mod faults;
 mod files;
+mod fitness;
 mod forks;
 mod garbage;
 mod hooks;
 mod keys;
 mod lives;
 mod loops;
+mod network;
 mod pool;
 mod portable;
 mod ports;
@@ -38,6 +40,7 @@ mod request;
 mod resuming;
 mod running;
 mod saving;
+mod secrets;
 mod settings;
 mod snapshots;
 mod state_files;
@@ -56,7 +59,9 @@ use atoll_runtime::channel::Guest;
 use atoll_runtime::probe::{Probe, Verdict};
 use atoll_runtime::{Instance, InstanceSpec, Runtime, Runtimes};
 use atoll_store::{Cursor, Fact, NewFact, Store};
-use atoll_types::{Fault, InstanceId, Isolation, ProjectId, SandboxId, SandboxState, Timestamp};
+use atoll_types::{
+    Fault, InstanceId, Isolation, NetworkPolicy, ProjectId, SandboxId, SandboxState, TemplateId, Timestamp,
+};
 use atoll_vault::Vault;
 use atoll_volumes::Volumes;
 use tokio::sync::{Notify, Semaphore, mpsc};
@@ -68,8 +73,12 @@ pub use exec::{ExecEvents, ExecInput, Execution};
 pub use files::Watch;
 pub use forks::{ForkSandbox, MAX_COPIES};
 pub use garbage::Collected;
+pub use network::{
+    ExplainNetwork, NetworkExplanation, NetworkUsage, NetworkView, Outside, PolicySource, Recorder, WayOut,
+};
 pub use ports::{PortReader, PortStream, PortWriter};
 pub use request::*;
+pub use secrets::{SecretView, SetSecret};
 pub use settings::{PoolSetting, Settings, wall_clock};
 pub use snapshots::{Snapshot, TakeSnapshot};
 pub use views::{FactView, Overview, PoolView, TierView, UsageTotal};
@@ -77,6 +86,7 @@ pub use volumes::{CreateVolume, Volume};
 
 use cell::{Cell, InUse};
 use faults::{from_runtime, from_store};
+use network::Admission;
 use pool::Pools;
 
 /// Bytes on their way, with back-pressure.
@@ -111,6 +121,11 @@ struct Inner {
     garbage: Notify,
     /// Held while volumes are attached or let go, so that none is let go that was just attached.
     volume_lock: Arc<tokio::sync::Mutex<()>>,
+    outside: Outside,
+    /// What templates say about the network of sandboxes.
+    template_policies: Mutex<HashMap<TemplateId, Option<NetworkPolicy>>>,
+    /// Held while a secret changes, so that of two values the later one stays.
+    secret_lock: tokio::sync::Mutex<()>,
     facts: mpsc::Sender<NewFact>,
     artifact_lock: tokio::sync::Mutex<()>,
     access_secret: [u8; 32],
@@ -136,6 +151,7 @@ impl Sandboxes {
         runtimes: Runtimes,
         tiers: Vec<Probe>,
         storage: Storage,
+        outside: Outside,
     ) -> Result<Self, Fault> {
         let Storage {
             store,
@@ -150,6 +166,7 @@ impl Sandboxes {
             .await
             .map_err(|e| from_store(&e))?;
         let (facts, queue) = mpsc::channel(16 * 1024);
+        outside.recorder.write_to(facts.clone());
         let service = Self {
             inner: Arc::new(Inner {
                 pools: Pools::new(&settings.pools),
@@ -167,6 +184,9 @@ impl Sandboxes {
                 unfinished: Mutex::default(),
                 garbage: Notify::new(),
                 volume_lock: Arc::default(),
+                outside,
+                template_policies: Mutex::default(),
+                secret_lock: tokio::sync::Mutex::default(),
                 facts,
                 artifact_lock: tokio::sync::Mutex::new(()),
                 access_secret,
@@ -176,6 +196,7 @@ impl Sandboxes {
                 stop: CancellationToken::new(),
             }),
         };
+        service.load_secrets().await?;
         service.recover().await?;
         service.start_loops(queue);
         Ok(service)
@@ -191,6 +212,7 @@ impl Sandboxes {
         self.inner.stop.cancel();
         self.inner.tasks.close();
         self.inner.tasks.wait().await;
+        self.close_network().await;
         self.inner.store.close().await;
     }
 
@@ -214,8 +236,13 @@ impl Sandboxes {
             .ok_or_else(|| Fault::internal(format!("there is no {isolation} runtime")))
     }
 
-    /// Boots an instance, when it is its turn.
-    async fn boot(&self, isolation: Isolation, spec: InstanceSpec) -> Result<Instance, Fault> {
+    /// Boots an instance, when it is its turn, with a cable that leads where `admission` says; without one, nowhere.
+    async fn boot(
+        &self,
+        isolation: Isolation,
+        mut spec: InstanceSpec,
+        admission: Option<Admission>,
+    ) -> Result<Instance, Fault> {
         let _turn = self
             .inner
             .boots
@@ -224,10 +251,14 @@ impl Sandboxes {
             .map_err(|_| Fault::internal("the server is stopping"))?;
         let runtime = self.runtime(isolation)?;
         let source = spec.restore.as_ref().map(|restore| Arc::clone(&restore.source));
+        let cable = self.plug_in(&spec.id, admission).await?;
+        spec.network = cable.as_ref().map(|cable| cable.network.clone());
+        let id = spec.id.clone();
         let error = match runtime.start(spec).await {
             Ok(instance) => return Ok(instance),
             Err(error) => error,
         };
+        self.unplug(&id).await;
         let unreadable = match source {
             Some(source) => state_files::why_unreadable(&*source).await,
             None => None,

@@ -289,13 +289,17 @@ impl Sandboxes {
 
     /// Destroys an instance, however often it takes.
     pub(crate) async fn destroy_surely(&self, isolation: Isolation, instance: &InstanceId) {
+        self.dismiss(instance);
         let mut pause = Duration::from_millis(50);
         loop {
             let destroyed = match self.runtime(isolation) {
                 Ok(runtime) => runtime.destroy(instance).await.map_err(|error| error.to_string()),
                 Err(fault) => Err(fault.to_string()),
             };
-            let Err(error) = destroyed else { return };
+            let Err(error) = destroyed else {
+                self.unplug(instance).await;
+                return;
+            };
             tracing::error!(%instance, error, "an instance could not be destroyed; trying again");
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}

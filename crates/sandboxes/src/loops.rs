@@ -17,6 +17,8 @@ use crate::cell::{Cell, Metered};
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 /// How long facts may gather before they are written together.
 const FACTS_LINGER: Duration = Duration::from_millis(50);
+/// How long sums of the way out may gather.
+const COUNTED_WITHIN: Duration = Duration::from_secs(1);
 const HOUSEKEEPING: Duration = Duration::from_secs(60);
 
 impl Sandboxes {
@@ -32,6 +34,8 @@ impl Sandboxes {
         tasks.spawn(async move { service.write_facts(facts).await });
         let service = self.clone();
         tasks.spawn(async move { service.keep_collecting().await });
+        let service = self.clone();
+        tasks.spawn(async move { service.keep_counting().await });
         self.start_pools();
     }
 
@@ -97,6 +101,28 @@ impl Sandboxes {
                 self.meter(&cell).await;
                 // Spread over the interval's first moments rather than one burst.
                 tokio::task::yield_now().await;
+            }
+        }
+    }
+
+    /// Writes down what went through the way out, for budgets that outlive the server.
+    async fn keep_counting(&self) {
+        let recorder = &self.outside().recorder;
+        loop {
+            let stopping = tokio::select! {
+                () = tokio::time::sleep(COUNTED_WITHIN) => false,
+                () = self.inner.stop.cancelled() => true,
+            };
+            for (sandbox, more) in recorder.take() {
+                if let Err(error) = self.store().add_network_usage(&sandbox, more).await {
+                    tracing::error!(%sandbox, %error, "what went through its network could not be counted");
+                }
+            }
+            if let lost @ 1.. = recorder.take_lost() {
+                tracing::warn!(lost, "more happened at the way out than the ledger could take");
+            }
+            if stopping {
+                return;
             }
         }
     }

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use atoll_guest_protocol::{Configure, Request};
+use atoll_guest_protocol::{Configure, Network as GuestNetwork, Request};
 use atoll_runtime::channel::Guest;
 use atoll_runtime::{Instance, InstanceSpec};
 use atoll_types::{
@@ -224,9 +224,16 @@ impl Sandboxes {
             hostname: "atoll".into(),
             restore: None,
             mounts: Vec::new(),
+            network: None,
         };
-        let instance = self.boot(admitted.isolation, spec).await?;
-        let prepared = prepare(&instance.guest, &admitted.spec, &template.manifest).await;
+        let instance = self.boot(admitted.isolation, spec, None).await?;
+        let prepared = prepare(
+            &instance.guest,
+            &admitted.spec,
+            &template.manifest,
+            self.guest_network(None)?,
+        )
+        .await;
         if let Err(why) = prepared {
             self.discard(admitted.isolation, id);
             return Err(Fault::internal(why));
@@ -252,9 +259,14 @@ impl Sandboxes {
 /// Does ahead what does not depend on who claims the instance: it is told all but its name, the servers of its template
 /// run, and one program has run, since the first pays for loading the loader and the C library (a template without a shell
 /// is as good without).
-async fn prepare(guest: &Guest, spec: &SandboxSpec, template: &TemplateManifest) -> Result<(), String> {
+async fn prepare(
+    guest: &Guest,
+    spec: &SandboxSpec,
+    template: &TemplateManifest,
+    network: Option<GuestNetwork>,
+) -> Result<(), String> {
     let nobody: SandboxId = entropy::id();
-    let request = match create::configure(&nobody, spec, template, template.start.as_ref()) {
+    let request = match create::configure(&nobody, spec, template, template.start.as_ref(), network) {
         Request::Configure(configure) => Request::Configure(Configure {
             hostname: String::new(),
             ..configure

@@ -173,6 +173,10 @@ impl Sandboxes {
             spec: SandboxSpec {
                 // Volumes stay behind.
                 volumes: Vec::new(),
+                // Who wrote the file does not say what may leave this machine, or with which of its secrets.
+                network: None,
+                secrets: Vec::new(),
+                lineage: None,
                 ..admitted.spec
             },
             total_bytes: saved.total_bytes,

@@ -47,6 +47,12 @@ impl Sandboxes {
             return Err(fault);
         }
         self.recover_volumes().await?;
+        let cells: Vec<_> = self.live().values().cloned().collect();
+        let running = cells
+            .iter()
+            .filter_map(|cell| Some(cell.instance()?.id))
+            .collect();
+        self.unplug_all_but(&running).await;
         // What was being saved when the last server went.
         self.inner.garbage.notify_one();
         futures_util::stream::iter(found)
@@ -89,6 +95,7 @@ impl Sandboxes {
         let cell = self.look_after(row);
         cell.commands.restore(open);
         if let Some(instance) = adopted {
+            self.plug_in_again(&cell.last_seen(), &instance).await;
             self.tell_its_name(&cell.last_seen(), &instance).await;
             self.give_instance(&cell, instance);
         }
@@ -103,7 +110,9 @@ impl Sandboxes {
         let Ok(template) = self.resolve_template(row.template.as_str()) else {
             return;
         };
-        let request = crate::create::configure(&row.id, &row.spec, &template.manifest, None);
+        let admission = self.admission(row).await.ok().flatten();
+        let network = self.guest_network(admission.as_ref()).ok().flatten();
+        let request = crate::create::configure(&row.id, &row.spec, &template.manifest, None, network);
         let told = tokio::time::timeout(TOLD_WITHIN, instance.guest.call(&request)).await;
         if !matches!(told, Ok(Ok(_))) {
             tracing::warn!(sandbox = %row.id, "a sandbox that was taken over could not be told its name");

@@ -10,16 +10,16 @@
 use std::sync::Arc;
 
 use atoll_lifecycle::Input;
-use atoll_runtime::{Instance, InstanceSpec, Restore, SaveSource, Saves};
+use atoll_runtime::{Instance, InstanceSpec, Restore, SaveSource};
 use atoll_store::{SandboxRow, SnapshotRow};
 use atoll_types::{
-    DiskBacking, Fault, FaultKind, InstanceId, Isolation, SandboxId, SandboxState, SaveKind, SnapshotId,
-    TemplateManifest,
+    Fault, FaultKind, InstanceId, SandboxId, SandboxState, SaveKind, SnapshotId, TemplateManifest,
 };
 
 use crate::cell::Cell;
 use crate::create::{await_ready, configure};
 use crate::faults::{from_channel, from_store, from_vault};
+use crate::fitness::{fits, has_files_apart};
 use crate::state_files::{FromVault, Scratch};
 use crate::{Caller, Sandbox, Sandboxes, entropy, hooks, views};
 
@@ -215,8 +215,9 @@ impl Sandboxes {
             hostname: row.id.bare().to_owned(),
             restore: Some(Restore { kind, source }),
             mounts: self.attach_volumes(&row.project, &row.spec).await?,
+            network: None,
         };
-        self.boot(row.isolation, spec).await
+        self.boot(row.isolation, spec, self.admission(row).await?).await
     }
 
     /// Tells a guest who it is now, and waits for its servers if they are to be started.
@@ -233,7 +234,9 @@ impl Sandboxes {
             SaveKind::Memory => None,
             SaveKind::Filesystem => template.start.as_ref(),
         };
-        let request = configure(&row.id, &row.spec, template, start);
+        let admission = self.admission(row).await?;
+        let network = self.guest_network(admission.as_ref())?;
+        let request = configure(&row.id, &row.spec, template, start, network);
         if let Err(error) = instance.guest.call(&request).await {
             return Err(from_channel(cell, error).await);
         }
@@ -281,50 +284,4 @@ impl Sandboxes {
         })?;
         fits(saved, &runtime.saves())
     }
-}
-
-/// Whether its files can be used without its memory.
-fn has_files_apart(saved: &SnapshotRow) -> bool {
-    saved.kind == SaveKind::Memory && saved.spec.fallback_to_files
-}
-
-/// Whether it is files in an archive, which any version of any runtime can read. (A layer on gVisor's own disk is saved in
-/// gVisor's own form.)
-fn is_archive(saved: &SnapshotRow) -> bool {
-    saved.kind == SaveKind::Filesystem
-        && (saved.isolation == Isolation::Jail || saved.spec.resources.disk_backing == DiskBacking::Memory)
-}
-
-fn fits(saved: &SnapshotRow, here: &Saves) -> Result<(), Fault> {
-    let misfit = |code: &'static str, why: String| {
-        Fault::new(FaultKind::Conflict, code, why)
-            .hint("use the machine or the runtime version that it was saved with")
-    };
-    if saved.runtime != here.runtime_version && !is_archive(saved) {
-        return Err(misfit(
-            "snapshot_runtime_mismatch",
-            format!(
-                "it was saved by `{}`, but `{}` is what runs here",
-                saved.runtime, here.runtime_version
-            ),
-        ));
-    }
-    if saved.kind == SaveKind::Memory {
-        let missing: Vec<&str> = saved
-            .cpu_features
-            .iter()
-            .filter(|feature| !here.cpu_features.contains(feature))
-            .map(String::as_str)
-            .collect();
-        if !missing.is_empty() {
-            return Err(misfit(
-                "snapshot_cpu_mismatch",
-                format!(
-                    "its programs were started on a CPU with {}, which this one lacks",
-                    missing.join(", ")
-                ),
-            ));
-        }
-    }
-    Ok(())
 }

@@ -71,12 +71,19 @@ impl Sandboxes {
             hostname: "atoll".into(),
             restore: None,
             mounts: Vec::new(),
+            network: None,
         };
-        let instance = self.boot(admitted.isolation, spec).await?;
+        let instance = self.boot(admitted.isolation, spec, None).await?;
         let nobody: SandboxId = entropy::id();
         let start = template.manifest.start.as_ref();
         let broke = |why: String| Fault::new(FaultKind::GuestFailed, "template_not_ready", why);
-        let request = configure(&nobody, &admitted.spec, &template.manifest, start);
+        let request = configure(
+            &nobody,
+            &admitted.spec,
+            &template.manifest,
+            start,
+            self.guest_network(None)?,
+        );
         let configured = instance.guest.call(&request).await;
         configured.map_err(|error| broke(error.to_string()))?;
         let ready = await_ready(&instance.guest, &template.manifest).await;

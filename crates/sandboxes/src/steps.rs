@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use async_trait::async_trait;
-use atoll_guest_protocol::{CommandState, Configure, Exec, Message, Request};
+use atoll_guest_protocol::{CommandState, Configure, Exec, Message, Network, Request};
 use atoll_image::{BuildSandbox, Exported, Output, RunCommand, StepRunner};
 use atoll_runtime::channel::Incoming;
 use atoll_runtime::{Instance, InstanceSpec};
@@ -14,6 +14,7 @@ use atoll_types::{CommandId, InstanceId, Isolation, SandboxSpec};
 use tokio::io::AsyncWriteExt as _;
 
 use crate::create::Held;
+use crate::network::StandIn;
 use crate::{Sandboxes, entropy};
 
 /// The longest that one step may take.
@@ -22,13 +23,21 @@ const STEP_LIMIT_MILLIS: u64 = 2 * 60 * 60 * 1000;
 #[derive(Debug)]
 pub(crate) struct Steps {
     service: Sandboxes,
+    /// As whom they are known at the way out.
+    stand_in: StandIn,
 }
 
 impl Steps {
-    pub(crate) fn new(service: &Sandboxes) -> Self {
+    pub(crate) fn new(service: &Sandboxes, stand_in: StandIn) -> Self {
         Self {
             service: service.clone(),
+            stand_in,
         }
+    }
+
+    /// What they tried to reach and were refused.
+    pub(crate) fn refused(&self) -> Vec<String> {
+        self.stand_in.refused()
     }
 }
 
@@ -53,9 +62,14 @@ impl StepRunner for Steps {
             hostname: "build".into(),
             restore: None,
             mounts: Vec::new(),
+            network: None,
         };
+        let admission = self.stand_in.admission().map_err(|fault| fault.to_string())?;
+        let network = service
+            .guest_network(admission.as_ref())
+            .map_err(|fault| fault.to_string())?;
         let instance = service
-            .boot(admitted.isolation, spec)
+            .boot(admitted.isolation, spec, admission)
             .await
             .map_err(|fault| fault.to_string())?;
         let step = Step {
@@ -69,6 +83,7 @@ impl StepRunner for Steps {
             workdir: "/".into(),
             now_millis: u64::try_from(crate::wall_clock().0).unwrap_or(0),
             seed: entropy::bytes(),
+            network,
             ..Configure::default()
         });
         step.instance()?
@@ -134,6 +149,10 @@ impl BuildSandbox for Step {
     }
 
     async fn export(&mut self, archive: &Path) -> Result<Exported, String> {
+        // Whom it trusts is the step's own affair, and nothing to hand down.
+        let nobody = Request::Network(Network::default());
+        let forgotten = self.instance()?.guest.call(&nobody).await;
+        forgotten.map_err(|error| error.to_string())?;
         let request = Request::TarOut {
             path: b"/".to_vec(),
             user: None,

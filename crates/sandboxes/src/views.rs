@@ -71,18 +71,19 @@ impl Sandboxes {
         })
     }
 
-    /// Facts after `after_seq`, oldest first.
+    /// Facts after `after_seq` of these kinds (none named: of all), oldest first.
     pub async fn facts(
         &self,
         caller: &Caller,
         sandbox: Option<&SandboxId>,
+        kinds: &[&str],
         after_seq: i64,
         limit: usize,
     ) -> Result<Vec<FactView>, Fault> {
         let query = FactQuery {
             project: caller.project.clone(),
             sandbox: sandbox.cloned(),
-            kinds: Vec::new(),
+            kinds: kinds.iter().map(|&kind| kind.to_owned()).collect(),
             after_seq,
             limit,
         };

@@ -98,7 +98,6 @@ impl Store {
         limit: usize,
     ) -> Result<Page<ArtifactRow>, Error> {
         let (project, name) = (project.clone(), name.map(str::to_owned));
-        let limit = page::clamp(limit);
         self.read("list artifacts", move |db| {
             let project = project.as_str();
             let mut sql = "SELECT * FROM artifacts WHERE project = ?".to_owned();
@@ -107,19 +106,9 @@ impl Store {
                 sql.push_str(" AND name = ?");
                 parameters.push(name);
             }
-            if let Some(cursor) = &after {
-                sql.push_str(" AND (created_at, id) < (?, ?)");
-                parameters.push(&cursor.created_at.0);
-                parameters.push(&cursor.id);
-            }
-            sql.push_str(" ORDER BY created_at DESC, id DESC LIMIT ?");
-            let more = sql::as_limit(limit + 1);
-            parameters.push(&more);
-            let rows = sql::rows(db, &sql, &parameters, read)?;
-            Ok(Page::cut(rows, limit, |row| Cursor {
-                created_at: row.created_at,
-                id: row.id.to_string(),
-            }))
+            page::newest(db, sql, parameters, after.as_ref(), limit, read, |row| {
+                (row.created_at, row.id.as_str())
+            })
         })
         .await
     }

@@ -6,7 +6,7 @@
 //! no output, no argument lists, no secrets.
 
 use atoll_types::{
-    ArtifactId, CommandId, EndReason, InstanceId, Isolation, KeyId, ProjectId, Resources, SandboxId,
+    ArtifactId, CommandId, EndReason, InstanceId, Isolation, KeyId, Preset, ProjectId, Resources, SandboxId,
     SaveKind, SnapshotId, TemplateId, Timestamp, VolumeId,
 };
 use rusqlite::{Connection, Row, ToSql};
@@ -166,9 +166,56 @@ pub enum Fact {
     },
     #[serde(rename = "template.deleted")]
     TemplateDeleted { template: TemplateId },
+    #[serde(rename = "network.allowed")]
+    NetworkAllowed(NetworkDecision),
+    #[serde(rename = "network.denied")]
+    NetworkDenied(NetworkDecision),
+    /// What a sandbox may reach was set anew while it lives.
+    #[serde(rename = "network.policy_set")]
+    NetworkPolicySet {
+        preset: Option<Preset>,
+        rules: u64,
+        /// The names of those that it may use.
+        secrets: Vec<String>,
+    },
+    #[serde(rename = "secret.set")]
+    SecretSet { secret: String },
+    /// Its value was replaced.
+    #[serde(rename = "secret.rotated")]
+    SecretRotated { secret: String },
+    #[serde(rename = "secret.deleted")]
+    SecretDeleted { secret: String },
+    /// It was put into requests of a sandbox.
+    #[serde(rename = "secret.used")]
+    SecretUsed {
+        secret: String,
+        host: String,
+        port: u16,
+        /// How many requests.
+        count: u64,
+    },
     /// A kind, or a form of one, that this version does not know.
     #[serde(untagged)]
     Other { kind: String, data: Value },
+}
+
+/// What became of a sandbox's attempts to reach something; equal ones in a row are one fact with their number.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkDecision {
+    /// What was looked at: `tcp`, `udp`, `dns` or `http`.
+    pub protocol: String,
+    /// The name that was asked for, where there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    pub port: u16,
+    /// What made the decision, as [`atoll_types::NetworkRule::name`] and the presets name it.
+    pub rule: String,
+    pub reason: String,
+    pub count: u64,
+    pub bytes_up: u64,
+    pub bytes_down: u64,
 }
 
 /// How a command ended.
@@ -411,6 +458,13 @@ impl Fact {
             Self::KeyRevoked { .. } => "key.revoked",
             Self::TemplateBuilt { .. } => "template.built",
             Self::TemplateDeleted { .. } => "template.deleted",
+            Self::NetworkAllowed(_) => "network.allowed",
+            Self::NetworkDenied(_) => "network.denied",
+            Self::NetworkPolicySet { .. } => "network.policy_set",
+            Self::SecretSet { .. } => "secret.set",
+            Self::SecretRotated { .. } => "secret.rotated",
+            Self::SecretDeleted { .. } => "secret.deleted",
+            Self::SecretUsed { .. } => "secret.used",
             Self::Other { kind, .. } => kind,
         }
     }

@@ -21,10 +21,12 @@ mod engine;
 mod error;
 mod facts;
 mod keys;
+mod network;
 mod page;
 mod projects;
 mod sandboxes;
 mod schema;
+mod secrets;
 mod snapshots;
 mod sql;
 mod touches;
@@ -37,11 +39,13 @@ use std::sync::Arc;
 
 pub use artifacts::{ArtifactKind, ArtifactRow};
 pub use error::Error;
-pub use facts::{CommandEnd, Fact, FactQuery, FactRow, NewFact, Scope, UsageTotal};
+pub use facts::{CommandEnd, Fact, FactQuery, FactRow, NetworkDecision, NewFact, Scope, UsageTotal};
 pub use keys::{KeyRow, NewKey};
+pub use network::NetworkTotal;
 pub use page::{Cursor, MAX_PAGE, Page};
 pub use projects::ProjectRow;
 pub use sandboxes::{Idempotency, Inserted, NewSandbox, SandboxQuery, SandboxRow};
+pub use secrets::SecretRow;
 pub use snapshots::{ProjectStorage, SnapshotRow};
 pub use volumes::{Attachment, VolumeRow, VolumeState};
 pub use workflow_search::{

@@ -7,6 +7,7 @@
 //!   whenever the record is written.
 //! - The volumes that a row's spec names are attached from its insertion to its end; the hidden snapshot that its record
 //!   names exists, and no other of it does (see [`crate::SnapshotRow`]).
+//! - What it was asked to be is as it was at creation, but for what it may reach.
 //! - An idempotency key belongs to one sandbox of its project for as long as that row exists.
 
 use atoll_lifecycle::{Happening, Policy, Record, next_deadline};
@@ -194,8 +195,8 @@ impl Store {
     }
 
     /// Writes the record of a row together with facts, if its version is still the one that was read. Gives back the row
-    /// as it stands now. What it was asked to be (spec, template, isolation) never changes. A hidden snapshot that the
-    /// record does not name any more is forgotten with this; the caller removes its bytes.
+    /// as it stands now. What it was asked to be (spec, template, isolation) does not change with this. A hidden snapshot
+    /// that the record does not name any more is forgotten with this; the caller removes its bytes.
     pub async fn update_sandbox(&self, row: SandboxRow, facts: Vec<NewFact>) -> Result<SandboxRow, Error> {
         self.write("update the sandbox", move |db| update(db, row, &facts))
             .await
@@ -225,6 +226,48 @@ impl Store {
         self.write("update the sandbox", move |db| {
             limit_live(db, &row.project, max_live)?;
             update(db, row, &facts)
+        })
+        .await
+    }
+
+    /// Writes what a sandbox may reach, and with which secrets, as the row's spec says it: the one part of a spec that
+    /// changes after creation. Under the same condition as [`Store::update_sandbox`], and nothing else of the row is
+    /// written.
+    pub async fn set_sandbox_network(
+        &self,
+        row: SandboxRow,
+        facts: Vec<NewFact>,
+    ) -> Result<SandboxRow, Error> {
+        self.write("set the network of the sandbox", move |db| {
+            let found = sql::row(
+                db,
+                "SELECT * FROM sandboxes WHERE id = ?1",
+                &[&row.id.as_str()],
+                read,
+            )?;
+            let Some(mut stored) = found else {
+                return Err(Error::NotFound {
+                    what: "sandbox",
+                    id: row.id.to_string(),
+                });
+            };
+            if stored.version != row.version {
+                return Err(Error::VersionConflict(row.id));
+            }
+            stored.version += 1;
+            stored.spec.network = row.spec.network;
+            stored.spec.secrets = row.spec.secrets;
+            sql::execute(
+                db,
+                "UPDATE sandboxes SET spec = ?2, version = ?3 WHERE id = ?1",
+                &[
+                    &stored.id.as_str(),
+                    &sql::to_json("a spec", &stored.spec)?,
+                    &stored.version,
+                ],
+            )?;
+            facts::append(db, &facts)?;
+            Ok(stored)
         })
         .await
     }
@@ -417,9 +460,6 @@ pub(crate) fn update(db: &Connection, mut row: SandboxRow, facts: &[NewFact]) ->
 fn list(db: &Connection, query: &SandboxQuery) -> Result<Page<SandboxRow>, Error> {
     let project = query.project.as_str();
     let states: Vec<&str> = query.states.iter().map(|state| state.name()).collect();
-    let limit = page::clamp(query.limit);
-    let more = sql::as_limit(limit + 1);
-
     let mut sql = "SELECT * FROM sandboxes AS s WHERE project = ?".to_owned();
     let mut parameters: Vec<&dyn ToSql> = vec![&project];
     if !states.is_empty() {
@@ -433,18 +473,15 @@ fn list(db: &Connection, query: &SandboxQuery) -> Result<Page<SandboxRow>, Error
         parameters.push(key);
         parameters.push(value);
     }
-    if let Some(cursor) = &query.after {
-        sql.push_str(" AND (created_at, id) < (?, ?)");
-        parameters.push(&cursor.created_at.0);
-        parameters.push(&cursor.id);
-    }
-    sql.push_str(" ORDER BY created_at DESC, id DESC LIMIT ?");
-    parameters.push(&more);
-    let rows = sql::rows(db, &sql, &parameters, read)?;
-    Ok(Page::cut(rows, limit, |row| Cursor {
-        created_at: row.record.created_at,
-        id: row.id.to_string(),
-    }))
+    page::newest(
+        db,
+        sql,
+        parameters,
+        query.after.as_ref(),
+        query.limit,
+        read,
+        |row| (row.record.created_at, row.id.as_str()),
+    )
 }
 
 fn by_idempotency(

@@ -16,7 +16,8 @@ const APPLICATION_ID: i64 = 0x4154_4f4c;
 const STEPS: &[&str] = &[
     include_str!("schema/0001-core.sql"),
     include_str!("schema/0002-state.sql"),
-    include_str!("schema/0003-workflows.sql"),
+    include_str!("schema/0003-network.sql"),
+    include_str!("schema/0004-workflows.sql"),
 ];
 
 /// Whoever else is on the machine has no business with it. SQLite gives the files beside it the same mode. A file that

@@ -10,7 +10,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use atoll_types::{ProjectId, SandboxId, Timestamp, VolumeId, VolumeMount};
-use rusqlite::{Connection, Row, ToSql};
+use rusqlite::{Connection, Row};
 
 use crate::{Cursor, Error, NewFact, Page, Store, facts, page, sql};
 
@@ -89,24 +89,16 @@ impl Store {
         limit: usize,
     ) -> Result<Page<VolumeRow>, Error> {
         let project = project.clone();
-        let limit = page::clamp(limit);
         self.read("list volumes", move |db| {
-            let project = project.as_str();
-            let mut sql = "SELECT * FROM volumes WHERE project = ?".to_owned();
-            let mut parameters: Vec<&dyn ToSql> = vec![&project];
-            if let Some(cursor) = &after {
-                sql.push_str(" AND (created_at, id) < (?, ?)");
-                parameters.push(&cursor.created_at.0);
-                parameters.push(&cursor.id);
-            }
-            sql.push_str(" ORDER BY created_at DESC, id DESC LIMIT ?");
-            let more = sql::as_limit(limit + 1);
-            parameters.push(&more);
-            let rows = sql::rows(db, &sql, &parameters, read)?;
-            Ok(Page::cut(rows, limit, |row| Cursor {
-                created_at: row.created_at,
-                id: row.id.to_string(),
-            }))
+            page::newest(
+                db,
+                "SELECT * FROM volumes WHERE project = ?".to_owned(),
+                vec![&project.as_str()],
+                after.as_ref(),
+                limit,
+                read,
+                |row| (row.created_at, row.id.as_str()),
+            )
         })
         .await
     }

@@ -179,6 +179,7 @@ kinds! {
     Request, RequestId, "req", "request";
     Snapshot, SnapshotId, "snap", "snapshot";
     Volume, VolumeId, "vol", "volume";
+    Secret, SecretId, "sec", "secret";
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 mod fault;
 mod id;
 mod life;
+mod network;
 mod sandbox;
 mod saving;
 mod template;
@@ -14,10 +15,14 @@ mod usage;
 
 pub use fault::{Fault, FaultKind};
 pub use id::{
-    ArtifactId, CommandId, Id, IdError, InstanceId, KeyId, Kind, ProjectId, RequestId, SandboxId, SnapshotId,
-    TemplateId, VolumeId,
+    ArtifactId, CommandId, Id, IdError, InstanceId, KeyId, Kind, ProjectId, RequestId, SandboxId, SecretId,
+    SnapshotId, TemplateId, VolumeId,
 };
 pub use life::{EndReason, SandboxState};
+pub use network::{
+    EgressVerdict, Injection, NetworkLimits, NetworkPolicy, NetworkRule, PortRange, Preset, Protocol,
+    RuleAction, SecretBinding, SecretRef, SecretUse,
+};
 pub use sandbox::{
     DiskBacking, Hook, Hooks, IdleAction, IdlePolicy, Isolation, Resources, SandboxSpec, TimeoutAction,
     VolumeMount,

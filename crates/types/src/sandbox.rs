@@ -7,6 +7,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::units::{GIB, MIB};
+use crate::{NetworkPolicy, SandboxId, SecretUse};
 
 /// The strength of the wall around a sandbox, weakest first: `a < b` means that `b` isolates better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -185,6 +186,16 @@ pub struct SandboxSpec {
     pub hooks: Hooks,
     #[serde(default)]
     pub volumes: Vec<VolumeMount>,
+    /// What it may reach; `None` means what its template says, else what the operator's default is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkPolicy>,
+    /// The secrets that it may use without ever holding them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub secrets: Vec<SecretUse>,
+    /// The sandbox whose memory it went on from: whose certificates its programs trust and whose placeholders of secrets
+    /// they hold. `None` means its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lineage: Option<SandboxId>,
 }
 
 #[cfg(test)]
@@ -201,5 +212,6 @@ mod tests {
         assert_eq!(spec.on_timeout, TimeoutAction::Kill);
         assert_eq!((spec.auto_resume, spec.retention_millis), (false, None));
         assert!(spec.hooks.is_empty() && spec.volumes.is_empty());
+        assert!(spec.network.is_none() && spec.secrets.is_empty());
     }
 }

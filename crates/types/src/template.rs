@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{TemplateId, Timestamp};
+use crate::{NetworkPolicy, TemplateId, Timestamp};
 
 /// Where the root filesystem of a template came from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,4 +47,7 @@ pub struct TemplateManifest {
     pub user: String,
     pub start: Option<StartCommand>,
     pub exposed_ports: Vec<u16>,
+    /// What sandboxes made from it may reach, unless they say so themselves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkPolicy>,
 }

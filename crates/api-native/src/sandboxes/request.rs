@@ -8,6 +8,7 @@ use utoipa::ToSchema;
 
 use super::words::{ActionName, BackingName, HooksWords, Idle, IsolationName, VolumeMountWords};
 use crate::error::Answer;
+use crate::network::{PolicyWords, SecretUseWords};
 use crate::wire;
 
 /// Hard limits; what is absent has the server's default.
@@ -64,6 +65,11 @@ pub(crate) struct CreateSandboxRequest {
     hooks: Option<HooksWords>,
     #[serde(default)]
     volumes: Vec<VolumeMountWords>,
+    /// What it may reach. Absent: what its template says, or else the operator's default.
+    network: Option<PolicyWords>,
+    /// The secrets that it may use without ever holding them.
+    #[serde(default)]
+    secrets: Vec<SecretUseWords>,
 }
 
 impl ResourcesRequest {
@@ -125,13 +131,19 @@ impl CreateSandboxRequest {
                 .into_iter()
                 .map(VolumeMountWords::into_mount)
                 .collect(),
+            network: self.network.map(PolicyWords::into_policy),
+            secrets: SecretUseWords::into_uses(self.secrets),
+            lineage: None,
         })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use atoll_types::{Hook, IdleAction, Isolation, TimeoutAction, VolumeMount};
+    use atoll_types::{
+        Hook, IdleAction, Isolation, NetworkPolicy, NetworkRule, Preset, RuleAction, SecretUse,
+        TimeoutAction, VolumeMount,
+    };
 
     use super::*;
     use crate::extract::parse_json;
@@ -218,8 +230,31 @@ mod tests {
     }
 
     #[test]
+    fn what_it_may_reach_arrives_too() {
+        let nothing = spec("{}");
+        assert_eq!((nothing.network, nothing.secrets.len()), (None, 0));
+        let spec = spec(
+            r#"{"network":{"preset":"none","rules":[{"action":"allow","to":"pypi.org"}]},
+                "secrets":[{"secret":"github","env":"TOKEN"},{"secret":"other"}]}"#,
+        );
+        let network = NetworkPolicy {
+            preset: Some(Preset::None),
+            rules: vec![NetworkRule::new(RuleAction::Allow, "pypi.org")],
+            ..NetworkPolicy::default()
+        };
+        assert_eq!(spec.network, Some(network));
+        let used = |secret: &str, env: Option<&str>| SecretUse {
+            secret: secret.into(),
+            env: env.map(str::to_owned),
+        };
+        assert_eq!(spec.secrets, [used("github", Some("TOKEN")), used("other", None)]);
+    }
+
+    #[test]
     fn unknown_fields_are_refused_by_name() {
         for (json, named) in [
+            (r#"{"network":{"allow":[]}}"#, "allow"),
+            (r#"{"secrets":[{"secret":"a","value":"b"}]}"#, "value"),
             (r#"{"memory":1}"#, "memory"),
             (r#"{"resources":{"gpus":1}}"#, "gpus"),
             (

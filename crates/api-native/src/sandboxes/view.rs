@@ -10,6 +10,7 @@ use utoipa::ToSchema;
 use super::words::{
     ActionName, BackingName, HooksWords, Idle, IsolationName, SaveKindName, StateName, VolumeMountWords,
 };
+use crate::network::{PolicyWords, SecretUseWords};
 use crate::wire;
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -66,6 +67,9 @@ pub(crate) struct SandboxView {
     retention_ms: Option<u64>,
     hooks: HooksWords,
     volumes: Vec<VolumeMountWords>,
+    /// What it may reach, where that was said of itself. What holds is found under its `network`.
+    network: Option<PolicyWords>,
+    secrets: Vec<SecretUseWords>,
     labels: BTreeMap<String, String>,
     instance: Option<String>,
     #[schema(format = DateTime)]
@@ -130,6 +134,8 @@ impl SandboxView {
             retention_ms: retention,
             hooks: HooksWords::of(spec.hooks),
             volumes: spec.volumes.into_iter().map(VolumeMountWords::of).collect(),
+            network: spec.network.map(PolicyWords::of),
+            secrets: SecretUseWords::of(spec.secrets),
             labels: spec.labels,
             instance: instance.map(|id| id.to_string()),
             created_at: wire::time(created_at),

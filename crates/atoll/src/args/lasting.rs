@@ -5,13 +5,14 @@ use std::path::PathBuf;
 use atoll_types::Isolation;
 use clap::{Args, Subcommand};
 
+use super::network::{BuildReachArgs, ReachArgs};
 use super::parse::{parse_duration, parse_pair};
 use super::sandboxes::LimitArgs;
 
 /// Build and manage what sandboxes start from
 #[derive(Debug, Subcommand)]
 pub(crate) enum TemplateCommand {
-    Build(TemplateBuildArgs),
+    Build(Box<TemplateBuildArgs>),
     /// List templates
     List,
     /// Show everything about a template
@@ -37,7 +38,11 @@ Examples:
   atoll template build base
   atoll template build data --package python3-numpy --package python3-pandas
   atoll template build alpine --image docker.io/library/alpine:3.22
-  atoll template build app --dockerfile ./app --start 'python3 -m http.server 8000' --ready-port 8000")]
+  atoll template build app --dockerfile ./app --start 'python3 -m http.server 8000' --ready-port 8000
+  atoll template build app --dockerfile ./app --build-net package-registries --allow api.example.com
+
+What --net, --allow and --deny say holds for sandboxes made from the template, unless they say so themselves. RUN steps reach
+nothing but what --build-net and --build-allow say.")]
 pub(crate) struct TemplateBuildArgs {
     /// Name of the template
     pub(crate) name: String,
@@ -65,6 +70,10 @@ pub(crate) struct TemplateBuildArgs {
     /// The start command is ready when something listens on this port
     #[arg(long, value_name = "PORT", requires = "start")]
     pub(crate) ready_port: Option<u16>,
+    #[command(flatten)]
+    pub(crate) reach: ReachArgs,
+    #[command(flatten)]
+    pub(crate) build_reach: BuildReachArgs,
 }
 
 /// Keep a template's start command running, for sandboxes of one size

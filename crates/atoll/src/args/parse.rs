@@ -1,5 +1,7 @@
 //! Values as people write them on a command line.
 
+use atoll_types::PortRange;
+
 /// Cores to thousandths of a core.
 pub(crate) fn parse_cpu(text: &str) -> Result<u32, String> {
     let cores: f64 = text
@@ -85,6 +87,66 @@ pub(crate) fn parse_mount(text: &str) -> Result<Mount, String> {
     })
 }
 
+/// What a sandbox may or may not reach.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) to: String,
+    /// None: what the server takes for granted.
+    pub(crate) ports: Vec<PortRange>,
+}
+
+/// `HOST` or `HOST:PORTS`, ports such as `443` or `443,8000-8100`. An IPv6 address with ports stands in brackets.
+pub(crate) fn parse_target(text: &str) -> Result<Target, String> {
+    let bad = || {
+        format!(
+            "`{text}` is not of the form HOST or HOST:PORTS; write for example pypi.org, 10.0.0.0/8:5432 or [2001:db8::/32]:443"
+        )
+    };
+    let (to, ports) = match text.strip_prefix('[') {
+        Some(rest) => match rest.split_once(']').ok_or_else(bad)? {
+            (to, "") => (to, None),
+            (to, ports) => (to, Some(ports.strip_prefix(':').ok_or_else(bad)?)),
+        },
+        // More than one colon: an IPv6 address.
+        None if text.matches(':').count() > 1 => (text, None),
+        None => text
+            .split_once(':')
+            .map_or((text, None), |(to, ports)| (to, Some(ports))),
+    };
+    if to.is_empty() || to.contains(['[', ']']) {
+        return Err(bad());
+    }
+    Ok(Target {
+        to: to.to_owned(),
+        ports: ports
+            .map(|ports| ports.split(',').map(str::parse).collect())
+            .transpose()?
+            .unwrap_or_default(),
+    })
+}
+
+/// A secret that a sandbox may use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SecretGiven {
+    pub(crate) name: String,
+    /// The variable for its placeholder.
+    pub(crate) variable: Option<String>,
+}
+
+/// `NAME` or `NAME=VARIABLE`.
+pub(crate) fn parse_secret_use(text: &str) -> Result<SecretGiven, String> {
+    let (name, variable) = text
+        .split_once('=')
+        .map_or((text, None), |(name, variable)| (name, Some(variable)));
+    if name.is_empty() || variable == Some("") {
+        return Err("not of the form NAME or NAME=VARIABLE, where NAME is that of a secret".into());
+    }
+    Ok(SecretGiven {
+        name: name.to_owned(),
+        variable: variable.map(str::to_owned),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -112,6 +174,56 @@ mod tests {
         assert_eq!(parse_cpu("2"), Ok(2000));
         assert!(parse_cpu("0").is_err());
         assert!(parse_cpu("NaN").is_err());
+    }
+
+    #[test]
+    fn targets_are_read() {
+        let target = |to: &str, ports: &[&str]| Target {
+            to: to.into(),
+            ports: ports.iter().map(|ports| ports.parse().unwrap()).collect(),
+        };
+        for (text, expected) in [
+            ("pypi.org", target("pypi.org", &[])),
+            ("*.pypi.org:443", target("*.pypi.org", &["443"])),
+            (
+                "a.example:443,8000-8100",
+                target("a.example", &["443", "8000-8100"]),
+            ),
+            ("10.0.0.0/8:5432", target("10.0.0.0/8", &["5432"])),
+            ("2001:db8::/32", target("2001:db8::/32", &[])),
+            ("[2001:db8::/32]", target("2001:db8::/32", &[])),
+            ("[2001:db8::1]:443", target("2001:db8::1", &["443"])),
+        ] {
+            assert_eq!(parse_target(text), Ok(expected), "{text}");
+        }
+        for text in [
+            "",
+            ":443",
+            "a.example:",
+            "a.example:https",
+            "a.example:0",
+            "[::1",
+            "[::1]443",
+            "[]:1",
+        ] {
+            assert!(parse_target(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn uses_of_secrets_are_read() {
+        let given = |name: &str, variable: Option<&str>| SecretGiven {
+            name: name.into(),
+            variable: variable.map(str::to_owned),
+        };
+        assert_eq!(parse_secret_use("github"), Ok(given("github", None)));
+        assert_eq!(
+            parse_secret_use("github=TOKEN"),
+            Ok(given("github", Some("TOKEN")))
+        );
+        for text in ["", "=TOKEN", "github="] {
+            assert!(parse_secret_use(text).is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -3,7 +3,10 @@
 use atoll_types::{Isolation, parse_bytes};
 use clap::Args;
 
-use super::parse::{Mount, parse_cpu, parse_duration, parse_mount, parse_pair};
+use super::network::ReachArgs;
+use super::parse::{
+    Mount, SecretGiven, parse_cpu, parse_duration, parse_mount, parse_pair, parse_secret_use,
+};
 
 /// Hard limits; what is not given has the server's default.
 #[derive(Debug, Args, Clone, Default)]
@@ -47,6 +50,11 @@ pub(crate) struct SpecArgs {
     /// Attach a volume: NAME:/path or NAME:/path:ro; may be repeated
     #[arg(long, value_parser = parse_mount, value_name = "NAME:PATH")]
     pub(crate) volume: Vec<Mount>,
+    #[command(flatten)]
+    pub(crate) reach: ReachArgs,
+    /// Let it use a secret; VARIABLE then holds a placeholder that is replaced on the way out; may be repeated
+    #[arg(long, value_parser = parse_secret_use, value_name = "NAME[=VARIABLE]", help_heading = "Network")]
+    pub(crate) secret: Vec<SecretGiven>,
     /// A line for the shell, run inside before the sandbox is handed over; may be repeated
     #[arg(long, value_name = "COMMAND")]
     pub(crate) on_create: Vec<String>,
@@ -116,6 +124,7 @@ Examples:
   atoll run -- python3 -c 'print(6 * 7)'
   cat data.csv | atoll run -- python3 -c 'import sys; print(len(sys.stdin.readlines()))'
   atoll run --memory 2G --cpu 2 -- make -j2
+  atoll run --net package-registries -- pip install requests
   atoll run                                   # a shell")]
 pub(crate) struct RunArgs {
     #[command(flatten)]
@@ -134,7 +143,8 @@ Examples:
   atoll create
   atoll create --template node --memory 1G --timeout 1h --label team=search
   atoll create --timeout 1h --on-timeout pause --auto-resume --retention 7d
-  atoll create --template my-snapshot --volume data:/data --volume inputs:/inputs:ro")]
+  atoll create --template my-snapshot --volume data:/data --volume inputs:/inputs:ro
+  atoll create --net none --allow api.example.com --secret example=API_KEY")]
 pub(crate) struct CreateArgs {
     #[command(flatten)]
     pub(crate) spec: SpecArgs,

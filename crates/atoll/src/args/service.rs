@@ -60,6 +60,7 @@ pub(crate) struct DoctorArgs {}
 pub(crate) enum BenchCommand {
     Sandbox(BenchSandboxArgs),
     State(BenchStateArgs),
+    Egress(BenchEgressArgs),
 }
 
 /// Which rows, and how thoroughly.
@@ -99,6 +100,18 @@ pub(crate) struct BenchStateArgs {
     /// How many sandboxes the density rows pause
     #[arg(long, default_value_t = 100, value_name = "COUNT")]
     pub(crate) paused_count: usize,
+}
+
+/// What leaves sandboxes against a plain SOCKS proxy and no proxy at all, in one interleaved run
+///
+/// As `bench sandbox`; clients, servers and proxies are in network namespaces of its own, so it needs root.
+#[derive(Debug, Args, Clone)]
+pub(crate) struct BenchEgressArgs {
+    #[command(flatten)]
+    pub(crate) rows: BenchArgs,
+    /// How many sandboxes hold the thousand connections together
+    #[arg(long, default_value_t = 50, value_name = "COUNT")]
+    pub(crate) sandboxes: usize,
 }
 
 /// Show what Atoll does, in twenty seconds

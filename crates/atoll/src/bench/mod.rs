@@ -1,7 +1,8 @@
-//! `atoll bench sandbox` and `atoll bench state`: speed tables, measured on this machine, ours and the peer's in turn
+//! `atoll bench sandbox`, `atoll bench state` and `atoll bench egress`: speed tables, measured on this machine, ours and the peer's in turn
 //! within one run.
 
 mod cases;
+mod egress;
 mod host;
 mod peers;
 mod raw;
@@ -13,11 +14,12 @@ use std::path::{Path, PathBuf};
 
 use atoll_image::Templates;
 
-use crate::args::{BenchArgs, BenchSandboxArgs, BenchStateArgs, Global, ServerArgs};
+use crate::args::{BenchArgs, BenchEgressArgs, BenchSandboxArgs, BenchStateArgs, Global, ServerArgs};
 use crate::config::Config;
 use crate::output::{Doing, Error, Output, Result, stderr};
 
 use cases::Case;
+use egress::{EgressCase, InWorld, World};
 use row::Row;
 use state::StateCase;
 
@@ -71,6 +73,33 @@ pub(crate) async fn sandbox(global: &Global, output: Output, args: &BenchSandbox
 /// Exit code 0 when every bar was met, else 1.
 pub(crate) async fn state(global: &Global, output: Output, args: &BenchStateArgs) -> Result<u8> {
     table(global, output, &args.rows, args.paused_count, &StateCase::ALL).await
+}
+
+/// Exit code 0 when every bar was met, else 1.
+pub(crate) fn egress(global: &Global, output: Output, args: &BenchEgressArgs) -> Result<u8> {
+    let world = match args.rows.list {
+        true => Err(Error::new("not needed")),
+        false => World::build(),
+    };
+    let why = world.as_ref().err().map(ToString::to_string).unwrap_or_default();
+    let world = world.as_ref().map_err(|_| why.as_str());
+    let cases = EgressCase::ALL.map(|case| InWorld { case, world });
+    // All threads of a runtime are where the one is that builds it.
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            if let Ok(world) = world {
+                world.enter()?;
+            }
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .enable_all()
+                .build()
+                .doing("cannot start")?;
+            runtime.block_on(table(global, output, &args.rows, args.sandboxes, &cases))
+        });
+        thread
+            .join()
+            .unwrap_or_else(|_| Err(Error::new("the bench died")))
+    })
 }
 
 async fn table<M: Measured>(

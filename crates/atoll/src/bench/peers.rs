@@ -1,5 +1,6 @@
 //! The peers: raw `runsc`, `bwrap`, and podman or docker on the same root filesystem, started as a person with a shell would.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -202,33 +203,45 @@ impl Bwrap {
     pub(crate) async fn first_byte(&self) -> Result<f64> {
         let mut command = Command::new(&self.program);
         command
-            .args([
-                "--unshare-all",
-                "--die-with-parent",
-                "--cap-drop",
-                "ALL",
-                "--tmpfs",
-                "/",
-            ])
-            .arg("--ro-bind")
-            .arg(self.root.at.join("usr"))
-            .arg("/usr")
-            .arg("--ro-bind")
-            .arg(self.root.at.join("etc"))
-            .arg("/etc")
-            .args(["--symlink", "usr/bin", "/bin", "--symlink", "usr/lib", "/lib"])
-            .args([
-                "--symlink",
-                "usr/lib64",
-                "/lib64",
-                "--symlink",
-                "usr/sbin",
-                "/sbin",
-            ])
-            .args(["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"])
+            .arg("--unshare-all")
+            .args(self.rest())
             .args(ECHO)
             .kill_on_drop(true);
         first_byte(command).await
+    }
+
+    /// A command on the same root, in the network namespace at `network`.
+    pub(crate) fn command_in(&self, network: &Path) -> Command {
+        let mut namespace = OsString::from("--net=");
+        namespace.push(network);
+        let mut command = Command::new("nsenter");
+        command
+            .arg(namespace)
+            .arg(&self.program)
+            .args(["--unshare-all", "--share-net"])
+            .args(self.rest())
+            .kill_on_drop(true);
+        command
+    }
+
+    /// Everything but namespaces and command.
+    fn rest(&self) -> Vec<OsString> {
+        let at = |dir: &str| self.root.at.join(dir).into_os_string();
+        let mut rest: Vec<OsString> = Vec::new();
+        rest.extend(["--die-with-parent", "--cap-drop", "ALL", "--tmpfs", "/"].map(OsString::from));
+        for (dir, to) in [("usr", "/usr"), ("etc", "/etc")] {
+            rest.extend(["--ro-bind".into(), at(dir), to.into()]);
+        }
+        for (dir, link) in [
+            ("usr/bin", "/bin"),
+            ("usr/lib", "/lib"),
+            ("usr/lib64", "/lib64"),
+            ("usr/sbin", "/sbin"),
+        ] {
+            rest.extend(["--symlink", dir, link].map(OsString::from));
+        }
+        rest.extend(["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"].map(OsString::from));
+        rest
     }
 }
 

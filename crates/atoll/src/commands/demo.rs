@@ -246,7 +246,7 @@ impl Demo {
     async fn state(&mut self) -> Result<()> {
         let sandbox = self
             .client
-            .post("/v1/sandboxes", &create_body(&spec("base", None)?))
+            .post("/v1/sandboxes", &create_body(&spec("base", None)?)?)
             .await?;
         let id = text(&sandbox, "id");
         self.sandboxes.push(id.clone());
@@ -329,7 +329,7 @@ impl Demo {
     }
 
     async fn hog(&mut self) -> Result<String> {
-        let body = create_body(&spec("base", Some("128M"))?);
+        let body = create_body(&spec("base", Some("128M"))?)?;
         let sandbox = self.client.post("/v1/sandboxes", &body).await?;
         let id = text(&sandbox, "id");
         self.sandboxes.push(id.clone());
@@ -522,12 +522,18 @@ class Say(http.server.BaseHTTPRequestHandler):
 http.server.HTTPServer(('127.0.0.1', 8000), Say).serve_forever()
 ";
 
+/// Every connection ends at the gateway, so only an answer means that somebody was reached.
 const REACH_OUT: &str = "
 import socket
-for name, address in [('1.1.1.1, the internet', ('1.1.1.1', 443)), ('169.254.169.254, cloud metadata', ('169.254.169.254', 80))]:
+for name, address in [('1.1.1.1, the internet', ('1.1.1.1', 80)), ('169.254.169.254, cloud metadata', ('169.254.169.254', 80))]:
     try:
-        socket.create_connection(address, 2).close()
-        print(f'{name}: REACHED')
+        s = socket.create_connection(address, 2)
+        s.sendall(f'GET / HTTP/1.0\\r\\nHost: {address[0]}\\r\\n\\r\\n'.encode())
+        answer = s.recv(65536)
+        if answer and b'x-atoll-denied' not in answer:
+            print(f'{name}: REACHED')
+        else:
+            print(f'{name}: refused')
     except OSError as e:
         print(f'{name}: {e}')
 ";

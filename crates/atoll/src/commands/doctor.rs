@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use atoll_image::Templates;
+use atoll_links::Links;
 use atoll_runtime::probe::Verdict;
 use atoll_types::format_bytes;
 use serde_json::json;
@@ -76,6 +77,7 @@ pub(crate) async fn run(global: &Global, output: Output) -> Result<u8> {
         user(),
         runsc(&config).await,
         cgroups(),
+        network(&config).await,
         server(&config.data),
         data_dir(&config.data),
         disk(&config.data),
@@ -164,6 +166,32 @@ fn cgroups() -> Check {
         Check::good("cgroups", "version 1")
     } else {
         Check::bad("cgroups", "none: limits cannot be enforced", todo)
+    }
+}
+
+/// What sandboxes can have of a network: whatever their policy allows, or nothing.
+async fn network(config: &Config) -> Check {
+    let nothing = "sandboxes work, but reach nothing; those that ask for a network are refused";
+    if !config.network.enabled {
+        return Check::bad(
+            "network",
+            format!("switched off in the configuration: {nothing}"),
+            "set `enabled = true` in [network]",
+        );
+    }
+    let probed = tokio::task::spawn_blocking(Links::probe).await;
+    match probed {
+        Ok(Ok(())) => Check::good("network", "works: sandboxes reach what their policy allows"),
+        Ok(Err(error)) => Check::bad(
+            "network",
+            format!("{error}: {nothing}"),
+            "run as root on Linux 5.9 or newer that lets root load BPF programs and make network namespaces",
+        ),
+        Err(_) => Check::bad(
+            "network",
+            format!("the test broke off: {nothing}"),
+            "run `atoll doctor` again",
+        ),
     }
 }
 

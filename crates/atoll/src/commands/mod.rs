@@ -7,8 +7,10 @@ pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod exec;
 pub(crate) mod key;
+pub(crate) mod net;
 pub(crate) mod run;
 pub(crate) mod sandbox;
+pub(crate) mod secret;
 pub(crate) mod snapshot;
 pub(crate) mod state;
 pub(crate) mod template;
@@ -58,7 +60,7 @@ impl Connection {
 }
 
 /// The body of a create request. What was not given is left out: of a snapshot, it is as the snapshot has it.
-pub(crate) fn create_body(spec: &SpecArgs) -> Value {
+pub(crate) fn create_body(spec: &SpecArgs) -> Result<Value> {
     let mut body = json!({
         "template": spec.template,
         "env": pairs(&spec.env),
@@ -73,6 +75,7 @@ pub(crate) fn create_body(spec: &SpecArgs) -> Value {
         ("fallback_to_files", life.fallback_to_files.then_some(json!(true))),
         ("retention_ms", life.retention.map(|millis| json!(millis))),
         ("isolation_floor", spec.isolation.map(|tier| json!(tier.name()))),
+        ("network", net::reach(&spec.reach)?),
     ];
     for (name, value) in given {
         if let Some(value) = value {
@@ -93,7 +96,10 @@ pub(crate) fn create_body(spec: &SpecArgs) -> Value {
             |mount: &Mount| json!({"volume": mount.volume, "path": mount.path, "read_only": mount.read_only});
         body["volumes"] = spec.volume.iter().map(mount).collect();
     }
-    body
+    if !spec.secret.is_empty() {
+        body["secrets"] = net::secrets(&spec.secret);
+    }
+    Ok(body)
 }
 
 /// The limits that were given; `None` if there are none.
@@ -250,7 +256,7 @@ mod tests {
         let Command::Create(args) = cli.command else {
             panic!("not create")
         };
-        insta::assert_snapshot!(create_body(&args.spec), @r#"{"env":{"A":"b=c"},"idle":{"after_ms":60000},"isolation_floor":"gvisor","labels":{"team":"x"},"resources":{"cpu_millis":500,"memory_bytes":1073741824},"template":"base","timeout_ms":600000}"#);
+        insta::assert_snapshot!(create_body(&args.spec).unwrap(), @r#"{"env":{"A":"b=c"},"idle":{"after_ms":60000},"isolation_floor":"gvisor","labels":{"team":"x"},"resources":{"cpu_millis":500,"memory_bytes":1073741824},"template":"base","timeout_ms":600000}"#);
     }
 
     #[test]
@@ -281,11 +287,58 @@ mod tests {
         let Command::Create(args) = cli.command else {
             panic!("not create")
         };
-        let body = create_body(&args.spec);
+        let body = create_body(&args.spec).unwrap();
         assert!(
             body.get("resources").is_none(),
             "a snapshot's own limits are left alone"
         );
         insta::assert_snapshot!(body, @r#"{"auto_resume":true,"env":{},"hooks":{"on_create":[{"argv":["/bin/sh","-c","echo a"]}],"on_resume":[{"argv":["/bin/sh","-c","echo b"]}]},"idle":{"action":"stop","after_ms":600000},"labels":{},"on_timeout":"pause","retention_ms":604800000,"template":"trained","volumes":[{"path":"/data","read_only":false,"volume":"data"},{"path":"/in","read_only":true,"volume":"in"}]}"#);
+    }
+
+    #[test]
+    fn what_it_may_reach_becomes_part_of_it() {
+        let cli = Cli::parse_from([
+            "atoll",
+            "create",
+            "--net",
+            "package-registries",
+            "--allow",
+            "api.example.com:443",
+            "--deny",
+            "crates.io",
+            "--secret",
+            "github=GITHUB_TOKEN",
+            "--secret",
+            "other",
+        ]);
+        let Command::Create(args) = cli.command else {
+            panic!("not create")
+        };
+        let body = create_body(&args.spec).unwrap();
+        insta::assert_snapshot!(json!([body["network"], body["secrets"]]), @r#"[{"preset":"package-registries","rules":[{"action":"allow","ports":[443],"to":"api.example.com"},{"action":"deny","to":"crates.io"}]},[{"env":"GITHUB_TOKEN","secret":"github"},{"secret":"other"}]]"#);
+        let limits = |more: &[&str]| {
+            let words = [
+                "atoll",
+                "create",
+                "--max-connections",
+                "8",
+                "--max-bandwidth",
+                "1M",
+            ];
+            match Cli::parse_from(words.iter().chain(more)).command {
+                Command::Create(args) => create_body(&args.spec),
+                other => panic!("{other:?}"),
+            }
+        };
+        insta::assert_snapshot!(
+            limits(&["--allow", "a.example"]).unwrap()["network"],
+            @r#"{"limits":{"bytes_per_second":1048576,"connections":8},"rules":[{"action":"allow","to":"a.example"}]}"#
+        );
+        assert!(
+            limits(&[]).is_err(),
+            "they must not take away what the template allows"
+        );
+        let both = Cli::try_parse_from(["atoll", "create", "--net", "none", "--net-policy", "policy.json"]);
+        assert!(both.is_err(), "a whole policy stands alone");
     }
 }

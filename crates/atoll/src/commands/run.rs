@@ -89,7 +89,7 @@ async fn attached(client: &Client, output: Output, id: &str, args: &RunArgs) -> 
 
 /// Creates the sandbox; if it is to be made from `base` and there is no such template yet, builds that first.
 pub(crate) async fn create(client: &Client, output: Output, spec: &SpecArgs) -> Result<Value> {
-    let body = create_body(spec);
+    let body = create_body(spec)?;
     match client.post("/v1/sandboxes", &body).await {
         Err(error) if error.code.as_deref() == Some("template_not_found") && spec.template == "base" => {
             output

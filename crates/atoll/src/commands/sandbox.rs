@@ -12,7 +12,7 @@ use crate::output::{Output, Result};
 
 pub(crate) async fn create(global: &Global, output: Output, args: CreateArgs) -> Result<()> {
     let client = Client::require(global)?;
-    let sandbox = client.post("/v1/sandboxes", &create_body(&args.spec)).await?;
+    let sandbox = client.post("/v1/sandboxes", &create_body(&args.spec)?).await?;
     output.json(&sandbox);
     output.line(text(&sandbox, "id"));
     if sandbox["tenant_boundary"] == json!(false) {
@@ -162,6 +162,17 @@ fn about(sandbox: &Value) -> Vec<(&'static str, String)> {
         };
         let (volume, path) = (text(mount, "volume"), text(mount, "path"));
         lines.push(("volume", format!("{volume} at {path}{read_only}")));
+    }
+    if let Some(policy) = sandbox["network"].as_object() {
+        let preset = policy.get("preset").and_then(Value::as_str);
+        let rules = policy.get("rules").and_then(Value::as_array).map_or(0, Vec::len);
+        lines.push((
+            "network",
+            format!("{}, {rules} rules of its own", preset.unwrap_or("no preset")),
+        ));
+    }
+    for used in sandbox["secrets"].as_array().into_iter().flatten() {
+        lines.push(("secret", text(used, "secret")));
     }
     for (when, name) in [("on_create", "on create"), ("on_resume", "on resume")] {
         for hook in sandbox["hooks"][when].as_array().into_iter().flatten() {

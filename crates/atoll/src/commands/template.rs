@@ -7,7 +7,7 @@ use futures_util::TryStreamExt;
 use reqwest::{Method, Response};
 use serde_json::{Value, json};
 
-use super::{Connection, relative, resources, text};
+use super::{Connection, net, relative, resources, text};
 use crate::args::{Global, KeepRunningArgs, TemplateBuildArgs, TemplateCommand};
 use crate::client::{Client, events, from_wire, segment};
 use crate::output::{Doing, Error, Output, Result, Stages, byte_bar};
@@ -157,6 +157,9 @@ async fn build(client: &Client, output: Output, args: &TemplateBuildArgs) -> Res
     if let Some(start) = start(args) {
         body["start"] = start;
     }
+    if let Some(network) = net::reach(&args.reach)? {
+        body["network"] = network;
+    }
     let request = client.request(Method::POST, "/v1/templates/build").json(&body);
     follow(output, client.send(request).await?).await
 }
@@ -180,7 +183,7 @@ async fn build_archive(
         transfer::body_from(file, bar.clone())
     };
     let mut query = vec![("name".to_owned(), args.name.clone())];
-    query.extend(start_query(args));
+    query.extend(settings_query(args)?);
     let request = client
         .request(Method::POST, "/v1/templates/build-archive")
         .query(&query)
@@ -191,9 +194,18 @@ async fn build_archive(
     follow(output, response).await
 }
 
-/// The start command as a parameter of an upload.
-fn start_query(args: &TemplateBuildArgs) -> Option<(String, String)> {
-    start(args).map(|start| ("start".to_owned(), start.to_string()))
+/// What sandboxes are to have of the template beside its files, as parameters of an upload.
+fn settings_query(args: &TemplateBuildArgs) -> Result<impl Iterator<Item = (String, String)> + use<>> {
+    let given = [("start", start(args)), ("network", net::reach(&args.reach)?)];
+    Ok(as_query(given))
+}
+
+fn as_query<const N: usize>(
+    given: [(&'static str, Option<Value>); N],
+) -> impl Iterator<Item = (String, String)> + use<N> {
+    given
+        .into_iter()
+        .filter_map(|(name, value)| Some((name.to_owned(), value?.to_string())))
 }
 
 async fn build_dockerfile(
@@ -237,7 +249,11 @@ async fn build_dockerfile(
             .iter()
             .map(|(name, value)| ("arg".to_owned(), format!("{name}={value}"))),
     );
-    query.extend(start_query(args));
+    query.extend(settings_query(args)?);
+    query.extend(as_query([(
+        "build_network",
+        net::build_reach(&args.build_reach)?,
+    )]));
     let request = client
         .request(Method::POST, "/v1/templates/build-context")
         .query(&query)

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use atoll_types::{TemplateManifest, TemplateSource};
+use atoll_types::{NetworkPolicy, TemplateManifest, TemplateSource};
 use sha2::{Digest, Sha256};
 
 use super::copy::{self, Change};
@@ -76,6 +76,7 @@ impl Templates {
             user: state.final_user(),
             start: options.start.then(|| state.start()).flatten(),
             exposed_ports: state.ports.clone(),
+            network: None,
         };
         let (store, name, now) = (self.clone(), options.name.clone(), options.now);
         // `build` holds what the tree's contents point to.
@@ -373,13 +374,13 @@ impl Build<'_> {
             .iter()
             .map(|(name, value)| format!("{name}={value}\0"))
             .collect();
-        state.advance(&[
-            "run",
-            &command.argv.join("\0"),
-            &environment,
-            &command.workdir,
-            &command.user,
-        ]);
+        let argv = command.argv.join("\0");
+        let mut parts = vec!["run", &argv, &environment, &command.workdir, &command.user];
+        let network = self.options.network.as_ref().map(network_key).transpose()?;
+        if let Some(network) = &network {
+            parts.extend(["network", network]);
+        }
+        state.advance(&parts);
         if !self.options.no_cache
             && let Some(digest) = self.store.cached(&state.key)?
         {
@@ -591,6 +592,11 @@ impl Build<'_> {
         state.advance(&["copy", &digest]);
         Ok(())
     }
+}
+
+fn network_key(network: &NetworkPolicy) -> Result<String> {
+    serde_json::to_string(network)
+        .map_err(|error| Error::Invalid(format!("the policy of the steps cannot be written: {error}")))
 }
 
 /// `path` seen from `dir`, without `.` and `..`; a slash at the end stays.

@@ -2,7 +2,7 @@ use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use atoll_types::{TemplateManifest, TemplateSource};
+use atoll_types::{Preset, TemplateManifest, TemplateSource};
 
 use super::*;
 use crate::content::{Backing, Content};
@@ -131,6 +131,7 @@ struct Bench {
     runner: FakeRunner,
     args: BTreeMap<String, String>,
     target: Option<String>,
+    network: Option<NetworkPolicy>,
 }
 
 impl Bench {
@@ -144,6 +145,7 @@ impl Bench {
             runner: FakeRunner::default(),
             args: BTreeMap::new(),
             target: None,
+            network: None,
         };
         bench.add_base();
         bench
@@ -176,6 +178,7 @@ impl Bench {
             user: "user".into(),
             start: None,
             exposed_ports: vec![],
+            network: None,
         };
         let job = crate::progress::Job::new(Arc::new(Quiet));
         self.store
@@ -199,6 +202,7 @@ impl Bench {
             target: self.target.clone(),
             start: true,
             no_cache: false,
+            network: self.network.clone(),
             login: None,
             now: Timestamp(2),
         };
@@ -318,6 +322,47 @@ async fn arguments_are_part_of_the_key() {
     bench.build(file).await.unwrap();
     assert_eq!(bench.runs(), 2);
     assert_eq!(bench.runner.log.lock().unwrap()[1].env["V"], "2");
+}
+
+#[tokio::test]
+async fn what_steps_may_reach_is_part_of_the_key() {
+    let mut bench = Bench::new();
+    let text = "FROM base\nRUN put /x 1\n";
+    let mut built = Vec::new();
+    for preset in [
+        None,
+        Some(Preset::PackageRegistries),
+        Some(Preset::AllPublic),
+        None,
+    ] {
+        bench.network = preset.map(|preset| NetworkPolicy {
+            preset: Some(preset),
+            ..NetworkPolicy::default()
+        });
+        built.push(bench.build(text).await.unwrap());
+    }
+    assert_eq!(bench.runs(), 3, "the last was known");
+    // It is about the build: what came of it is the same.
+    assert!(built.iter().all(|manifest| *manifest == built[0]));
+    assert_eq!(built[0].network, None);
+}
+
+#[tokio::test]
+async fn the_resolver_of_a_step_is_its_sandboxs() {
+    for changes_only in [false, true] {
+        let mut bench = Bench::new();
+        bench.runner.changes_only = changes_only;
+        bench.context("resolv.conf", "base");
+        let text =
+            "FROM base\nRUN put /etc/resolv.conf a\nCOPY resolv.conf /etc/\nRUN put /etc/resolv.conf b\n";
+        let manifest = bench.build(text).await.unwrap();
+        assert_eq!(bench.read(&manifest, "/etc/resolv.conf").as_deref(), Some("base"));
+        let manifest = bench
+            .build("FROM base\nRUN put /etc/resolv.conf c\n")
+            .await
+            .unwrap();
+        assert_eq!(bench.read(&manifest, "/etc/resolv.conf"), None);
+    }
 }
 
 #[tokio::test]

@@ -15,6 +15,9 @@ use crate::tree::{Kind, LastLink, Tree};
 /// What a sandbox mounts; its contents are never part of a template.
 const MOUNTS: [&str; 4] = ["/proc", "/sys", "/dev", "/.atoll"];
 
+/// What the sandbox itself writes about its network. As elsewhere, it is not the step's to change.
+const NETWORK_FILE: [&[u8]; 2] = [b"/etc/", b"resolv.conf"];
+
 /// One COPY or ADD with everything known.
 pub(super) struct Request {
     pub(super) from: Arc<Tree>,
@@ -101,6 +104,16 @@ pub(super) fn import(
             && parent.entries(id).is_some()
         {
             tree.make_dirs(mount.as_bytes(), &parent.node(id).meta)?;
+        }
+    }
+    let [dir, name] = NETWORK_FILE;
+    if let Some(dir) = tree.lookup(dir, LastLink::Follow)?
+        && tree.entries(dir).is_some()
+    {
+        tree.remove(&NETWORK_FILE.concat())?;
+        if let Some(id) = parent.lookup(&NETWORK_FILE.concat(), LastLink::Keep)? {
+            let before = parent.node(id);
+            tree.put_in(dir, name, before.meta.clone(), before.kind.clone())?;
         }
     }
     Ok(tree)

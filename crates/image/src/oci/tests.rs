@@ -325,6 +325,7 @@ async fn an_image_is_pulled_from_a_real_registry() {
         target: None,
         start: true,
         no_cache: true,
+        network: None,
         login: None,
         now: Timestamp(6),
     };

@@ -14,6 +14,7 @@ fn recipe(user: &str) -> Recipe {
         user: user.into(),
         start: None,
         exposed_ports: vec![],
+        network: None,
     }
 }
 
@@ -52,6 +53,36 @@ fn the_same_thing_built_twice_is_one_template() {
         store.tree(&first).unwrap().read(b"/file", 9).unwrap().unwrap(),
         b"a"
     );
+}
+
+#[test]
+fn settings_make_another_template_of_the_same_image() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Templates::open(dir.path()).unwrap();
+    let plain = add(&store, "a", "root", Some("one"));
+    let network = NetworkPolicy {
+        preset: Some(atoll_types::Preset::PackageRegistries),
+        ..NetworkPolicy::default()
+    };
+    let start = StartCommand {
+        argv: vec!["serve".into()],
+        ready: None,
+    };
+    let set = |start, network| {
+        store
+            .with_settings(&plain, start, network, "one", Timestamp(2))
+            .unwrap()
+    };
+    let same = set(None, None);
+    assert_eq!(same, plain);
+    let reaching = set(None, Some(network.clone()));
+    assert_ne!(reaching.id, plain.id);
+    assert_eq!(store.resolve("one").unwrap().network, Some(network.clone()));
+    let both = store
+        .with_settings(&reaching, Some(start.clone()), None, "one", Timestamp(2))
+        .unwrap();
+    assert_eq!((both.start, both.network), (Some(start), Some(network)));
+    assert_eq!(blobs(&store), 1);
 }
 
 #[test]

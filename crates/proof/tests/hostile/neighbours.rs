@@ -18,14 +18,17 @@ on_every_tier!(
     the_servers_own_files,
 );
 
-/// Tries to connect to each `host:port`, and prints those that answer.
+/// Speaks to each `host:port`, and prints those that answer. That a connection comes about means nothing: every one ends at
+/// the gateway, which hangs up or says that it refuses.
 const CONNECT: &str = "
 import socket, sys
 for target in sys.argv[1:]:
   host, port = target.rsplit(':', 1)
   try:
     s = socket.create_connection((host, int(port)), timeout=2)
-    print('connected', target)
+    s.sendall(b'GET / HTTP/1.0\\r\\nHost: ' + host.encode() + b'\\r\\n\\r\\n')
+    answer = s.recv(4096)
+    if answer and b'x-atoll-denied' not in answer: print('answered', target)
     s.close()
   except OSError: pass
 ";
@@ -92,7 +95,8 @@ except OSError: pass
 try: socket.socket(40, socket.SOCK_STREAM).connect((2, 1024)); print('vsock')
 except (OSError, TypeError): pass
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-try: s.sendto(b'x', ('8.8.8.8', 53)); print('sent')
+s.settimeout(1)
+try: s.sendto(b'x', ('8.8.8.8', 123)); print('answered', s.recv(100))
 except OSError: pass
 ";
 
@@ -126,7 +130,8 @@ async fn the_metadata_address_and_the_world(server: &Server) {
         .sh("ls /sys/class/net 2>/dev/null; cat /proc/net/dev | tail -n +3 | cut -d: -f1 | tr -d ' '")
         .await
         .ok();
-    assert!(interfaces.lines().all(|name| name == "lo"), "{interfaces}");
+    let known = |name| matches!(name, "lo" | "eth0");
+    assert!(interfaces.lines().all(known), "{interfaces}");
     scene.assert_unharmed().await;
 }
 

@@ -9,6 +9,7 @@ mod builds;
 mod cli;
 mod commands;
 mod deadlines;
+mod demo;
 mod exec;
 mod files;
 mod keys;

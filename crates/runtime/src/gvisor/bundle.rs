@@ -1,6 +1,6 @@
 //! The OCI bundle that describes one sandbox to `runsc`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use atoll_types::{DiskBacking, Resources};
 use serde_json::{Value, json};
@@ -44,7 +44,7 @@ pub(super) struct Places<'a> {
     pub(super) guest_image: &'a Path,
     /// The instance's directory.
     pub(super) dir: &'a Path,
-    /// Where the file of a disk-backed writable layer is made (and unlinked at once).
+    /// Where the file of a disk-backed writable layer is made, without a name.
     pub(super) disk: &'a Path,
 }
 
@@ -59,8 +59,17 @@ pub(super) fn disk_limit(resources: &Resources) -> u64 {
     }
 }
 
-/// The contents of `config.json`.
-pub(super) fn config(spec: &InstanceSpec, places: &Places<'_>, first_uid: u32) -> Vec<u8> {
+/// What a sandbox is made of.
+#[derive(Debug)]
+pub(super) struct Bundle {
+    /// The contents of `config.json`.
+    pub(super) config: Vec<u8>,
+    /// The EROFS images that the sentry reads: the root first, then the mounts in their order.
+    pub(super) images: Vec<PathBuf>,
+}
+
+/// `by_runsc`: it will be read by `runsc run`, not by a sentry that we start.
+pub(super) fn bundle(spec: &InstanceSpec, places: &Places<'_>, first_uid: u32, by_runsc: bool) -> Bundle {
     let resources = &spec.resources;
     let in_memory = resources.memory_bytes / 2;
     let overlay = match resources.disk_backing {
@@ -82,14 +91,22 @@ pub(super) fn config(spec: &InstanceSpec, places: &Places<'_>, first_uid: u32) -
     // What is lent takes the place of ours (`/tmp`).
     mounts.retain(|ours| spec.mounts.iter().all(|lent| ours["destination"] != lent.path));
     mounts.extend(volumes::entries(&spec.mounts, places.dir));
-    if resources.disk_backing == DiskBacking::Disk && !volumes::need_gofer(&spec.mounts) {
-        // A disk overlay over EROFS works only where a gofer runs, and a gofer runs only for a bind mount.
+    if by_runsc && resources.disk_backing == DiskBacking::Disk && !volumes::need_gofer(&spec.mounts) {
+        // It makes the file of a layer on disk only where a gofer runs, and a gofer runs only for a bind mount.
         mounts.push(
             json!({"destination": "/.atoll-disk", "type": "bind", "source": places.empty,
                            "options": ["bind", "ro"]}),
         );
     }
+    let mut images = vec![spec.image.clone()];
+    let erofs = mounts.iter().filter(|mount| mount["type"] == "erofs");
+    images.extend(erofs.filter_map(|mount| mount["source"].as_str().map(PathBuf::from)));
     let ids = json!([{"containerID": 0, "hostID": first_uid, "size": uids::RANGE}]);
+    // For `runsc run`; a sentry that we start ourselves is in a namespace of its own.
+    let network = match &spec.network {
+        Some(network) => json!({"type": "network", "path": network.namespace}),
+        None => json!({"type": "network"}),
+    };
     let config: Value = json!({
         "ociVersion": "1.0.2",
         "process": {
@@ -122,11 +139,14 @@ pub(super) fn config(spec: &InstanceSpec, places: &Places<'_>, first_uid: u32) -
         "linux": {
             "namespaces": [
                 {"type": "user"}, {"type": "pid"}, {"type": "ipc"}, {"type": "uts"}, {"type": "mount"},
-                {"type": "network"},
+                network,
             ],
             "uidMappings": ids,
             "gidMappings": ids,
         },
     });
-    serde_json::to_vec(&config).expect("JSON values always serialize")
+    Bundle {
+        config: serde_json::to_vec(&config).expect("JSON values always serialize"),
+        images,
+    }
 }

@@ -24,6 +24,8 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::network::Wire;
+
 const LONGEST_ANSWER: u64 = 1 << 20;
 const MOST_FILES: usize = 8;
 
@@ -99,17 +101,33 @@ impl Control {
         self.call("Fs.TarRootfsUpperLayer", &arg, &[file], within)
     }
 
+    /// Starts the agent in a sentry that waits.
+    pub(super) fn start(&mut self, id: &InstanceId, wire: &Wire, within: Duration) -> Result<(), String> {
+        self.links(wire, false)?;
+        self.call("containerManager.StartRoot", &json!(id.as_str()), &[], within)
+    }
+
     /// Puts what [`Control::checkpoint`] wrote into a sentry that was created and not started, and starts it.
-    pub(super) fn restore(&mut self, files: &[BorrowedFd<'_>; 3], within: Duration) -> Result<(), String> {
-        self.call(
-            "containerManager.SetNetworkArgs",
-            &loopback(),
-            &[],
-            Duration::from_secs(30),
-        )?;
+    pub(super) fn restore(
+        &mut self,
+        wire: &Wire,
+        files: &[BorrowedFd<'_>; 3],
+        within: Duration,
+    ) -> Result<(), String> {
+        self.links(wire, true)?;
         // In the background: it goes on while pages are still being read.
         let arg = json!({"HavePagesFile": true, "HaveDeviceFile": false, "Background": true});
         self.call("containerManager.Restore", &arg, files, within)
+    }
+
+    /// Says which network it has, before it starts.
+    fn links(&mut self, wire: &Wire, restore: bool) -> Result<(), String> {
+        self.call(
+            "containerManager.SetNetworkArgs",
+            &wire.links(restore),
+            &wire.sockets(),
+            Duration::from_secs(30),
+        )
     }
 
     fn call(
@@ -165,25 +183,6 @@ impl Control {
         let sent = sendmsg(&self.socket, &slices, &mut beside, SendFlags::NOSIGNAL)?;
         self.socket.write_all(&question[sent..])
     }
-}
-
-/// The only network of a sandbox.
-fn loopback() -> Value {
-    let route =
-        |ip: &str, mask: &str| json!({"Destination": {"IP": ip, "Mask": mask}, "Gateway": "", "MTU": 0});
-    json!({
-        "LoopbackLinks": [{
-            "Name": "lo",
-            "Addresses": [
-                {"Address": "127.0.0.1", "PrefixLen": 8},
-                {"Address": "::1", "PrefixLen": 128},
-            ],
-            // Go writes masks as base64: 255.0.0.0, and 128 bits.
-            "Routes": [route("127.0.0.0", "/wAAAA=="), route("::1", "/////////////////////w==")],
-            "GVisorGRO": false,
-        }],
-        "IsRestore": true,
-    })
 }
 
 #[cfg(test)]

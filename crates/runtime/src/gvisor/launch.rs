@@ -1,29 +1,42 @@
-//! From a specification to a running `runsc`: files, cgroup, fork, exec. Blocking, about 2 ms.
+//! From a specification to a sandbox process that comes up: files, cgroup, and whoever starts it. Blocking, about 2 ms.
+//!
+//! Who starts it is [`boot`], where the sentry needs no gofer. Where it needs one, for a volume, it is `runsc run`, which
+//! knows how to start both.
 #![expect(
     unsafe_code,
     reason = "the child prepares its cgroup and its mounts between fork and exec"
 )]
 
-use std::ffi::CString;
+use std::ffi::{CString, OsString};
 use std::fs;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::Arc;
 
-use atoll_types::{DiskBacking, Isolation};
+use atoll_types::{DiskBacking, InstanceId, Isolation};
 use tokio::process::{Child, Command};
 
+use super::boot::{self, Sentry};
+use super::control::Control;
+use super::network::{self, Wire};
 use super::restore::Boot;
+use super::save::{DISK, blocking};
 use super::volumes::{self, Volume};
-use super::{boot_limits, bundle};
+use super::{BOOT, boot_limits, bundle};
 use crate::cgroup::Group;
 use crate::channel::Fifos;
 use crate::instance_dir::{InstanceDirs, Record};
-use crate::{Config, InstanceSpec, uids};
+use crate::process::Process;
+use crate::{Config, InstanceSpec, Network, uids};
 
 /// Where `runsc` writes the pid of the sandbox process, before the agent runs.
-pub(super) const PID_FILE: &str = "pid";
+const PID_FILE: &str = "pid";
+/// Where it finds a saved layer.
+const LAYER_DIR: &str = "layer";
 
 #[derive(Debug)]
 pub(super) struct Launched {
@@ -32,8 +45,60 @@ pub(super) struct Launched {
     pub(super) record: Record,
     pub(super) group: Group,
     pub(super) fifos: Fifos,
-    /// The `runsc` that starts the sandbox process and ends.
-    pub(super) child: Child,
+    pub(super) starting: Starting,
+    /// For an instance that waits for its memory.
+    pub(super) wire: Arc<Wire>,
+}
+
+/// A sandbox process on its way up.
+#[derive(Debug)]
+pub(super) enum Starting {
+    /// By a `runsc` that ends when that is done.
+    Command(Child),
+    Sentry {
+        sentry: Sentry,
+        /// What it is told of its network when the agent is started, if that is still to be done.
+        agent: Option<Arc<Wire>>,
+    },
+}
+
+impl Starting {
+    /// Waits until the agent is about to run, or, of an instance that waits for its memory, until it waits.
+    pub(super) async fn up(&mut self, dir: &Path, id: &InstanceId) -> Result<(), String> {
+        let up = match self {
+            Self::Command(runsc) => match runsc.wait().await {
+                Ok(status) if status.success() => Ok(()),
+                Ok(status) => Err(format!("runsc ended with {status}")),
+                Err(error) => Err(format!("waiting for runsc: {error}")),
+            },
+            Self::Sentry { sentry, agent } => match sentry.up().await {
+                Ok(()) => match agent.take() {
+                    Some(wire) => {
+                        let (dir, id) = (dir.to_owned(), id.clone());
+                        blocking(move || Control::connect(&dir, &id)?.start(&id, &wire, BOOT)).await
+                    }
+                    None => Ok(()),
+                },
+                up => up,
+            },
+        };
+        up.map_err(|reason| match complaint(dir) {
+            complaint if complaint.is_empty() => reason,
+            complaint => format!("{reason}: {complaint}"),
+        })
+    }
+
+    /// The sandbox process. `None`: it is gone already.
+    pub(super) fn process(&self, dir: &Path) -> Result<Option<Process>, String> {
+        match self {
+            Self::Command(_) => {
+                let pid = fs::read_to_string(dir.join(PID_FILE))
+                    .map_err(|error| format!("reading the pid that runsc should have written: {error}"))?;
+                Ok(pid.trim().parse().ok().and_then(Process::of))
+            }
+            Self::Sentry { sentry, .. } => Ok(Some(sentry.process().clone())),
+        }
+    }
 }
 
 /// Makes the instance's directory; whoever does has to clean up afterwards. Fails if there is one.
@@ -71,16 +136,12 @@ pub(super) fn launch(
     if !empty.exists() {
         fs::create_dir_all(&empty).map_err(say("making an empty directory"))?;
     }
+    let on_disk = spec.resources.disk_backing == DiskBacking::Disk;
     let disk = dir.join("disk");
-    if spec.resources.disk_backing == DiskBacking::Disk {
+    if on_disk {
         fs::create_dir(&disk).map_err(say("making the directory of the writable layer"))?;
-        rustix::fs::chown(
-            &disk,
-            Some(rustix::fs::Uid::from_raw(first_uid)),
-            Some(rustix::fs::Gid::from_raw(first_uid)),
-        )
-        .map_err(|error| format!("giving the writable layer to its uid: {error}"))?;
     }
+    let by_runsc = volumes::need_gofer(&spec.mounts) || sidecars(runsc);
     let places = bundle::Places {
         empty: &empty,
         guest_image: &config.guest_image,
@@ -88,71 +149,148 @@ pub(super) fn launch(
         disk: &disk,
     };
     let volumes = volumes::take(&spec.mounts, &dir, first_uid)?;
-    fs::write(dir.join("config.json"), bundle::config(spec, &places, first_uid))
-        .map_err(say("writing config.json"))?;
-    let kib = spec.resources.memory_bytes / 1024;
-    let meminfo = dir.join("meminfo");
-    fs::write(
-        &meminfo,
-        format!("MemTotal: {kib} kB\nMemFree: {kib} kB\nMemAvailable: {kib} kB\n"),
-    )
-    .map_err(say("writing meminfo"))?;
+    let bundle = bundle::bundle(spec, &places, first_uid, by_runsc);
+    fs::write(dir.join("config.json"), &bundle.config).map_err(say("writing config.json"))?;
     let group = Group::create(
         &config.cgroup_parent,
         spec.id.as_str(),
         &boot_limits(&spec.resources),
     )
     .map_err(|error| error.to_string())?;
-    let mut command = command(runsc, spec, boot, &dir, &disk);
-    let child = spawn(&mut command, &meminfo, volumes, &group, &fifos)
-        .map_err(|error| format!("starting {}: {error}", runsc.display()))?;
+    let network = spec.network.as_ref();
+    let (starting, wire) = if by_runsc {
+        let order = Order {
+            runsc,
+            spec,
+            boot,
+            dir: &dir,
+            disk: on_disk.then_some(&disk),
+            first_uid,
+            volumes,
+        };
+        let runsc = run(order, &group, &fifos)?;
+        let wire = match boot {
+            Boot::Blank => Wire::plug(network)?,
+            // It sees to it by itself.
+            Boot::Fresh | Boot::Layer(_) => Wire::LOOPBACK,
+        };
+        (Starting::Command(runsc), Arc::new(wire))
+    } else {
+        let mut flags = flags(runsc, &dir, network);
+        if matches!(boot, Boot::Blank) {
+            flags.push(IGNORE_SPEC.into());
+        }
+        let order = boot::Order {
+            runsc,
+            flags,
+            id: &spec.id,
+            dir: &dir,
+            images: &bundle.images,
+            first_uid,
+            memory_bytes: spec.resources.memory_bytes,
+            layer_bytes: bundle::disk_limit(&spec.resources),
+            disk: on_disk.then_some(&disk),
+            saved: match boot {
+                Boot::Layer(files) => files,
+                Boot::Fresh | Boot::Blank => &[],
+            },
+        };
+        let sentry = boot::start(&order, &group, &fifos)?;
+        // While it comes up.
+        let wire = Arc::new(Wire::plug(network)?);
+        let agent = (!matches!(boot, Boot::Blank)).then(|| Arc::clone(&wire));
+        (Starting::Sentry { sentry, agent }, wire)
+    };
     Ok(Launched {
         dir,
         record,
         group,
         fifos,
-        child,
+        starting,
+        wire,
     })
 }
 
-/// What `runsc` is asked to do.
-fn command(runsc: &Path, spec: &InstanceSpec, boot: &Boot, dir: &Path, disk: &Path) -> Command {
-    let mut command = Command::new(runsc);
+/// What is restored need not be described by the same words as what was saved.
+const IGNORE_SPEC: &str = "--restore-spec-validation=ignore";
+
+/// Whether this `runsc` is one of several programs, of which another is the sentry. One built with `go build` is all in one
+/// file.
+fn sidecars(runsc: &Path) -> bool {
+    runsc.with_file_name("gvisor-bin").exists()
+}
+
+/// What every `runsc` of an instance is told.
+pub(super) fn flags(runsc: &Path, dir: &Path, network: Option<&Network>) -> Vec<OsString> {
+    let path = |flag: &str, path: &Path| {
+        let mut flag = OsString::from(flag);
+        flag.push(path);
+        flag
+    };
+    let mut flags = vec![
+        path("--root=", dir),
+        path("--log=", &dir.join("runsc.log")),
+        path("--panic-log=", &dir.join("panic.log")),
+        "--platform=systrap".into(),
+        network::flag(network).into(),
+        "--ignore-cgroups".into(),
+        "--host-uds=none".into(),
+        "--net-raw=false".into(),
+        // sudo; what it gives is power over the sentry only.
+        "--allow-suid".into(),
+    ];
+    if !sidecars(runsc) {
+        flags.push("--sidecar-usage-policy=LEGACY_DEPRECATED_SLOW_EMBEDDED_FALLBACK".into());
+    }
+    flags
+}
+
+/// What `runsc run` needs to know.
+struct Order<'a> {
+    runsc: &'a Path,
+    spec: &'a InstanceSpec,
+    boot: &'a Boot,
+    dir: &'a Path,
+    disk: Option<&'a PathBuf>,
+    first_uid: u32,
+    volumes: Vec<Volume>,
+}
+
+fn run(order: Order<'_>, group: &Group, fifos: &Fifos) -> Result<Child, String> {
+    let dir = order.dir;
+    let meminfo = dir.join("meminfo");
+    let kib = order.spec.resources.memory_bytes / 1024;
+    fs::write(
+        &meminfo,
+        format!("MemTotal: {kib} kB\nMemFree: {kib} kB\nMemAvailable: {kib} kB\n"),
+    )
+    .map_err(|error| format!("writing meminfo: {error}"))?;
+    let mut command = Command::new(order.runsc);
     command
         .env_clear()
-        .arg("--root")
-        .arg(dir)
-        .arg("--log")
-        .arg(dir.join("runsc.log"))
-        .arg("--panic-log")
-        .arg(dir.join("panic.log"))
-        .args([
-            "--platform=systrap",
-            "--network=none",
-            "--ignore-cgroups",
-            "--host-uds=none",
-            "--net-raw=false",
-            // sudo; what it gives is power over the sentry only.
-            "--allow-suid",
-        ]);
-    if !runsc.with_file_name("gvisor-bin").exists() {
-        // Built with `go build`, all in one file. (A release directory has its parts beside it.)
-        command.arg("--sidecar-usage-policy=LEGACY_DEPRECATED_SLOW_EMBEDDED_FALLBACK");
-    }
-    if spec.resources.disk_backing == DiskBacking::Disk {
+        .args(flags(order.runsc, dir, order.spec.network.as_ref()));
+    if let Some(disk) = order.disk {
+        let owner = (
+            rustix::fs::Uid::from_raw(order.first_uid),
+            rustix::fs::Gid::from_raw(order.first_uid),
+        );
+        rustix::fs::chown(disk, Some(owner.0), Some(owner.1))
+            .map_err(|error| format!("giving the writable layer to its uid: {error}"))?;
         command.arg(format!("--overlay2=root:dir={}", disk.display()));
     }
-    match boot {
+    match order.boot {
         Boot::Fresh => {
             command.args(["run", "-detach"]);
         }
         Boot::Blank => {
-            command.args(["--restore-spec-validation=ignore", "create"]);
+            command.args([IGNORE_SPEC, "create"]);
         }
-        Boot::Layer(layer, _) => {
+        Boot::Layer(files) => {
+            let named = name_layer(dir, files);
+            named.map_err(|error| format!("giving names to a saved layer: {error}"))?;
             command
                 .args(["run", "-detach", "-fs-restore-image-path"])
-                .arg(layer);
+                .arg(dir.join(LAYER_DIR));
         }
     }
     command
@@ -160,8 +298,30 @@ fn command(runsc: &Path, spec: &InstanceSpec, boot: &Boot, dir: &Path, disk: &Pa
         .arg(dir.join(PID_FILE))
         .arg("-bundle")
         .arg(dir)
-        .arg(spec.id.as_str());
-    command
+        .arg(order.spec.id.as_str());
+    spawn(&mut command, &meminfo, order.volumes, group, fifos)
+        .map_err(|error| format!("starting {}: {error}", order.runsc.display()))
+}
+
+/// `runsc` wants the files of a saved layer by name. Ours have none, so they get links to where they are open.
+fn name_layer(dir: &Path, files: &[fs::File]) -> io::Result<()> {
+    let at = dir.join(LAYER_DIR);
+    fs::create_dir(&at)?;
+    for (file, (_, name)) in files.iter().zip(DISK) {
+        let open = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+        symlink(open, at.join(name))?;
+    }
+    Ok(())
+}
+
+/// Those names mean something else as soon as the files are closed.
+pub(super) fn forget_layer(dir: &Path) -> Result<(), String> {
+    match fs::remove_dir_all(dir.join(LAYER_DIR)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(format!("removing the names of a saved layer: {error}"))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn spawn(

@@ -1,14 +1,14 @@
 //! The gVisor tier: one sandbox process (`runsc`, systrap platform) per instance.
 //!
 //! ```text
-//!   server ── fork ──> enters the cgroup, own mount namespace ── exec ──> runsc run -detach ──> sandbox process
-//!     │                                                                      (gone in 50 ms)      agent is PID 1 in it
-//!     └── Hello, at once; waits in the FIFO until the agent is up ──────────────────────────────────> Welcome
+//!   server ── clone ──> cgroup, namespaces, empty root ── exec ──> sentry, the sandbox process
+//!     ├── StartRoot, over its control socket ──────────────────────> agent, PID 1 in it
+//!     └── Hello, at once; waits in the FIFO until the agent is up ──────> Welcome
 //! ```
-//! The root is the template's EROFS image, shared by all, under a private writable layer in memory, or on disk (then
-//! with one gofer process more). The agent comes from a second EROFS image at `/.atoll`. Nothing of the host's
-//! filesystem is reachable but the volumes it is lent ([`volumes`]): there is no other bind mount, and the gofer of a
-//! disk-backed instance without volumes serves one empty directory.
+//! The root is the template's EROFS image, shared by all, under a private writable layer in memory, or in a file without a
+//! name. The agent comes from a second EROFS image at `/.atoll`. Nothing of the host's filesystem is reachable but the
+//! volumes it is lent ([`volumes`]), and those through a gofer, a process more: then `runsc run` starts both ([`launch`]).
+//! Without one we start the sentry ourselves ([`boot`]).
 //!
 //! An instance that goes on from saved memory is created empty and filled ([`restore`]); it is as any other afterwards.
 //!
@@ -18,14 +18,16 @@
 //! - Every process of an instance is in its cgroup from before `exec` on, so killing the cgroup kills the instance.
 //! - Each instance has a range of host uids of its own (a user namespace; costs nothing measurable and no gofer). This
 //!   rules out `--directfs=false`, which runs every sentry as `nobody` instead; without a gofer there are no host files
-//!   that directfs could reach, and with one there are its volumes or a single empty directory.
-//! - The network is gVisor's own loopback and nothing else.
-//! - The guest sees as much memory as it may use. `runsc --ignore-cgroups` takes that figure from `/proc/meminfo`, so it
-//!   is shown one of ours; letting runsc manage the cgroup would cost 10 ms per controller and start.
+//!   that directfs could reach, and with one there are its volumes.
+//! - The network is a stack of gVisor's own, with loopback and at most one cable ([`network`]).
+//! - The guest sees as much memory as it may use. The sentry is told; `runsc run --ignore-cgroups` takes the figure from
+//!   `/proc/meminfo`, so it is shown one of ours. Letting runsc manage the cgroup would cost 10 ms per controller and start.
 
+mod boot;
 mod bundle;
 mod control;
 mod launch;
+mod network;
 mod restore;
 mod save;
 mod volumes;
@@ -33,7 +35,6 @@ mod volumes;
 #[cfg(test)]
 mod tests;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -48,12 +49,13 @@ use crate::process::Process;
 use crate::{
     Config, Error, Instance, InstanceSpec, Restore, Runtime, SaveKind, SaveSink, Saves, ending, uids,
 };
+use launch::Starting;
 use restore::Boot;
 use save::{Mark, Residents, blocking};
 
 pub use launch::version;
 
-/// How long a boot may take; it takes 50 ms on an idle machine.
+/// How long a boot may take; it takes 40 ms on an idle machine.
 const BOOT: Duration = Duration::from_secs(60);
 /// How long an adopted agent may take to answer.
 const ADOPT: Duration = Duration::from_secs(15);
@@ -107,7 +109,8 @@ impl Gvisor {
             mut record,
             group,
             fifos,
-            mut child,
+            mut starting,
+            wire,
         } = launched;
         let memory = match &spec.restore {
             Some(Restore {
@@ -131,7 +134,7 @@ impl Gvisor {
         let mut process = None;
         let mut early = None;
         if let Some(source) = memory {
-            let fill = restore::fill(&dir, &spec.id, &mut child, source);
+            let fill = restore::fill(&dir, &spec.id, &mut starting, &wire, source);
             tokio::pin!(fill);
             // The greeting waits in the FIFO; whoever wakes up answers at once, maybe before the sentry says that it is
             // done.
@@ -146,31 +149,24 @@ impl Gvisor {
         let connected = match early {
             Some(connected) => connected,
             None => tokio::select! {
-            connected = &mut connect => connected,
-            exit = child.wait() => {
-                match exit {
-                    Ok(status) if status.success() => {}
-                    Ok(status) => return Err(format!("runsc ended with {status}: {}", launch::complaint(&dir))),
-                    Err(error) => return Err(format!("waiting for runsc: {error}")),
+                connected = &mut connect => connected,
+                up = starting.up(&dir, &spec.id) => {
+                    up?;
+                    // The agent is only just starting, so this delays nobody.
+                    process = Some(self.take_down(&starting, &dir, &mut record)?);
+                    connect.await
                 }
-                // The agent is only just starting, so this delays nobody.
-                process = Some(self.take_down(&dir, &mut record)?);
-                connect.await
-            }
             },
         };
         let guest = connected.map_err(|error| match launch::complaint(&dir) {
             complaint if complaint.is_empty() => error.to_string(),
             complaint => format!("{error}; {complaint}"),
         })?;
-        // runsc may still be saying goodbye; tokio reaps it.
-        drop(child);
         if let (Boot::Fresh, Some(Restore { source, .. })) = (&*boot, &spec.restore) {
             restore::apply(&guest, source).await?;
         }
-        if let Boot::Layer(layer, _) = &*boot {
-            // Names of descriptors of ours that will mean something else.
-            fs::remove_dir_all(layer).map_err(|error| format!("removing {}: {error}", layer.display()))?;
+        if matches!(*boot, Boot::Layer(_)) {
+            launch::forget_layer(&dir)?;
         }
         // What a boot is given beyond the instance's own limits is CPU alone.
         group
@@ -178,16 +174,19 @@ impl Gvisor {
             .map_err(|error| error.to_string())?;
         let process = match process {
             Some(process) => process,
-            None => self.take_down(&dir, &mut record)?,
+            None => self.take_down(&starting, &dir, &mut record)?,
         };
         self.instance(&spec.id, process, guest, group)
     }
 
-    /// Records the sandbox process that runsc left.
-    fn take_down(&self, dir: &Path, record: &mut Record) -> Result<Option<Process>, String> {
-        let pid = fs::read_to_string(dir.join(launch::PID_FILE))
-            .map_err(|error| format!("reading the pid that runsc should have written: {error}"))?;
-        record.process = pid.trim().parse().ok().and_then(Process::of);
+    /// Records the sandbox process.
+    fn take_down(
+        &self,
+        starting: &Starting,
+        dir: &Path,
+        record: &mut Record,
+    ) -> Result<Option<Process>, String> {
+        record.process = starting.process(dir)?;
         self.dirs
             .update(record)
             .map_err(|error| format!("recording its process: {error}"))?;

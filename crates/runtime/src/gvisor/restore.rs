@@ -1,10 +1,10 @@
 //! Starting an instance from what [`super::save`] wrote.
 //!
 //! ```text
-//!   memory:      runsc create ── a sentry waits ──┐
+//!   memory:      boot ── a sentry waits ───────────┐
 //!                parts are being put together ────┴── Restore ──> Welcome
 //!                Hello{restored}, at once; waits in the FIFO ──────^
-//!   filesystem:  runsc run -fs-restore-image-path, if the layer was on disk
+//!   filesystem:  a boot over its files, if the layer was on disk
 //!                an ordinary boot, if it was in memory (or a jail's); the agent unpacks it before anything else
 //! ```
 //! A filesystem comes back with times to the second, and without sockets and attributes (`xattr`).
@@ -15,10 +15,9 @@
 //! - The instance gets its own user ids, limits and FIFOs, not those of the one that was saved; `runsc` is told not to
 //!   insist (`--restore-spec-validation=ignore`). Sizes of filesystems stay what they were.
 
-use std::fs::{self, File};
-use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -26,11 +25,12 @@ use atoll_guest_protocol::{CommandState, Exec, Message, Request};
 use atoll_types::{DiskBacking, InstanceId, SaveKind};
 use bytes::Bytes;
 use tokio::io::AsyncReadExt;
-use tokio::process::Child;
 
 use super::control::Control;
+use super::launch::{self, Starting};
+use super::network::Wire;
 use super::save::{DISK, LAYER, MEMORY, blocking};
-use super::{Gvisor, bundle, launch};
+use super::{Gvisor, bundle};
 use crate::channel::{Guest, Incoming};
 use crate::{InstanceSpec, Restore, SaveSource};
 
@@ -48,8 +48,8 @@ pub(super) enum Boot {
     Fresh,
     /// It waits for a memory image.
     Blank,
-    /// As `Fresh`, over a layer that `runsc` finds in this directory. The files are open as long as it needs them.
-    Layer(PathBuf, #[expect(dead_code, reason = "kept open")] Vec<File>),
+    /// As `Fresh`, over a layer that the sentry reads from these files, in the order of [`DISK`].
+    Layer(Vec<File>),
 }
 
 impl Gvisor {
@@ -73,18 +73,7 @@ impl Gvisor {
                 "what was saved was on disk, and comes back only with the disk backing `disk`".into(),
             );
         }
-        let files = parts(source, &names).await?;
-        let dir = self.dirs.dir(&spec.id).join("layer");
-        let named = || {
-            fs::create_dir(&dir)?;
-            for (file, (_, name)) in files.iter().zip(DISK) {
-                let open = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
-                symlink(open, dir.join(name))?;
-            }
-            Ok(())
-        };
-        named().map_err(|error: std::io::Error| format!("giving names to a saved layer: {error}"))?;
-        Ok(Boot::Layer(dir, files))
+        Ok(Boot::Layer(parts(source, &names).await?))
     }
 }
 
@@ -114,19 +103,15 @@ async fn parts(source: &Arc<dyn SaveSource>, names: &[&str]) -> Result<Vec<File>
 pub(super) async fn fill(
     dir: &Path,
     id: &InstanceId,
-    child: &mut Child,
+    starting: &mut Starting,
+    wire: &Arc<Wire>,
     source: &Arc<dyn SaveSource>,
 ) -> Result<(), String> {
     let began = Instant::now();
     let created = async {
-        match child.wait().await {
-            Ok(status) if status.success() => {
-                tracing::debug!(instance = %id, after = ?began.elapsed(), "a sentry waits for its image");
-                Ok(())
-            }
-            Ok(status) => Err(format!("runsc ended with {status}: {}", launch::complaint(dir))),
-            Err(error) => Err(format!("waiting for runsc: {error}")),
-        }
+        starting.up(dir, id).await?;
+        tracing::debug!(instance = %id, after = ?began.elapsed(), "a sentry waits for its image");
+        Ok::<_, String>(())
     };
     let read = async {
         let files = parts(source, &MEMORY).await?;
@@ -134,10 +119,10 @@ pub(super) async fn fill(
         Ok(files)
     };
     let ((), files) = tokio::try_join!(created, read)?;
-    let (at, id) = (dir.to_owned(), id.clone());
+    let (at, id, wire) = (dir.to_owned(), id.clone(), Arc::clone(wire));
     let filled = blocking(move || {
         let [state, meta, pages] = [0, 1, 2].map(|part: usize| files[part].as_fd());
-        Control::connect(&at, &id)?.restore(&[state, meta, pages], READING)
+        Control::connect(&at, &id)?.restore(&wire, &[state, meta, pages], READING)
     });
     let filled = filled.await;
     tracing::debug!(after = ?began.elapsed(), "filled");

@@ -1,5 +1,6 @@
 //! Against a real `runsc`; see [`Bench::new`] for what is needed. Without it each test says loudly that it was skipped.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
@@ -13,6 +14,7 @@ use crate::channel::{ChannelError, Incoming};
 use crate::probe::{Verdict, probe};
 
 mod saving;
+mod walls;
 
 struct Bench {
     state: tempfile::TempDir,
@@ -103,6 +105,7 @@ impl Bench {
             hostname: "box".into(),
             restore: None,
             mounts: Vec::new(),
+            network: None,
         }
     }
 

@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +24,7 @@ const RESTORED_PER_SECOND: u64 = 32 << 20;
 pub(super) struct Extras {
     layer: Option<File>,
     mounts: Vec<spec::Mount>,
+    network: Option<PathBuf>,
     _held: Vec<SharedMount>,
 }
 
@@ -36,6 +37,12 @@ impl Extras {
         check(&spec.mounts)?;
         if !spec.mounts.is_empty() && jail.privilege == Privilege::Ordinary {
             return Err("volumes and inputs in a jail need a server run by root".into());
+        }
+        if let Some(network) = &spec.network {
+            if jail.privilege == Privilege::Ordinary {
+                return Err("a jail with a network needs a server run by root".into());
+            }
+            extras.network = Some(network.namespace.clone());
         }
         for mount in &spec.mounts {
             let source = match &mount.source {
@@ -66,6 +73,7 @@ impl Extras {
         let of_ours = |file: &File| format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()).into();
         spec.layer = self.layer.as_ref().map(of_ours);
         spec.mounts.clone_from(&self.mounts);
+        spec.network.clone_from(&self.network);
     }
 
     /// How long the start may take.

@@ -127,6 +127,7 @@ pub async fn trial(config: &Config) -> Result<String, String> {
         hostname: "trial".into(),
         restore: None,
         mounts: Vec::new(),
+        network: None,
     };
     let jail = Jail::new(Arc::new(config.clone())).map_err(|error| error.to_string())?;
     let instance = jail.start(spec).await.map_err(|error| error.to_string())?;
@@ -274,6 +275,7 @@ impl Jail {
             shm_bytes: record.resources.memory_bytes / 2,
             layer: None,
             mounts: Vec::new(),
+            network: None,
         };
         Ok((spec, lower.into_iter().chain(agent).collect()))
     }

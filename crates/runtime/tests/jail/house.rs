@@ -83,6 +83,7 @@ impl House {
             hostname: "box".into(),
             restore: None,
             mounts: Vec::new(),
+            network: None,
         }
     }
 

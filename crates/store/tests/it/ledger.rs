@@ -1,8 +1,8 @@
 //! The ledger: order, immutability, unknown kinds, sums.
 
-use atoll_store::{CommandEnd, Fact, FactQuery, NewFact, Scope, UsageTotal};
+use atoll_store::{CommandEnd, Fact, FactQuery, NetworkDecision, NewFact, Scope, UsageTotal};
 use atoll_types::{
-    ArtifactId, CommandId, EndReason, InstanceId, Isolation, KeyId, Resources, SaveKind, TemplateId,
+    ArtifactId, CommandId, EndReason, InstanceId, Isolation, KeyId, Preset, Resources, SaveKind, TemplateId,
     Timestamp,
 };
 
@@ -123,6 +123,48 @@ fn one_of_each() -> Vec<Fact> {
         },
         Fact::TemplateDeleted {
             template: TemplateId::from_entropy([1; 20]),
+        },
+        Fact::NetworkAllowed(NetworkDecision {
+            protocol: "tcp".into(),
+            host: Some("pypi.org".into()),
+            address: Some("2001:db8::1".into()),
+            port: 443,
+            rule: "preset package-registries: pypi.org".into(),
+            reason: "a rule allows it".into(),
+            count: 2,
+            bytes_up: 3,
+            bytes_down: 4,
+        }),
+        Fact::NetworkDenied(NetworkDecision {
+            protocol: "dns".into(),
+            host: Some("example.com".into()),
+            address: None,
+            port: 53,
+            rule: "default".into(),
+            reason: "no rule allows it".into(),
+            count: 1,
+            bytes_up: 0,
+            bytes_down: 0,
+        }),
+        Fact::NetworkPolicySet {
+            preset: Some(Preset::PackageRegistries),
+            rules: 2,
+            secrets: vec!["github".into()],
+        },
+        Fact::SecretSet {
+            secret: "github".into(),
+        },
+        Fact::SecretRotated {
+            secret: "github".into(),
+        },
+        Fact::SecretDeleted {
+            secret: "github".into(),
+        },
+        Fact::SecretUsed {
+            secret: "github".into(),
+            host: "api.github.com".into(),
+            port: 443,
+            count: 7,
         },
         Fact::Other {
             kind: "egress.denied".into(),

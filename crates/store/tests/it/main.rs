@@ -9,8 +9,10 @@
 mod artifacts;
 mod crash;
 mod ledger;
+mod network;
 mod rows;
 mod sandboxes;
+mod secrets;
 mod snapshots;
 mod support;
 mod upgrade;

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use atoll_lifecycle::{Boot, NewRecord, Policy, create};
 use atoll_store::{Fact, NewFact, NewSandbox, ProjectRow, SandboxRow, Store};
 use atoll_types::{
-    Id, InstanceId, Isolation, ProjectId, SandboxId, SandboxSpec, SnapshotId, TemplateId, Timestamp, VolumeId,
+    Id, InstanceId, Isolation, ProjectId, SandboxId, SandboxSpec, SecretId, SnapshotId, TemplateId,
+    Timestamp, VolumeId,
 };
 
 pub(crate) const T0: Timestamp = Timestamp(1_000_000);
@@ -72,6 +73,10 @@ pub(crate) fn snapshot_id(n: u32) -> SnapshotId {
 }
 
 pub(crate) fn volume_id(n: u32) -> VolumeId {
+    Id::from_entropy(entropy(n))
+}
+
+pub(crate) fn secret_id(n: u32) -> SecretId {
     Id::from_entropy(entropy(n))
 }
 

@@ -1,0 +1,105 @@
+//! Opens the way out of sandboxes: links, the proxy at their end, and the key that secrets are sealed with.
+
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::path::Path;
+use std::sync::Arc;
+
+use atoll_egress::{Answers, AsDialled, Broker, Egress, InterceptConfig, MasterKey, Sockets};
+use atoll_links::{Links, LinksConfig};
+use atoll_policy::{Floor, FloorConfig};
+use atoll_sandboxes::{Outside, Recorder, WayOut};
+use atoll_types::NetworkPolicy;
+
+use crate::config::{Config, NetworkConfig};
+use crate::output::{Doing, Result};
+
+/// May hold the key of the secrets itself, for those who keep no file.
+const KEY: &str = "ATOLL_SECRETS_KEY";
+
+/// What the configuration gets wrong is an error; what the machine lacks is a server whose sandboxes reach nothing.
+pub(crate) async fn open(config: &Config, data: &Path) -> Result<Outside> {
+    let given = std::env::var_os(KEY).filter(|key| !key.is_empty());
+    let key = match (given, &config.secrets_key) {
+        (Some(key), _) => MasterKey::parse(key.as_encoded_bytes(), &format!("the variable {KEY}")),
+        (None, Some(path)) => MasterKey::load(path),
+        (None, None) => MasterKey::load_or_create(&data.join("secrets.key")),
+    };
+    let key = key.doing("cannot open the key of the secrets")?;
+    let broker = Arc::new(Broker::new(&key).doing("cannot open the key of the secrets")?);
+    let recorder = Arc::new(Recorder::default());
+    let way = match way_out(&config.network, data, key, &broker, &recorder).await? {
+        Ok(way) => Ok(way),
+        Err(why) => {
+            tracing::warn!(why, "sandboxes of this server reach nothing");
+            Err(why)
+        }
+    };
+    Ok(Outside {
+        way,
+        broker,
+        recorder,
+    })
+}
+
+async fn way_out(
+    config: &NetworkConfig,
+    data: &Path,
+    key: MasterKey,
+    broker: &Arc<Broker>,
+    recorder: &Arc<Recorder>,
+) -> Result<std::result::Result<WayOut, String>> {
+    let floor = Floor::new(&FloorConfig {
+        allow_private: config.allow_private.clone(),
+        deny: config.deny.clone(),
+    })
+    .doing("the configuration of the network is not right")?;
+    if !config.enabled {
+        return Ok(Err("it is switched off in the configuration".into()));
+    }
+    let started = Links::start(LinksConfig {
+        state_dir: data.join("network"),
+        ready: config.ready_links,
+    });
+    let (links, sockets) = match started.await {
+        Ok(started) => started,
+        Err(error) => return Ok(Err(error.to_string())),
+    };
+    let settings = atoll_egress::Config {
+        resolvers: config.resolvers.clone(),
+        ..atoll_egress::Config::new(InterceptConfig {
+            key,
+            extra_roots: config.extra_roots.clone(),
+        })
+    };
+    let sockets = Sockets {
+        tcp4: sockets.tcp4,
+        tcp6: sockets.tcp6,
+        dns4: sockets.dns4,
+        dns6: sockets.dns6,
+        udp4: sockets.udp4,
+        udp6: sockets.udp6,
+        answers: Arc::new(FromGateway(links.clone())),
+        origin: Arc::new(AsDialled),
+    };
+    let egress = Egress::start(settings, sockets, Arc::clone(broker), Arc::clone(recorder) as _)
+        .doing("cannot open the way out of sandboxes")?;
+    Ok(Ok(WayOut {
+        links,
+        egress,
+        floor,
+        default: NetworkPolicy {
+            preset: Some(config.default),
+            ..NetworkPolicy::default()
+        },
+    }))
+}
+
+/// Sends to guests from where they wrote to.
+struct FromGateway(Links);
+
+impl Answers for FromGateway {
+    fn from(&self, address: SocketAddr) -> io::Result<UdpSocket> {
+        self.0.answer_from(address)
+    }
+}

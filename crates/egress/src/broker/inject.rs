@@ -1,0 +1,331 @@
+//! Putting values into the head of a request.
+
+use atoll_policy::{Grant, Name};
+use atoll_types::{Injection, SecretRef, Timestamp};
+use base64::Engine;
+use base64::alphabet;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use hyper::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
+use memchr::memmem;
+use zeroize::Zeroizing;
+
+use super::redact::{Redactor, percent_encode};
+use super::{Broker, Secret};
+
+/// Reads what clients send, with or without the padding; writes it with.
+const BASIC: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// What stands for a secret in one sandbox.
+pub(crate) type Placeholder = (SecretRef, String);
+
+/// The parts of a request's head in which secrets go out.
+#[derive(Debug)]
+pub(crate) struct Head<'a> {
+    pub(crate) headers: &'a mut HeaderMap,
+    pub(crate) path: &'a str,
+    pub(crate) query: Option<String>,
+}
+
+/// Why a request cannot go out, in the words of the log and of the answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Denied {
+    #[error(
+        "the request carries the placeholder of secret `{0}`, which is not bound to this host, port, method and path"
+    )]
+    Stray(String),
+    #[error(
+        "the request carries the placeholder of secret `{0}` in a place where it is not replaced; it is in headers, basic authentication and values of the query"
+    )]
+    Misplaced(String),
+    #[error("secret `{0}` has expired or was deleted")]
+    Unavailable(String),
+    #[error("the value of secret `{0}` cannot stand in a header: it has control characters or line breaks")]
+    Unusable(String),
+    #[error("secret `{0}` is bound to a header that Atoll keeps to itself")]
+    Reserved(String),
+}
+
+impl Denied {
+    /// How the log names the rule.
+    pub(crate) fn rule(&self) -> String {
+        let (Self::Stray(name)
+        | Self::Misplaced(name)
+        | Self::Unavailable(name)
+        | Self::Unusable(name)
+        | Self::Reserved(name)) = self;
+        format!("secret: {name}")
+    }
+
+    pub(crate) fn hint(&self) -> &'static str {
+        match self {
+            Self::Stray(_) => "send it only where the secret's binding says, or extend the binding",
+            Self::Misplaced(_) => "put it into a header or a parameter of the query",
+            Self::Unavailable(_) => "set the secret again, or take it from the sandbox",
+            Self::Unusable(_) => "set the secret to a single line of printable characters",
+            Self::Reserved(_) => "bind it to another header",
+        }
+    }
+}
+
+impl Broker {
+    /// Puts the values of `grants` into a request, and makes sure that none of the sandbox's `placeholders` is left in its
+    /// head. The answer is which secrets went in.
+    pub(crate) fn inject(
+        &self,
+        head: &mut Head<'_>,
+        grants: &[&Grant],
+        placeholders: &[Placeholder],
+        now: Timestamp,
+    ) -> Result<Vec<SecretRef>, Denied> {
+        let mut used = Vec::new();
+        // Placeholders first: an overwriting grant then has the last word on its header.
+        let (swapped, put): (Vec<&Grant>, Vec<&Grant>) = grants
+            .iter()
+            .partition(|grant| matches!(grant.binding.inject, Injection::Placeholder));
+        for grant in swapped {
+            // One that cannot be had is left in place, and refused below if it is there at all.
+            let Some(value) = self.current(&grant.secret.id, now) else {
+                continue;
+            };
+            for (_, text) in placeholders
+                .iter()
+                .filter(|(secret, _)| secret.id == grant.secret.id)
+            {
+                let replaced = head
+                    .replace(text.as_bytes(), &value)
+                    .map_err(|Invalid| Denied::Unusable(grant.secret.name.clone()))?;
+                if replaced {
+                    used.push(grant.secret.clone());
+                }
+            }
+        }
+        for grant in put {
+            let value = self
+                .current(&grant.secret.id, now)
+                .ok_or_else(|| Denied::Unavailable(grant.secret.name.clone()))?;
+            head.put(&grant.binding.inject, &value)
+                .map_err(|error| match error {
+                    Unfit::Invalid => Denied::Unusable(grant.secret.name.clone()),
+                    Unfit::Reserved => Denied::Reserved(grant.secret.name.clone()),
+                })?;
+            used.push(grant.secret.clone());
+        }
+        for (secret, text) in placeholders {
+            if !head.contains(text.as_bytes()) {
+                continue;
+            }
+            let name = secret.name.clone();
+            return Err(match grants.iter().any(|grant| grant.secret.id == secret.id) {
+                true if self.current(&secret.id, now).is_none() => Denied::Unavailable(name),
+                true => Denied::Misplaced(name),
+                false => Denied::Stray(name),
+            });
+        }
+        Ok(used)
+    }
+
+    /// What to blot out of answers from `host`, and whether also out of their bodies. Not only what went out with this
+    /// very request: a server may show what it was sent before.
+    pub(crate) fn redactor(&self, grants: &[Grant], host: &Name, now: Timestamp) -> (Redactor, bool) {
+        let mut redactor = Redactor::default();
+        let mut bodies = false;
+        for grant in grants {
+            if let Some(needles) = self.needles(&grant.secret.id, now) {
+                redactor.add(needles);
+                bodies |= grant.binding.redact && grant.binding.hosts.iter().any(|to| is_to(to, host));
+            }
+        }
+        (redactor, bodies)
+    }
+}
+
+/// Whether a binding is about `host`. This only says where to look for echoes; who gets a secret is the policy's to say.
+fn is_to(pattern: &str, host: &Name) -> bool {
+    let pattern = pattern.to_ascii_lowercase();
+    match pattern.strip_prefix('*') {
+        Some(below) => host.as_str().ends_with(below),
+        None => host.as_str() == pattern,
+    }
+}
+
+struct Invalid;
+
+enum Unfit {
+    Invalid,
+    Reserved,
+}
+
+impl Head<'_> {
+    fn put(&mut self, injection: &Injection, value: &Secret) -> Result<(), Unfit> {
+        let value = value.expose();
+        let (name, text) = match injection {
+            Injection::Header { name } => {
+                let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| Unfit::Reserved)?;
+                if is_reserved(&name) {
+                    return Err(Unfit::Reserved);
+                }
+                (name, value.to_vec())
+            }
+            Injection::Bearer => (AUTHORIZATION, [b"Bearer ", value].concat()),
+            Injection::Basic { username } => {
+                let pair = Zeroizing::new([username.as_bytes(), b":", value].concat());
+                (
+                    AUTHORIZATION,
+                    format!("Basic {}", BASIC.encode(pair.as_slice())).into_bytes(),
+                )
+            }
+            Injection::Query { name } => {
+                self.put_query(name, value);
+                return Ok(());
+            }
+            // Replaced where the guest put it, see `replace`.
+            Injection::Placeholder => return Ok(()),
+        };
+        let value = sensitive(text).map_err(|Invalid| Unfit::Invalid)?;
+        // Takes the place of all that the guest sent under this name.
+        self.headers.insert(name, value);
+        Ok(())
+    }
+
+    fn put_query(&mut self, name: &str, value: &[u8]) {
+        let query = self.query.take().unwrap_or_default();
+        let mut kept: Vec<&str> = query
+            .split('&')
+            .filter(|pair| {
+                let key = pair.split('=').next().unwrap_or_default();
+                !pair.is_empty() && percent_decode(key) != name.as_bytes()
+            })
+            .collect();
+        let added = format!("{}={}", encode(name.as_bytes()), encode(value));
+        kept.push(&added);
+        self.query = Some(kept.join("&"));
+    }
+
+    /// Whether there was one.
+    fn replace(&mut self, placeholder: &[u8], value: &Secret) -> Result<bool, Invalid> {
+        let value = value.expose();
+        let mut replaced = false;
+        for (name, text) in self.headers.iter_mut() {
+            if let Some(new) = swap(text.as_bytes(), placeholder, value) {
+                *text = sensitive(new)?;
+                replaced = true;
+            } else if name == AUTHORIZATION
+                && let Some(pair) = basic(text)
+                && let Some(pair) = swap(&pair, placeholder, value).map(Zeroizing::new)
+            {
+                *text = sensitive(format!("Basic {}", BASIC.encode(pair.as_slice())).into_bytes())?;
+                replaced = true;
+            }
+        }
+        if let Some(query) = &self.query {
+            let mut found = false;
+            let pairs: Vec<String> = query
+                .split('&')
+                .map(|pair| {
+                    let parts = pair.split_once('=');
+                    match parts
+                        .and_then(|(key, old)| Some((key, swap(&percent_decode(old), placeholder, value)?)))
+                    {
+                        Some((key, new)) => {
+                            found = true;
+                            format!("{key}={}", encode(&Zeroizing::new(new)))
+                        }
+                        None => pair.to_owned(),
+                    }
+                })
+                .collect();
+            if found {
+                self.query = Some(pairs.join("&"));
+                replaced = true;
+            }
+        }
+        Ok(replaced)
+    }
+
+    fn contains(&self, placeholder: &[u8]) -> bool {
+        let within = |text: &[u8]| memmem::find(text, placeholder).is_some();
+        self.headers.iter().any(|(name, value)| {
+            within(value.as_bytes())
+                || (name == AUTHORIZATION && basic(value).is_some_and(|pair| within(&pair)))
+        }) || within(&percent_decode(self.path))
+            || self
+                .query
+                .as_deref()
+                .is_some_and(|query| within(&percent_decode(query)))
+    }
+}
+
+/// What frames a message or concerns one connection only is written by Atoll.
+fn is_reserved(name: &HeaderName) -> bool {
+    matches!(
+        name.as_str(),
+        "connection"
+            | "content-length"
+            | "expect"
+            | "host"
+            | "keep-alive"
+            | "proxy-connection"
+            | "te"
+            | "trailer"
+            | "transfer-encoding"
+            | "upgrade"
+    )
+}
+
+/// Kept out of the tables of HTTP/2 and out of debug output.
+fn sensitive(text: Vec<u8>) -> Result<HeaderValue, Invalid> {
+    let mut value = HeaderValue::from_maybe_shared(bytes::Bytes::from(text)).map_err(|_| Invalid)?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+/// What is in basic authentication.
+fn basic(value: &HeaderValue) -> Option<Zeroizing<Vec<u8>>> {
+    let (scheme, rest) = value.as_bytes().split_at_checked(6)?;
+    if !scheme.eq_ignore_ascii_case(b"basic ") {
+        return None;
+    }
+    BASIC.decode(rest.trim_ascii()).ok().map(Zeroizing::new)
+}
+
+fn swap(text: &[u8], old: &[u8], new: &[u8]) -> Option<Vec<u8>> {
+    let mut at = memmem::find(text, old)?;
+    let mut out = Vec::with_capacity(text.len() + new.len());
+    let mut rest = text;
+    loop {
+        out.extend_from_slice(&rest[..at]);
+        out.extend_from_slice(new);
+        rest = &rest[at + old.len()..];
+        match memmem::find(rest, old) {
+            Some(next) => at = next,
+            None => break,
+        }
+    }
+    out.extend_from_slice(rest);
+    Some(out)
+}
+
+fn encode(text: &[u8]) -> String {
+    String::from_utf8_lossy(&percent_encode(text, b"0123456789ABCDEF")).into_owned()
+}
+
+fn percent_decode(text: &str) -> Vec<u8> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&byte, after)) = rest.split_first() {
+        rest = after;
+        let decoded = match (byte, after.first_chunk::<2>()) {
+            (b'%', Some(digits)) => hex::decode(digits).ok().and_then(|bytes| bytes.first().copied()),
+            (b'+', _) => Some(b' '),
+            _ => None,
+        };
+        if byte == b'%' && decoded.is_some() {
+            rest = &after[2..];
+        }
+        out.push(decoded.unwrap_or(byte));
+    }
+    out
+}

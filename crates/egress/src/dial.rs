@@ -1,0 +1,270 @@
+//! The one place that connects to the world.
+//!
+//! What must hold: the policy is asked about the very address that is connected to, right before, and a name that it does
+//! not allow is not even resolved. No answer of a resolver, however it changes, leads past the floor, nor to the host
+//! itself, whose addresses may change as well.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use atoll_policy::{Decision, Flow, Name};
+use nix::sys::socket::{setsockopt, sockopt};
+use tokio::net::{TcpStream, UdpSocket};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::config::Timeouts;
+use crate::resolve::{ResolveError, Resolver};
+use crate::tenants::TenantState;
+
+/// How long one address may take before the next is tried beside it.
+const STAGGER: Duration = Duration::from_millis(250);
+/// Addresses of a name that are tried.
+const MOST: usize = 8;
+/// Silence after which a peer is asked whether it is still there, in seconds; then how often, and how long between.
+const KEEPALIVE: (u32, u32, u32) = (120, 4, 15);
+
+#[derive(Debug)]
+pub(crate) struct Dialer {
+    pub resolver: Resolver,
+    connect: Duration,
+}
+
+/// A connection that the policy allowed.
+#[derive(Debug)]
+pub(crate) struct Dialled {
+    pub stream: TcpStream,
+    pub address: IpAddr,
+    pub decision: Decision,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DialError {
+    #[error("{}", .decision.reason)]
+    Denied {
+        decision: Decision,
+        /// The address that it is about, if any.
+        address: Option<IpAddr>,
+    },
+    #[error("there is no name `{0}`")]
+    NoSuchName(Name),
+    #[error("`{0}` has no address")]
+    NoAddress(Name),
+    #[error("cannot resolve `{name}`: {source}")]
+    Unresolved { name: Name, source: ResolveError },
+    #[error("cannot connect: {0}")]
+    Unreachable(io::Error),
+    #[error("cannot connect: it took too long")]
+    TimedOut,
+}
+
+impl Dialer {
+    pub(crate) fn new(resolvers: Vec<SocketAddr>, timeouts: &Timeouts) -> Self {
+        Self {
+            resolver: Resolver::new(resolvers, timeouts.resolve),
+            connect: timeouts.connect,
+        }
+    }
+
+    /// Whether `flow` would be allowed, and by what, without connecting. Where the rules about its name do not allow
+    /// it, those about its addresses may; then it is resolved.
+    pub(crate) async fn decide(&self, tenant: &TenantState, flow: &Flow<'_>) -> Result<Decision, DialError> {
+        let decision = tenant.policy().connect(flow);
+        if decision.is_allowed() || flow.address.is_some() {
+            return Ok(decision);
+        }
+        match self.candidates(tenant, flow).await {
+            Ok(allowed) => Ok(allowed
+                .into_iter()
+                .next()
+                .map_or(decision, |(_, decision)| decision)),
+            Err(DialError::Denied { decision, .. }) => Ok(decision),
+            Err(other) => Err(other),
+        }
+    }
+
+    /// Connects to where `flow` leads, by the first of its addresses that is allowed and answers.
+    pub(crate) async fn connect(&self, tenant: &TenantState, flow: &Flow<'_>) -> Result<Dialled, DialError> {
+        let candidates = self.candidates(tenant, flow).await?;
+        timeout(self.connect, race(candidates, flow.port))
+            .await
+            .map_err(|_| DialError::TimedOut)?
+            .map_err(DialError::Unreachable)
+    }
+
+    /// A socket that speaks with where `flow` leads, and with nobody else.
+    pub(crate) async fn datagrams(
+        &self,
+        tenant: &TenantState,
+        flow: &Flow<'_>,
+    ) -> Result<(UdpSocket, IpAddr, Decision), DialError> {
+        let candidates = self.candidates(tenant, flow).await?;
+        let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+        for (address, decision) in candidates {
+            match open_datagrams(SocketAddr::new(address, flow.port)).await {
+                Ok(socket) => return Ok((socket, address, decision)),
+                Err(error) => last = error,
+            }
+        }
+        Err(DialError::Unreachable(last))
+    }
+
+    /// The addresses of `flow` that the policy allows; at least one, or the reason why there is none.
+    async fn candidates(
+        &self,
+        tenant: &TenantState,
+        flow: &Flow<'_>,
+    ) -> Result<Vec<(IpAddr, Decision)>, DialError> {
+        let addresses = match (flow.name, flow.address) {
+            (_, Some(address)) => vec![address],
+            (Some(name), None) => self.resolve(tenant, name).await?,
+            (None, None) => Vec::new(),
+        };
+        // Not before: the policy may have changed while the name was resolved.
+        let policy = tenant.policy();
+        let mut allowed = Vec::new();
+        let mut refused = None;
+        for address in alternate(addresses) {
+            let address = address.to_canonical();
+            let mut decision = match policy.address(address) {
+                Some(floor) => floor,
+                None => policy.connect(&Flow {
+                    address: Some(address),
+                    ..*flow
+                }),
+            };
+            if decision.is_allowed()
+                && let Some(own) = policy.own_address(address, is_own)
+            {
+                decision = own;
+            }
+            if decision.is_allowed() {
+                allowed.push((address, decision));
+            } else {
+                refused.get_or_insert((address, decision));
+            }
+        }
+        allowed.truncate(MOST);
+        match refused {
+            _ if !allowed.is_empty() => Ok(allowed),
+            Some((address, decision)) => Err(DialError::Denied {
+                decision,
+                address: Some(address),
+            }),
+            None => Err(DialError::Unreachable(io::ErrorKind::AddrNotAvailable.into())),
+        }
+    }
+
+    async fn resolve(&self, tenant: &TenantState, name: &Name) -> Result<Vec<IpAddr>, DialError> {
+        let decision = tenant.policy().name(name);
+        if !decision.is_allowed() {
+            return Err(DialError::Denied {
+                decision,
+                address: None,
+            });
+        }
+        let addresses = self
+            .resolver
+            .addresses(name)
+            .await
+            .map_err(|source| DialError::Unresolved {
+                name: name.clone(),
+                source,
+            })?;
+        match addresses.list {
+            None => Err(DialError::NoSuchName(name.clone())),
+            Some(list) if list.is_empty() => Err(DialError::NoAddress(name.clone())),
+            Some(list) => Ok(list),
+        }
+    }
+}
+
+/// Whether the host would speak with itself there. The kernel knows: what it sends to itself it sends from the very
+/// address, or from that of the loopback interface. Nothing is sent; it takes microseconds. Where that cannot be found out
+/// it is taken for the host's own.
+pub fn is_own(address: IpAddr) -> bool {
+    let local = |socket: std::net::UdpSocket| match socket.connect((address, 9)) {
+        Ok(()) => socket.local_addr().map(|local| Some(local.ip())),
+        // Nobody can be reached there from here, and so nobody will.
+        Err(_) => Ok(None),
+    };
+    match std::net::UdpSocket::bind((unspecified(address), 0)).and_then(local) {
+        Ok(Some(local)) => local == address || local.is_loopback(),
+        Ok(None) => false,
+        // A host without this version of the protocol.
+        Err(error) => error.raw_os_error() != Some(nix::errno::Errno::EAFNOSUPPORT as i32),
+    }
+}
+
+fn unspecified(like: IpAddr) -> IpAddr {
+    match like {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    }
+}
+
+/// Version 6 and version 4 in turn, so that a family that does not work costs little.
+fn alternate(addresses: Vec<IpAddr>) -> Vec<IpAddr> {
+    let (six, four): (Vec<_>, Vec<_>) = addresses.into_iter().partition(IpAddr::is_ipv6);
+    let longest = six.len().max(four.len());
+    (0..longest)
+        .flat_map(|n| [six.get(n), four.get(n)])
+        .flatten()
+        .copied()
+        .collect()
+}
+
+/// Tries one address after the other, the next when one failed or takes its time. The first that answers wins.
+async fn race(candidates: Vec<(IpAddr, Decision)>, port: u16) -> io::Result<Dialled> {
+    let mut waiting = candidates.into_iter();
+    let mut tries = JoinSet::new();
+    let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    loop {
+        let more = waiting.len() > 0;
+        if let Some((address, decision)) = waiting.next() {
+            tries.spawn(async move {
+                let stream = TcpStream::connect(SocketAddr::new(address, port)).await?;
+                Ok::<_, io::Error>(Dialled {
+                    stream,
+                    address,
+                    decision,
+                })
+            });
+        }
+        let outcome = if more {
+            match timeout(STAGGER, tries.join_next()).await {
+                Ok(outcome) => outcome,
+                Err(_) => continue,
+            }
+        } else {
+            tries.join_next().await
+        };
+        match outcome {
+            Some(Ok(Ok(dialled))) => {
+                prepare(&dialled.stream);
+                return Ok(dialled);
+            }
+            Some(Ok(Err(error))) => last = error,
+            Some(Err(panicked)) => last = io::Error::other(panicked),
+            None if waiting.len() == 0 => return Err(last),
+            None => {}
+        }
+    }
+}
+
+/// Small writes go out at once, and a peer that is gone is noticed. Neither is worth failing for.
+pub(crate) fn prepare(stream: &TcpStream) {
+    let (idle, count, interval) = KEEPALIVE;
+    let _ = stream.set_nodelay(true);
+    let _ = setsockopt(stream, sockopt::KeepAlive, &true);
+    let _ = setsockopt(stream, sockopt::TcpKeepIdle, &idle);
+    let _ = setsockopt(stream, sockopt::TcpKeepCount, &count);
+    let _ = setsockopt(stream, sockopt::TcpKeepInterval, &interval);
+}
+
+async fn open_datagrams(to: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = UdpSocket::bind((unspecified(to.ip()), 0)).await?;
+    socket.connect(to).await?;
+    Ok(socket)
+}

@@ -1,0 +1,354 @@
+//! How much: connections at once, bytes each second, and budgets for the whole life of a sandbox.
+//!
+//! What must hold: a byte that a guest sends or gets is counted once, at the guest's side, before the next one is read;
+//! so a budget can be overrun by what is under way in one turn of each flow, and by no more.
+
+mod bucket;
+mod metered;
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use atoll_policy::Decision;
+use atoll_types::{EgressVerdict, NetworkLimits};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+
+pub(crate) use bucket::Bucket;
+pub(crate) use metered::Metered;
+
+/// What a sandbox has used of its budgets.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Used {
+    pub bytes: u64,
+    pub connections: u64,
+}
+
+/// Why something is refused, in the words of the log: the rule and the reason.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Exhausted {
+    /// Too many at once.
+    Connections(u64),
+    TotalConnections(u64),
+    TotalBytes(u64),
+    /// Not the sandbox's fault: the host has no room, and others hold less.
+    Host,
+}
+
+impl Exhausted {
+    pub(crate) fn decision(self) -> Decision {
+        Decision {
+            verdict: EgressVerdict::Denied,
+            rule: self.rule().into(),
+            reason: self.reason(),
+        }
+    }
+
+    fn rule(self) -> &'static str {
+        match self {
+            Self::Connections(_) => "limits.connections",
+            Self::TotalConnections(_) => "limits.total_connections",
+            Self::TotalBytes(_) => "limits.total_bytes",
+            Self::Host => "host: connections",
+        }
+    }
+
+    pub(crate) fn reason(self) -> String {
+        match self {
+            Self::Connections(limit) => {
+                format!("the sandbox has {limit} connections open, which is its limit; close some")
+            }
+            Self::TotalConnections(limit) => {
+                format!("the sandbox has used its budget of {limit} connections; raise it to go on")
+            }
+            Self::TotalBytes(limit) => {
+                format!("the sandbox has used its budget of {limit} bytes; raise it to go on")
+            }
+            Self::Host => {
+                "the host has too many connections and this sandbox holds many of them; close some".to_owned()
+            }
+        }
+    }
+}
+
+/// The limits of one sandbox and what it uses of them. Lives as long as the sandbox is admitted, over every change of
+/// its policy.
+#[derive(Debug)]
+pub(crate) struct Allowance {
+    limits: Mutex<NetworkLimits>,
+    /// Where the policy says nothing, and at most.
+    most_connections: usize,
+    open: AtomicUsize,
+    bytes: AtomicU64,
+    connections: AtomicU64,
+    bandwidth: Mutex<Option<Bucket>>,
+}
+
+impl Allowance {
+    pub(crate) fn new(limits: NetworkLimits, used: Used, most_connections: usize) -> Self {
+        let this = Self {
+            limits: Mutex::new(limits),
+            most_connections,
+            open: AtomicUsize::new(0),
+            bytes: AtomicU64::new(used.bytes),
+            connections: AtomicU64::new(used.connections),
+            bandwidth: Mutex::new(None),
+        };
+        this.set(limits);
+        this
+    }
+
+    /// Takes new limits; what was used stays used.
+    pub(crate) fn set(&self, limits: NetworkLimits) {
+        *lock(&self.limits) = limits;
+        let mut bandwidth = lock(&self.bandwidth);
+        let rate = limits.bytes_per_second;
+        if bandwidth.as_ref().map(Bucket::rate) != rate {
+            *bandwidth = rate.map(Bucket::for_bandwidth);
+        }
+    }
+
+    pub(crate) fn used(&self) -> Used {
+        Used {
+            bytes: self.bytes.load(Ordering::Relaxed),
+            connections: self.connections.load(Ordering::Relaxed),
+        }
+    }
+
+    /// One more connection; it is open until the answer is dropped. `crowded` where the host is short of connections.
+    pub(crate) fn open(self: &Arc<Self>, crowded: Option<usize>) -> Result<Opened, Exhausted> {
+        let limits = *lock(&self.limits);
+        let at_once = limits.connections.map_or(self.most_connections, |limit| {
+            self.most_connections.min(limit.try_into().unwrap_or(usize::MAX))
+        });
+        if limits.total_bytes.is_some_and(|limit| self.used().bytes >= limit) {
+            return Err(Exhausted::TotalBytes(limits.total_bytes.unwrap_or_default()));
+        }
+        let opened = Opened(Arc::clone(self));
+        let before = self.open.fetch_add(1, Ordering::Relaxed);
+        if before >= at_once {
+            return Err(Exhausted::Connections(at_once as u64));
+        }
+        if crowded.is_some_and(|share| before >= share) {
+            return Err(Exhausted::Host);
+        }
+        let count = |total: u64| match limits.total_connections {
+            Some(limit) if total >= limit => None,
+            _ => Some(total + 1),
+        };
+        match self
+            .connections
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, count)
+        {
+            Ok(_) => Ok(opened),
+            Err(limit) => Err(Exhausted::TotalConnections(limit)),
+        }
+    }
+
+    /// Counts `bytes`. The answer is the time before which no more may be moved.
+    fn charge(&self, bytes: u64) -> Result<Option<Instant>, Exhausted> {
+        let total = self
+            .bytes
+            .fetch_add(bytes, Ordering::Relaxed)
+            .saturating_add(bytes);
+        if let Some(limit) = lock(&self.limits).total_bytes
+            && total > limit
+        {
+            return Err(Exhausted::TotalBytes(limit));
+        }
+        Ok(lock(&self.bandwidth)
+            .as_mut()
+            .and_then(|bucket| bucket.take(bytes, Instant::now())))
+    }
+
+    /// The most that should be moved in one turn, so that a narrow bandwidth is a steady trickle.
+    fn turn(&self) -> usize {
+        lock(&self.bandwidth).as_ref().map_or(usize::MAX, |bucket| {
+            usize::try_from(bucket.rate() / 8).unwrap_or(usize::MAX).max(512)
+        })
+    }
+}
+
+/// A connection that counts towards the limit until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Opened(Arc<Allowance>);
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Counts the bytes of one flow, and holds it to its sandbox's bandwidth and budget.
+#[derive(Debug, Clone)]
+pub(crate) struct Meter(Arc<Counters>);
+
+#[derive(Debug)]
+struct Counters {
+    allowance: Arc<Allowance>,
+    up: AtomicU64,
+    down: AtomicU64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Direction {
+    /// From the guest.
+    Up,
+    Down,
+}
+
+impl Meter {
+    pub(crate) fn new(allowance: Arc<Allowance>) -> Self {
+        Self(Arc::new(Counters {
+            allowance,
+            up: AtomicU64::new(0),
+            down: AtomicU64::new(0),
+        }))
+    }
+
+    /// Counts `bytes` that were moved. The answer is the time before which no more may be moved.
+    pub(crate) fn count(&self, direction: Direction, bytes: usize) -> Result<Option<Instant>, Exhausted> {
+        let counter = match direction {
+            Direction::Up => &self.0.up,
+            Direction::Down => &self.0.down,
+        };
+        counter.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.0.allowance.charge(bytes as u64)
+    }
+
+    /// The most that should be moved before the next [`Meter::count`].
+    pub(crate) fn turn(&self) -> usize {
+        self.0.allowance.turn()
+    }
+
+    pub(crate) fn up(&self) -> u64 {
+        self.0.up.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn down(&self) -> u64 {
+        self.0.down.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn wrap<S>(&self, stream: S) -> Metered<S> {
+        Metered::new(stream, self.clone())
+    }
+}
+
+/// Connections of all sandboxes together.
+#[derive(Debug)]
+pub(crate) struct Total {
+    room: Arc<Semaphore>,
+    size: usize,
+}
+
+impl Total {
+    pub(crate) fn new(size: usize) -> Self {
+        let size = size.clamp(1, Semaphore::MAX_PERMITS);
+        Self {
+            room: Arc::new(Semaphore::new(size)),
+            size,
+        }
+    }
+
+    /// Waits for room: nothing is accepted that could not be held, and whoever comes meanwhile waits in the kernel.
+    pub(crate) async fn room(&self) -> OwnedSemaphorePermit {
+        loop {
+            // The semaphore is never closed; were it, there would be no room.
+            match Arc::clone(&self.room).acquire_owned().await {
+                Ok(permit) => return permit,
+                Err(_) => tokio::time::sleep(Duration::from_secs(1)).await,
+            }
+        }
+    }
+
+    /// Completes when nobody holds any room but the listener that waits for the next.
+    #[cfg(test)]
+    pub(crate) async fn empty(&self) {
+        while self.room.available_permits() + 1 < self.size {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// When three quarters are taken, the most that one sandbox may then open: a few greedy ones shall not shut out the
+    /// others.
+    pub(crate) fn crowded(&self) -> Option<usize> {
+        (self.room.available_permits() < self.size / 4).then_some((self.size / 64).max(1))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn allowance(limits: NetworkLimits) -> Arc<Allowance> {
+        Arc::new(Allowance::new(limits, Used::default(), 4))
+    }
+
+    #[test]
+    fn connections_at_once_are_bounded_by_the_policy_and_by_the_operator() {
+        let own = allowance(NetworkLimits {
+            connections: Some(2),
+            ..NetworkLimits::default()
+        });
+        let first = own.open(None).unwrap();
+        let _second = own.open(None).unwrap();
+        assert_eq!(own.open(None).unwrap_err(), Exhausted::Connections(2));
+        drop(first);
+        assert!(own.open(None).is_ok());
+
+        let greedy = allowance(NetworkLimits {
+            connections: Some(1000),
+            ..NetworkLimits::default()
+        });
+        let held: Vec<_> = std::iter::from_fn(|| greedy.open(None).ok()).collect();
+        assert_eq!(held.len(), 4);
+    }
+
+    #[test]
+    fn budgets_are_for_life_and_a_refused_connection_costs_nothing() {
+        let allowance = allowance(NetworkLimits {
+            total_connections: Some(2),
+            total_bytes: Some(100),
+            ..NetworkLimits::default()
+        });
+        drop(allowance.open(None).unwrap());
+        drop(allowance.open(None).unwrap());
+        assert_eq!(allowance.open(None).unwrap_err(), Exhausted::TotalConnections(2));
+        assert_eq!(allowance.used().connections, 2);
+        allowance.set(NetworkLimits {
+            total_bytes: Some(100),
+            ..NetworkLimits::default()
+        });
+        let meter = Meter::new(Arc::clone(&allowance));
+        assert_eq!(meter.count(Direction::Up, 60), Ok(None));
+        assert_eq!(meter.count(Direction::Down, 40), Ok(None));
+        assert_eq!(allowance.open(None).unwrap_err(), Exhausted::TotalBytes(100));
+        assert_eq!(meter.count(Direction::Up, 1), Err(Exhausted::TotalBytes(100)));
+        assert_eq!((meter.up(), meter.down()), (61, 40));
+    }
+
+    #[test]
+    fn when_the_host_is_crowded_those_who_hold_little_still_get_more() {
+        let allowance = allowance(NetworkLimits::default());
+        let _held = allowance.open(Some(1)).unwrap();
+        assert_eq!(allowance.open(Some(1)).unwrap_err(), Exhausted::Host);
+        assert!(allowance.open(None).is_ok());
+    }
+
+    #[tokio::test]
+    async fn the_host_has_room_for_so_many() {
+        let total = Total::new(8);
+        let mut held = Vec::new();
+        for _ in 0..6 {
+            assert_eq!(total.crowded(), None);
+            held.push(total.room().await);
+        }
+        held.push(total.room().await);
+        assert_eq!(total.crowded(), Some(1));
+    }
+}

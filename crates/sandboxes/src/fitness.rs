@@ -1,0 +1,114 @@
+//! Whether saved state can be used where it is to be used.
+
+use atoll_runtime::Saves;
+use atoll_store::SnapshotRow;
+use atoll_types::{DiskBacking, Fault, FaultKind, Isolation, SaveKind};
+
+/// Whether its files can be used without its memory.
+pub(crate) fn has_files_apart(saved: &SnapshotRow) -> bool {
+    saved.kind == SaveKind::Memory && saved.spec.fallback_to_files
+}
+
+/// Whether it is files in an archive, which any version of any runtime can read. (A layer on gVisor's own disk is saved in
+/// gVisor's own form.)
+fn is_archive(saved: &SnapshotRow) -> bool {
+    saved.kind == SaveKind::Filesystem
+        && (saved.isolation == Isolation::Jail || saved.spec.resources.disk_backing == DiskBacking::Memory)
+}
+
+/// Whether it can be used by this runtime on this processor.
+pub(crate) fn fits(saved: &SnapshotRow, here: &Saves) -> Result<(), Fault> {
+    let misfit = |code: &'static str, why: String| {
+        Fault::new(FaultKind::Conflict, code, why)
+            .hint("use the machine or the runtime version that it was saved with")
+    };
+    if saved.runtime != here.runtime_version && !is_archive(saved) {
+        return Err(misfit(
+            "snapshot_runtime_mismatch",
+            format!(
+                "it was saved by `{}`, but `{}` is what runs here",
+                saved.runtime, here.runtime_version
+            ),
+        ));
+    }
+    if saved.kind == SaveKind::Memory {
+        let missing: Vec<&str> = saved
+            .cpu_features
+            .iter()
+            .filter(|feature| !here.cpu_features.contains(feature))
+            .map(String::as_str)
+            .collect();
+        if !missing.is_empty() {
+            return Err(misfit(
+                "snapshot_cpu_mismatch",
+                format!(
+                    "its programs were started on a CPU with {}, which this one lacks",
+                    missing.join(", ")
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use atoll_types::{SandboxSpec, SnapshotOwner, Timestamp};
+
+    use super::*;
+    use crate::entropy;
+
+    fn saved(kind: SaveKind, isolation: Isolation) -> SnapshotRow {
+        SnapshotRow {
+            id: entropy::id(),
+            project: entropy::id(),
+            owner: SnapshotOwner::User,
+            name: None,
+            kind,
+            sandbox: None,
+            parent: None,
+            template: entropy::id(),
+            isolation,
+            runtime: "one".into(),
+            cpu_features: vec!["avx".into(), "avx512f".into()],
+            spec: SandboxSpec::default(),
+            total_bytes: 0,
+            stored_bytes: 0,
+            created_at: Timestamp(0),
+        }
+    }
+
+    fn here(version: &str, features: &[&str]) -> Saves {
+        Saves {
+            memory: true,
+            runtime_version: version.into(),
+            cpu_features: features.iter().map(|&feature| feature.into()).collect(),
+        }
+    }
+
+    #[test]
+    fn memory_needs_every_feature_of_the_processor_it_was_saved_on() {
+        let memory = saved(SaveKind::Memory, Isolation::Gvisor);
+        assert!(fits(&memory, &here("one", &["sse2", "avx", "avx512f"])).is_ok());
+        let refused = fits(&memory, &here("one", &["sse2", "avx"])).unwrap_err();
+        assert_eq!(refused.code, "snapshot_cpu_mismatch");
+        assert!(refused.message.contains("avx512f") && !refused.message.contains("sse2"));
+        let files = saved(SaveKind::Filesystem, Isolation::Gvisor);
+        assert!(fits(&files, &here("one", &[])).is_ok());
+    }
+
+    #[test]
+    fn only_archives_fit_every_version() {
+        for (kind, backing, fits_another) in [
+            (SaveKind::Memory, DiskBacking::Memory, false),
+            (SaveKind::Filesystem, DiskBacking::Disk, false),
+            (SaveKind::Filesystem, DiskBacking::Memory, true),
+        ] {
+            let mut saved = saved(kind, Isolation::Gvisor);
+            saved.spec.resources.disk_backing = backing;
+            let outcome = fits(&saved, &here("two", &["avx", "avx512f"]));
+            assert_eq!(outcome.is_ok(), fits_another, "{kind:?} {backing:?}");
+        }
+        assert!(fits(&saved(SaveKind::Filesystem, Isolation::Jail), &here("two", &[])).is_ok());
+    }
+}
