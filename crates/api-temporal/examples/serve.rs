@@ -27,7 +27,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let stop = async {
         let _ = tokio::signal::ctrl_c().await;
     };
-    atoll_api_temporal::serve(engine.clone(), address, stop).await?;
+    atoll_api_temporal::serve(engine.clone(), atoll_api_temporal::Access::Open, address, stop).await?;
     engine.close();
     store.close().await;
     Ok(())

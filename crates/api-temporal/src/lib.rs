@@ -1,5 +1,8 @@
 //! Temporal's gRPC on top of the workflow engine: `WorkflowService`, `OperatorService` and health.
 //!
+//! Every call but health needs an API key, see [`Access`]. Connections are plain: where they leave the machine, a proxy that
+//! ends TLS stands in front, as for the rest of the server.
+//!
 //! Thin: a method checks what only the wire knows (deadlines, page sizes, names of fields), asks the engine, and turns a
 //! refusal into a status with the details that clients look for. A method that is not here answers `UNIMPLEMENTED`, and no
 //! capability that the system or a namespace advertises depends on one.
@@ -9,6 +12,7 @@
     reason = "clients still send, and read, what the wire has deprecated"
 )]
 
+mod access;
 mod health;
 mod operator;
 mod status;
@@ -16,6 +20,8 @@ mod workflow;
 
 use std::future::Future;
 use std::net::SocketAddr;
+
+pub use access::{Access, Keys};
 
 use atoll_workflows::Engine;
 use tokio::net::TcpListener;
@@ -55,16 +61,18 @@ const MAX_MESSAGE: usize = 64 * 1024 * 1024;
 /// Serves until `stop` is done, then lets requests that are being answered finish.
 pub async fn serve(
     engine: Engine,
+    access: Access,
     address: SocketAddr,
     stop: impl Future<Output = ()> + Send,
 ) -> std::io::Result<()> {
     let listener = TcpListener::bind(address).await?;
-    serve_on(engine, listener, stop).await
+    serve_on(engine, access, listener, stop).await
 }
 
 /// As [`serve`], on a socket that is open already.
 pub async fn serve_on(
     engine: Engine,
+    access: Access,
     listener: TcpListener,
     stop: impl Future<Output = ()> + Send,
 ) -> std::io::Result<()> {
@@ -81,6 +89,7 @@ pub async fn serve_on(
     let health = HealthServer::new(health::Service).accept_compressed(CompressionEncoding::Gzip);
     Server::builder()
         .tcp_nodelay(true)
+        .layer(access::Gate(access))
         .add_service(workflow)
         .add_service(operator)
         .add_service(health)

@@ -1,9 +1,11 @@
 //! `OperatorService`: what workflows are searched by, and namespaces.
 
+use atoll_workflow_core::Refusal;
 use atoll_workflows::Engine;
 use temporalio_protos::temporal::api::operatorservice::v1 as wire;
 use tonic::{Request, Response, Status};
 
+use crate::access::Caller;
 use crate::generated::operator::operator_service_server::OperatorService;
 use crate::status::answer;
 
@@ -15,6 +17,13 @@ pub(crate) struct Service {
 impl Service {
     pub(crate) fn new(engine: Engine) -> Self {
         Self { engine }
+    }
+
+    /// The namespace that is meant, if the caller may see it.
+    fn admit(&self, caller: &Caller, namespace: String) -> Result<String, Status> {
+        let namespace = or_default(namespace);
+        answer(caller.check(&self.engine, &namespace))?;
+        Ok(namespace)
     }
 }
 
@@ -32,11 +41,12 @@ impl OperatorService for Service {
         &self,
         request: Request<wire::AddSearchAttributesRequest>,
     ) -> Result<Response<wire::AddSearchAttributesResponse>, Status> {
-        let request = request.into_inner();
-        let namespace = or_default(request.namespace);
+        let caller = Caller::of(&request)?;
+        let mut request = request.into_inner();
+        request.namespace = self.admit(&caller, request.namespace)?;
         let added = self
             .engine
-            .add_search_attributes(&namespace, request.search_attributes)
+            .add_search_attributes(&request.namespace, request.search_attributes)
             .await;
         answer(added.map(|()| wire::AddSearchAttributesResponse {}))
     }
@@ -45,15 +55,15 @@ impl OperatorService for Service {
         &self,
         request: Request<wire::RemoveSearchAttributesRequest>,
     ) -> Result<Response<wire::RemoveSearchAttributesResponse>, Status> {
-        let request = request.into_inner();
+        let caller = Caller::of(&request)?;
+        let mut request = request.into_inner();
+        request.namespace = self.admit(&caller, request.namespace)?;
         let removed = self
             .engine
-            .change_namespace(&or_default(request.namespace), |namespace| {
+            .change_namespace(&request.namespace, |namespace| {
                 for name in &request.search_attributes {
                     namespace.attributes.remove(name).ok_or_else(|| {
-                        atoll_workflow_core::Refusal::NotFound(format!(
-                            "Search attribute {name} doesn't exist."
-                        ))
+                        Refusal::NotFound(format!("Search attribute {name} doesn't exist."))
                     })?;
                 }
                 Ok(())
@@ -66,9 +76,9 @@ impl OperatorService for Service {
         &self,
         request: Request<wire::ListSearchAttributesRequest>,
     ) -> Result<Response<wire::ListSearchAttributesResponse>, Status> {
-        let found = self
-            .engine
-            .namespace(&or_default(request.into_inner().namespace), "");
+        let caller = Caller::of(&request)?;
+        let name = self.admit(&caller, request.into_inner().namespace)?;
+        let found = self.engine.namespace(&name, "");
         answer(found.map(|namespace| wire::ListSearchAttributesResponse {
             custom_attributes: namespace.attributes.into_iter().collect(),
             system_attributes: self.engine.system_attributes().collect(),
@@ -80,12 +90,14 @@ impl OperatorService for Service {
         &self,
         request: Request<wire::DeleteNamespaceRequest>,
     ) -> Result<Response<wire::DeleteNamespaceResponse>, Status> {
+        let caller = Caller::of(&request)?;
         let request = request.into_inner();
         let found = self.engine.namespace(&request.namespace, &request.namespace_id);
-        let namespace = match found {
-            Ok(namespace) => namespace,
-            Err(refusal) => return answer(Err(refusal)),
-        };
+        let namespace = answer(found)?.into_inner();
+        if !caller.may_see(&namespace) {
+            let name = format!("{}{}", request.namespace, request.namespace_id);
+            return answer(Err(Refusal::NamespaceNotFound(name)));
+        }
         let deleted = self.engine.delete_namespace(&namespace.name).await;
         answer(deleted.map(|()| wire::DeleteNamespaceResponse {
             deleted_namespace: namespace.name,

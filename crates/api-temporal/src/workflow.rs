@@ -2,10 +2,12 @@
 
 mod names;
 
+use atoll_workflow_core::Refusal;
 use atoll_workflows::Engine;
 use temporalio_protos::temporal::api::workflowservice::v1 as wire;
 use tonic::{Request, Response, Status};
 
+use crate::access::Caller;
 use crate::generated::workflow::workflow_service_server::WorkflowService;
 use crate::status::{answer, patience};
 
@@ -17,6 +19,13 @@ pub(crate) struct Service {
 impl Service {
     pub(crate) fn new(engine: Engine) -> Self {
         Self { engine }
+    }
+
+    /// Lets a request about a namespace through to the engine, if its caller may see that.
+    fn admit<T>(&self, request: Request<T>, namespace: impl Fn(&T) -> &String) -> Result<Request<T>, Status> {
+        let allowed = Caller::of(&request)?.check(&self.engine, namespace(request.get_ref()));
+        answer(allowed)?;
+        Ok(request)
     }
 }
 
@@ -52,16 +61,27 @@ macro_rules! pass_on {
                 &self,
                 request: Request<wire::DescribeNamespaceRequest>,
             ) -> Result<Response<wire::DescribeNamespaceResponse>, Status> {
+                let caller = Caller::of(&request)?;
                 let request = request.into_inner();
-                answer(self.engine.namespace(&request.namespace, &request.id).map(|known| names::describe(&known)))
+                let found = self.engine.namespace(&request.namespace, &request.id).and_then(|known| {
+                    if caller.may_see(&known) {
+                        Ok(names::describe(&known))
+                    } else {
+                        Err(Refusal::NamespaceNotFound(format!("{}{}", request.namespace, request.id)))
+                    }
+                });
+                answer(found)
             }
 
             async fn list_namespaces(
                 &self,
-                _: Request<wire::ListNamespacesRequest>,
+                request: Request<wire::ListNamespacesRequest>,
             ) -> Result<Response<wire::ListNamespacesResponse>, Status> {
+                let caller = Caller::of(&request)?;
+                let all = self.engine.namespaces();
+                let seen = all.iter().filter(|namespace| caller.may_see(namespace));
                 Ok(Response::new(wire::ListNamespacesResponse {
-                    namespaces: self.engine.namespaces().iter().map(names::describe).collect(),
+                    namespaces: seen.map(names::describe).collect(),
                     next_page_token: Vec::new(),
                 }))
             }
@@ -70,7 +90,8 @@ macro_rules! pass_on {
                 &self,
                 request: Request<wire::RegisterNamespaceRequest>,
             ) -> Result<Response<wire::RegisterNamespaceResponse>, Status> {
-                let namespace = names::new(request.into_inner());
+                let project = Caller::of(&request)?.project();
+                let namespace = names::new(request.into_inner(), project);
                 let registered = self.engine.register_namespace(namespace).await;
                 answer(registered.map(|()| wire::RegisterNamespaceResponse {}))
             }
@@ -79,7 +100,7 @@ macro_rules! pass_on {
                 &self,
                 request: Request<wire::UpdateNamespaceRequest>,
             ) -> Result<Response<wire::UpdateNamespaceResponse>, Status> {
-                let request = request.into_inner();
+                let request = self.admit(request, |request| &request.namespace)?.into_inner();
                 let name = request.namespace.clone();
                 let changed = self
                     .engine
@@ -92,7 +113,7 @@ macro_rules! pass_on {
                 &self,
                 request: Request<wire::ListWorkflowExecutionsRequest>,
             ) -> Result<Response<wire::ListWorkflowExecutionsResponse>, Status> {
-                let request = request.into_inner();
+                let request = self.admit(request, |request| &request.namespace)?.into_inner();
                 let listed = self
                     .engine
                     .list_workflows(&request.namespace, &request.query, request.page_size, &request.next_page_token)
@@ -107,7 +128,7 @@ macro_rules! pass_on {
                 &self,
                 request: Request<wire::ScanWorkflowExecutionsRequest>,
             ) -> Result<Response<wire::ScanWorkflowExecutionsResponse>, Status> {
-                let request = request.into_inner();
+                let request = self.admit(request, |request| &request.namespace)?.into_inner();
                 let listed = self
                     .engine
                     .list_workflows(&request.namespace, &request.query, request.page_size, &request.next_page_token)
@@ -128,16 +149,19 @@ macro_rules! pass_on {
             }
         }
     };
-    (@call $self:ident, $request:ident, $engine:ident) => {
-        answer($self.engine.$engine($request.into_inner()).await)
-    };
-    (@call $self:ident, $request:ident, $engine:ident wait) => {{
-        let wait = patience(&$request);
-        answer($self.engine.$engine($request.into_inner(), wait).await)
+    (@call $self:ident, $request:ident, $engine:ident) => {{
+        let request = $self.admit($request, |request| &request.namespace)?;
+        answer($self.engine.$engine(request.into_inner()).await)
     }};
-    (@call $self:ident, $request:ident, $engine:ident now) => {
-        answer($self.engine.$engine($request.into_inner()))
-    };
+    (@call $self:ident, $request:ident, $engine:ident wait) => {{
+        let request = $self.admit($request, |request| &request.namespace)?;
+        let wait = patience(&request);
+        answer($self.engine.$engine(request.into_inner(), wait).await)
+    }};
+    (@call $self:ident, $request:ident, $engine:ident now) => {{
+        let request = $self.admit($request, |request| &request.namespace)?;
+        answer($self.engine.$engine(request.into_inner()))
+    }};
 }
 
 pass_on! {

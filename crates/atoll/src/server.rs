@@ -122,7 +122,7 @@ impl Server {
         let serving = tokio::spawn(serve::serve(listener, router, stop.clone()));
         let workflows = match config.workflows_listen {
             Some(address) if kind == Kind::Standing => {
-                Some(Workflows::start(address, data.path(), stop.clone()).await?)
+                Some(Workflows::start(address, data.path(), &sandboxes, stop.clone()).await?)
             }
             _ => None,
         };
@@ -131,6 +131,7 @@ impl Server {
             url: url.clone(),
             pid: std::process::id(),
             embedded: kind == Kind::Embedded,
+            workflows: workflows.as_ref().map(|workflows| url_of(workflows.address)),
         })?;
         Ok(Self {
             url,

@@ -46,12 +46,18 @@ impl TaskToken {
         self.encode_to_vec()
     }
 
-    pub fn decode(bytes: &[u8]) -> Result<Self, Refusal> {
+    /// The token of a task in that namespace. Callers may have made it up; whether there is such a task is seen later.
+    pub fn decode(namespace: &str, bytes: &[u8]) -> Result<Self, Refusal> {
         let token: Self = prost::Message::decode(bytes)
             .map_err(|_| Refusal::InvalidArgument("Error deserializing task token.".to_owned()))?;
         if token.workflow_id.is_empty() {
             return Err(Refusal::InvalidArgument(
                 "WorkflowId is not set on request.".to_owned(),
+            ));
+        }
+        if token.namespace != namespace {
+            return Err(Refusal::InvalidArgument(
+                "Operation requested with a token from a different namespace.".to_owned(),
             ));
         }
         Ok(token)

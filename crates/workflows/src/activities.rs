@@ -95,7 +95,7 @@ impl Engine {
         &self,
         request: service::RespondActivityTaskCompletedRequest,
     ) -> Result<service::RespondActivityTaskCompletedResponse, Refusal> {
-        let token = TaskToken::decode(&request.task_token)?;
+        let token = TaskToken::decode(&request.namespace, &request.task_token)?;
         self.finish_activity(token, ActivityFinish::Completed(request.result), request.identity)
             .await?;
         Ok(service::RespondActivityTaskCompletedResponse {})
@@ -120,7 +120,7 @@ impl Engine {
         &self,
         request: service::RespondActivityTaskFailedRequest,
     ) -> Result<service::RespondActivityTaskFailedResponse, Refusal> {
-        let token = TaskToken::decode(&request.task_token)?;
+        let token = TaskToken::decode(&request.namespace, &request.task_token)?;
         let finish = ActivityFinish::Failed {
             failure: request.failure.unwrap_or_default(),
             heartbeat: request.last_heartbeat_details,
@@ -151,7 +151,7 @@ impl Engine {
         &self,
         request: service::RespondActivityTaskCanceledRequest,
     ) -> Result<service::RespondActivityTaskCanceledResponse, Refusal> {
-        let token = TaskToken::decode(&request.task_token)?;
+        let token = TaskToken::decode(&request.namespace, &request.task_token)?;
         self.finish_activity(token, ActivityFinish::Canceled(request.details), request.identity)
             .await?;
         Ok(service::RespondActivityTaskCanceledResponse {})
@@ -176,7 +176,7 @@ impl Engine {
         &self,
         request: service::RecordActivityTaskHeartbeatRequest,
     ) -> Result<service::RecordActivityTaskHeartbeatResponse, Refusal> {
-        let token = TaskToken::decode(&request.task_token)?;
+        let token = TaskToken::decode(&request.namespace, &request.task_token)?;
         let beat = self.heartbeat(token, request.details).await?;
         Ok(service::RecordActivityTaskHeartbeatResponse {
             cancel_requested: beat.cancel_requested,

@@ -67,6 +67,14 @@ impl Engine {
                     .await?;
                 let outcome = match wanted {
                     None => None,
+                    Some((start, _))
+                        if !self
+                            .inner
+                            .namespaces
+                            .are_neighbours(&key.namespace, &start.namespace) =>
+                    {
+                        Some(Err(StartChildFailure::NamespaceNotFound))
+                    }
                     Some((start, reuse)) => {
                         let policy = Policy::new(reuse.into(), 0)?;
                         match self.start_run(start, policy, Along::default()).await {
@@ -246,7 +254,11 @@ impl Engine {
         let Some(wanted) = wanted else {
             return Ok(Delivery::NotFound);
         };
-        if self.inner.namespaces.check(&wanted.namespace).is_err() {
+        if !self
+            .inner
+            .namespaces
+            .are_neighbours(&key.namespace, &wanted.namespace)
+        {
             return Ok(Delivery::NamespaceNotFound);
         }
         let sender = WorkflowExecution {
@@ -283,7 +295,11 @@ impl Engine {
         let Some(wanted) = wanted else {
             return Ok(Delivery::NotFound);
         };
-        if self.inner.namespaces.check(&wanted.namespace).is_err() {
+        if !self
+            .inner
+            .namespaces
+            .are_neighbours(&key.namespace, &wanted.namespace)
+        {
             return Ok(Delivery::NamespaceNotFound);
         }
         let target = wanted.workflow_execution.unwrap_or_default();

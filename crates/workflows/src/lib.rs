@@ -65,6 +65,8 @@ pub struct Options {
     pub idle: Duration,
     /// Namespaces that are made when the engine opens, if they are not there.
     pub namespaces: Vec<String>,
+    /// The project that those belong to.
+    pub project: String,
     /// How long closed runs of those are kept.
     pub retention: Duration,
 }
@@ -77,6 +79,7 @@ impl Default for Options {
             long_poll: Duration::from_secs(20),
             idle: Duration::from_secs(20),
             namespaces: vec!["default".to_owned()],
+            project: String::new(),
             retention: Duration::from_secs(72 * 3600),
         }
     }

@@ -34,6 +34,9 @@ pub struct Namespace {
     /// What workflows may be searched by, beside what every workflow has; numbered as on the wire.
     #[prost(btree_map = "string, int32", tag = "7")]
     pub attributes: BTreeMap<String, i32>,
+    /// To whom it belongs. Its workflows reach those of other namespaces of the same project only.
+    #[prost(string, tag = "8")]
+    pub project: String,
 }
 
 #[derive(Debug, Default)]
@@ -82,6 +85,7 @@ impl Namespaces {
                 let namespace = Namespace {
                     name: name.clone(),
                     id: fresh_id(),
+                    project: options.project.clone(),
                     retention: i64::try_from(options.retention.as_nanos()).unwrap_or(DAY),
                     ..Default::default()
                 };
@@ -109,6 +113,13 @@ impl Namespaces {
         } else {
             Err(Refusal::NamespaceNotFound(name.to_owned()))
         }
+    }
+
+    /// Whether workflows of the one may reach those of the other.
+    pub(crate) fn are_neighbours(&self, one: &str, other: &str) -> bool {
+        let all = self.read();
+        let project = |name| all.get(name).map(|namespace: &Namespace| &namespace.project);
+        one == other || project(one).is_some_and(|own| project(other) == Some(own))
     }
 
     pub(crate) fn retentions(&self) -> Vec<(String, Nanos)> {

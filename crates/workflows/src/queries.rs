@@ -261,7 +261,7 @@ impl Engine {
         &self,
         request: service::RespondQueryTaskCompletedRequest,
     ) -> Result<service::RespondQueryTaskCompletedResponse, Refusal> {
-        let token = TaskToken::decode(&request.task_token)?;
+        let token = TaskToken::decode(&request.namespace, &request.task_token)?;
         let failed = request.completed_type == i32::from(QueryResultType::Failed);
         let answer = Answer {
             result: request.query_result,

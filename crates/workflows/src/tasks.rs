@@ -142,7 +142,7 @@ impl Engine {
         &self,
         request: service::RespondWorkflowTaskCompletedRequest,
     ) -> Result<service::RespondWorkflowTaskCompletedResponse, Refusal> {
-        let token = TaskToken::decode(&request.task_token)?;
+        let token = TaskToken::decode(&request.namespace, &request.task_token)?;
         let key = Key::new(&token.namespace, &token.workflow_id);
         let mut commands = request.commands;
         let bad = commands
@@ -262,7 +262,7 @@ impl Engine {
         &self,
         request: service::RespondWorkflowTaskFailedRequest,
     ) -> Result<service::RespondWorkflowTaskFailedResponse, Refusal> {
-        let token = TaskToken::decode(&request.task_token)?;
+        let token = TaskToken::decode(&request.namespace, &request.task_token)?;
         let key = Key::new(&token.namespace, &token.workflow_id);
         let cause = WorkflowTaskFailedCause::try_from(request.cause).unwrap_or_default();
         let run_id = token.run_id.clone();

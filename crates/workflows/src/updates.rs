@@ -144,6 +144,11 @@ impl Engine {
         else {
             return Err(malformed());
         };
+        if start.namespace != request.namespace || update.namespace != request.namespace {
+            return Err(Refusal::InvalidArgument(
+                "Operations have to be in the namespace of the request.".to_owned(),
+            ));
+        }
         let update_failed = |error: Refusal| Refusal::MultiOperation {
             start: None,
             update: Some(Box::new(error)),

@@ -122,8 +122,9 @@ pub(super) fn describe(known: &Namespace) -> wire::DescribeNamespaceResponse {
     }
 }
 
-pub(super) fn new(request: wire::RegisterNamespaceRequest) -> Namespace {
+pub(super) fn new(request: wire::RegisterNamespaceRequest, project: String) -> Namespace {
     Namespace {
+        project,
         name: request.namespace,
         id: String::new(),
         description: request.description,

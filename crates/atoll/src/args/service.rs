@@ -20,6 +20,9 @@ pub(crate) struct ServerArgs {
     /// Address and port to listen on [default: 127.0.0.1:7070]
     #[arg(long, value_name = "ADDR:PORT")]
     pub(crate) listen: Option<std::net::SocketAddr>,
+    /// Address and port of durable workflows, for Temporal's SDKs, or `off` [default: port 7233 beside the API]
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub(crate) workflows_listen: Option<crate::config::WorkflowsListen>,
     /// Keep sandboxes ready: TEMPLATE=COUNT[:memory=512M,cpu=1,disk=1G,pids=512,isolation=gvisor]; may be repeated
     #[arg(long, value_name = "SPEC")]
     pub(crate) pool: Vec<crate::config::Pool>,

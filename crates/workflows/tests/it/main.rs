@@ -73,6 +73,7 @@ async fn complete(engine: &Engine, token: &[u8], attributes: Vec<Attributes>) {
         })
         .collect();
     let request = service::RespondWorkflowTaskCompletedRequest {
+        namespace: "default".to_owned(),
         task_token: token.to_vec(),
         commands,
         identity: "worker".to_owned(),
@@ -105,6 +106,7 @@ async fn do_activity(engine: &Engine) {
     let task = engine.poll_activity_task(request, None).await.unwrap();
     assert!(!task.task_token.is_empty(), "there was no activity");
     let request = service::RespondActivityTaskCompletedRequest {
+        namespace: "default".to_owned(),
         task_token: task.task_token,
         ..Default::default()
     };
