@@ -182,6 +182,9 @@ pass_on! {
     respond_activity_task_canceled_by_id: RespondActivityTaskCanceledByIdRequest -> RespondActivityTaskCanceledByIdResponse = cancel_activity_by_id;
     record_activity_task_heartbeat: RecordActivityTaskHeartbeatRequest -> RecordActivityTaskHeartbeatResponse = heartbeat_activity;
     record_activity_task_heartbeat_by_id: RecordActivityTaskHeartbeatByIdRequest -> RecordActivityTaskHeartbeatByIdResponse = heartbeat_activity_by_id;
+    pause_activity: PauseActivityRequest -> PauseActivityResponse = pause_activity;
+    unpause_activity: UnpauseActivityRequest -> UnpauseActivityResponse = unpause_activity;
+    reset_activity: ResetActivityRequest -> ResetActivityResponse = reset_activity;
     signal_workflow_execution: SignalWorkflowExecutionRequest -> SignalWorkflowExecutionResponse = signal_workflow;
     request_cancel_workflow_execution: RequestCancelWorkflowExecutionRequest -> RequestCancelWorkflowExecutionResponse = cancel_workflow;
     terminate_workflow_execution: TerminateWorkflowExecutionRequest -> TerminateWorkflowExecutionResponse = terminate_workflow;

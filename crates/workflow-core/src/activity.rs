@@ -47,6 +47,7 @@ pub enum ActivityFinish {
 pub struct Heartbeat {
     pub cancel_requested: bool,
     pub paused: bool,
+    pub reset: bool,
 }
 
 impl Run {
@@ -158,6 +159,7 @@ impl Run {
         Ok(Heartbeat {
             cancel_requested: activity.cancel_requested_id != 0,
             paused: activity.paused,
+            reset: activity.reset,
         })
     }
 
@@ -266,7 +268,12 @@ impl Run {
         }
         let expires_at = after(activity.scheduled_at, schedule_to_close);
         let wait = retry::decide(&policy, activity.attempt, failure, turn.now, expires_at)?;
-        activity.attempt += 1;
+        activity.attempt = if activity.reset { 1 } else { activity.attempt + 1 };
+        if activity.reset && activity.reset_heartbeat {
+            activity.heartbeat = None;
+        }
+        activity.reset = false;
+        activity.reset_heartbeat = false;
         activity.due_at = turn.now.saturating_add(wait);
         activity.started_at = 0;
         activity.attempt_ended_at = turn.now;
@@ -402,7 +409,7 @@ impl Run {
             ),
             (
                 unless(
-                    started != 0,
+                    started != 0 || activity.paused,
                     after(
                         activity.due_at,
                         nanos(scheduled.schedule_to_start_timeout.as_ref()),

@@ -1,7 +1,7 @@
 //! A run as it is shown to people.
 
 use crate::run::Run;
-use crate::state::Activity;
+use crate::state::{Activity, Pause};
 use crate::time::{Nanos, after, duration, maybe_stamp, nanos, stamp};
 use crate::words::enums::{PendingActivityState, PendingWorkflowTaskState};
 use crate::words::{common, execution, workflow};
@@ -117,6 +117,7 @@ impl Run {
         let scheduled = self.scheduled_activity(activity.scheduled_id)?;
         let state = match (activity.started_at != 0, activity.cancel_requested_id != 0) {
             (true, true) => PendingActivityState::CancelRequested,
+            (true, false) if activity.paused => PendingActivityState::PauseRequested,
             (true, false) => PendingActivityState::Started,
             (false, _) if activity.paused => PendingActivityState::Paused,
             (false, _) => PendingActivityState::Scheduled,
@@ -151,8 +152,20 @@ impl Run {
             last_attempt_complete_time: maybe_stamp(activity.attempt_ended_at),
             next_attempt_schedule_time: if waits { maybe_stamp(activity.due_at) } else { None },
             paused: activity.paused,
+            pause_info: activity.pause.as_ref().map(pause_info),
             priority: scheduled.priority.clone(),
             ..Default::default()
         })
+    }
+}
+
+fn pause_info(pause: &Pause) -> workflow::pending_activity_info::PauseInfo {
+    use workflow::pending_activity_info::pause_info::{Manual, PausedBy};
+    workflow::pending_activity_info::PauseInfo {
+        pause_time: maybe_stamp(pause.at),
+        paused_by: Some(PausedBy::Manual(Manual {
+            identity: pause.identity.clone(),
+            reason: pause.reason.clone(),
+        })),
     }
 }

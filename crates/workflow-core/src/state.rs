@@ -193,6 +193,25 @@ pub struct Activity {
     pub attempt_ended_at: i64,
     #[prost(bool, tag = "16")]
     pub paused: bool,
+    #[prost(message, optional, tag = "17")]
+    pub pause: Option<Pause>,
+    /// Attempts are to be counted anew after the one that runs.
+    #[prost(bool, tag = "18")]
+    pub reset: bool,
+    /// What it last said is then forgotten too.
+    #[prost(bool, tag = "19")]
+    pub reset_heartbeat: bool,
+}
+
+/// Who paused an activity, when and why.
+#[derive(Clone, PartialEq, Eq, ::prost::Message)]
+pub struct Pause {
+    #[prost(int64, tag = "1")]
+    pub at: i64,
+    #[prost(string, tag = "2")]
+    pub identity: String,
+    #[prost(string, tag = "3")]
+    pub reason: String,
 }
 
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use atoll_workflow_core::{
-    ActivityFinish, ActivityStart, Heartbeat, Refusal, Run, TaskToken, duration, stamp,
+    ActivityFinish, ActivityStart, GoOn, Heartbeat, Refusal, Run, TaskToken, Which, duration, stamp,
 };
 use temporalio_protos::temporal::api::common::v1::{Payloads, WorkflowExecution, WorkflowType};
 use temporalio_protos::temporal::api::workflowservice::v1 as service;
@@ -181,7 +181,7 @@ impl Engine {
         Ok(service::RecordActivityTaskHeartbeatResponse {
             cancel_requested: beat.cancel_requested,
             activity_paused: beat.paused,
-            activity_reset: false,
+            activity_reset: beat.reset,
         })
     }
 
@@ -199,9 +199,81 @@ impl Engine {
         Ok(service::RecordActivityTaskHeartbeatByIdResponse {
             cancel_requested: beat.cancel_requested,
             activity_paused: beat.paused,
-            activity_reset: false,
+            activity_reset: beat.reset,
         })
     }
+}
+
+impl Engine {
+    pub async fn pause_activity(
+        &self,
+        request: service::PauseActivityRequest,
+    ) -> Result<service::PauseActivityResponse, Refusal> {
+        use service::pause_activity_request::Activity;
+        self.inner.namespaces.check(&request.namespace)?;
+        let which = match request.activity.ok_or_else(unnamed)? {
+            Activity::Id(id) => Which::Id(id),
+            Activity::Type(kind) => Which::Type(kind),
+        };
+        let execution = request.execution.unwrap_or_default();
+        let key = Key::new(&request.namespace, &execution.workflow_id);
+        self.change(key, &execution.run_id, move |slot, turn| {
+            slot.run
+                .pause_activities(&which, &request.identity, &request.reason, turn)
+        })
+        .await?;
+        Ok(service::PauseActivityResponse {})
+    }
+
+    /// A start that is spread over some time (jitter) may be at once.
+    pub async fn unpause_activity(
+        &self,
+        request: service::UnpauseActivityRequest,
+    ) -> Result<service::UnpauseActivityResponse, Refusal> {
+        use service::unpause_activity_request::Activity;
+        self.inner.namespaces.check(&request.namespace)?;
+        let which = match request.activity.ok_or_else(unnamed)? {
+            Activity::Id(id) => Which::Id(id),
+            Activity::Type(kind) => Which::Type(kind),
+            Activity::UnpauseAll(_) => Which::All,
+        };
+        let how = GoOn {
+            reset_attempts: request.reset_attempts,
+            reset_heartbeat: request.reset_heartbeat,
+        };
+        let execution = request.execution.unwrap_or_default();
+        let key = Key::new(&request.namespace, &execution.workflow_id);
+        self.change(key, &execution.run_id, move |slot, turn| {
+            slot.run.unpause_activities(&which, how, turn)
+        })
+        .await?;
+        Ok(service::UnpauseActivityResponse {})
+    }
+
+    pub async fn reset_activity(
+        &self,
+        request: service::ResetActivityRequest,
+    ) -> Result<service::ResetActivityResponse, Refusal> {
+        use service::reset_activity_request::Activity;
+        self.inner.namespaces.check(&request.namespace)?;
+        let which = match request.activity.ok_or_else(unnamed)? {
+            Activity::Id(id) => Which::Id(id),
+            Activity::Type(kind) => Which::Type(kind),
+            Activity::MatchAll(_) => Which::All,
+        };
+        let execution = request.execution.unwrap_or_default();
+        let key = Key::new(&request.namespace, &execution.workflow_id);
+        self.change(key, &execution.run_id, move |slot, turn| {
+            slot.run
+                .reset_activities(&which, request.keep_paused, request.reset_heartbeat, turn)
+        })
+        .await?;
+        Ok(service::ResetActivityResponse {})
+    }
+}
+
+fn unnamed() -> Refusal {
+    Refusal::InvalidArgument("Either activity id or activity type must be provided.".to_owned())
 }
 
 /// An activity by the names that people know.

@@ -9,6 +9,7 @@
 )]
 
 mod behaviour;
+mod pausing;
 mod schedules;
 mod simulation;
 mod support;
