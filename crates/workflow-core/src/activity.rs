@@ -399,13 +399,14 @@ impl Run {
         let started = activity.started_at;
         let alive = started.max(activity.heartbeat_at);
         let unless = |condition: bool, at: Nanos| if condition { 0 } else { at };
+        // Of those that are due at once, the first is the one that is told.
         [
             (
-                after(
-                    activity.scheduled_at,
-                    nanos(scheduled.schedule_to_close_timeout.as_ref()),
+                unless(
+                    started == 0,
+                    after(started, nanos(scheduled.start_to_close_timeout.as_ref())),
                 ),
-                TimeoutType::ScheduleToClose,
+                TimeoutType::StartToClose,
             ),
             (
                 unless(
@@ -418,11 +419,11 @@ impl Run {
                 TimeoutType::ScheduleToStart,
             ),
             (
-                unless(
-                    started == 0,
-                    after(started, nanos(scheduled.start_to_close_timeout.as_ref())),
+                after(
+                    activity.scheduled_at,
+                    nanos(scheduled.schedule_to_close_timeout.as_ref()),
                 ),
-                TimeoutType::StartToClose,
+                TimeoutType::ScheduleToClose,
             ),
             (
                 unless(

@@ -167,7 +167,8 @@ impl Run {
                 Ok(())
             }
             Attributes::ContinueAsNewWorkflowExecutionCommandAttributes(wanted) => {
-                self.check_nothing_unhandled()?;
+                // Updates that it has not seen do not hold it up: the next run is asked in its place.
+                self.check_nothing_buffered()?;
                 self.continue_as_new(wanted, completed_id, turn)
             }
             Attributes::ProtocolMessageCommandAttributes(_) => Ok(()),
@@ -179,9 +180,17 @@ impl Run {
         }
     }
 
+    fn check_nothing_buffered(&self) -> Done {
+        if self.had_buffered {
+            return Err(Bad::new(Cause::UnhandledCommand, "UnhandledCommand"));
+        }
+        Ok(())
+    }
+
     /// A workflow must not end over something that it was not told about.
     fn check_nothing_unhandled(&self) -> Done {
-        if self.had_buffered || self.registry.has_unsent() {
+        self.check_nothing_buffered()?;
+        if self.registry.has_unsent() {
             return Err(Bad::new(Cause::UnhandledCommand, "UnhandledCommand"));
         }
         Ok(())
@@ -340,6 +349,8 @@ impl Run {
                 ));
             }
         };
+        // What it did not know may just have been that.
+        self.had_buffered = !self.state.buffered.is_empty();
         self.append(
             turn.now,
             Event::TimerCanceledEventAttributes(history::TimerCanceledEventAttributes {

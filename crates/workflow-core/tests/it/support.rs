@@ -184,6 +184,12 @@ pub(crate) fn finish() -> command::Command {
     ))
 }
 
+pub(crate) fn again() -> command::Command {
+    command(Attributes::ContinueAsNewWorkflowExecutionCommandAttributes(
+        command::ContinueAsNewWorkflowExecutionCommandAttributes::default(),
+    ))
+}
+
 pub(crate) fn child(id: &str) -> command::Command {
     command(Attributes::StartChildWorkflowExecutionCommandAttributes(
         command::StartChildWorkflowExecutionCommandAttributes {
