@@ -349,8 +349,8 @@ impl Run {
                 ));
             }
         };
-        // What it did not know may just have been that.
-        self.had_buffered = !self.state.buffered.is_empty();
+        // What it was not told about may just have been that. What this very task brings is not in the way.
+        self.had_buffered &= !self.state.buffered.is_empty();
         self.append(
             turn.now,
             Event::TimerCanceledEventAttributes(history::TimerCanceledEventAttributes {
