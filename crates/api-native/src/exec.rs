@@ -126,6 +126,7 @@ impl ExecRequest {
                     .map(|millis| wire::duration("timeout_ms", millis))
                     .transpose()?,
                 background: self.background,
+                lossless: false,
             },
             stdin,
         })

@@ -31,6 +31,8 @@ use crate::extract::bearer;
 use crate::pipe::Pipe;
 
 const TOKEN_HEADER: HeaderName = HeaderName::from_static("x-atoll-token");
+/// The `Host` that the server in the sandbox is to see instead of the one that was asked for.
+const GUEST_HOST: HeaderName = HeaderName::from_static("x-atoll-host");
 /// The cookie, and the parameter that sets it.
 const TOKEN_NAME: &str = "atoll_token";
 /// More tokens than this in one request are not looked at.
@@ -204,6 +206,8 @@ async fn forward(
     };
     let (mut sender, connection) = hyper::client::conn::http1::Builder::new()
         .max_buf_size(HEAD_BYTES)
+        // As most clients write them; some servers look no closer.
+        .title_case_headers(true)
         .handshake(TokioIo::new(Pipe::new(stream)))
         .await
         .map_err(|error| guest_failed(port, &error))?;
@@ -310,8 +314,9 @@ fn outgoing(
     // hyper answers `100 Continue` to the client itself
     headers.remove(header::EXPECT);
     let peer = parts.extensions.get::<ConnectInfo<SocketAddr>>();
+    let shown = headers.remove(GUEST_HOST);
     forwarded(&mut headers, host.as_ref(), &app.options.public_scheme, peer);
-    if let Some(host) = host {
+    if let Some(host) = shown.or(host) {
         headers.insert(header::HOST, host);
     }
     if let Some(protocol) = protocol {

@@ -173,6 +173,7 @@ impl BuildRequest {
             from,
             start: self.start.map(StartRequest::into_start).transpose()?,
             network: self.network.map(PolicyWords::into_policy),
+            resources: None,
         })
     }
 }
@@ -431,10 +432,12 @@ pub(crate) async fn build_from_context(
             context: upload.path().to_owned(),
             dockerfile,
             args: build.args,
+            no_cache: false,
             network: build.build_network,
         },
         start: build.start,
         network: build.network,
+        resources: None,
     };
     let progress = app.sandboxes.build_template(request).await?;
     Ok(follow(progress, Some(upload)))
@@ -462,6 +465,7 @@ pub(crate) async fn build_from_archive(
         from: BuildFrom::Archive { file: upload.file() },
         start,
         network,
+        resources: None,
     };
     let progress = app.sandboxes.build_template(request).await?;
     Ok(follow(progress, Some(upload)))

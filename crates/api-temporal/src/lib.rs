@@ -1,7 +1,7 @@
 //! Temporal's gRPC on top of the workflow engine: `WorkflowService`, `OperatorService` and health.
 //!
-//! Every call but health needs an API key, see [`Access`]. Connections are plain: where they leave the machine, a proxy that
-//! ends TLS stands in front, as for the rest of the server.
+//! Every call but health needs an API key, see [`Access`]. Who opens the connections decides whether they are plain or end
+//! TLS here.
 //!
 //! Thin: a method checks what only the wire knows (deadlines, page sizes, names of fields), asks the engine, and turns a
 //! refusal into a status with the details that clients look for. A method that is not here answers `UNIMPLEMENTED`, and no
@@ -13,19 +13,20 @@
 )]
 
 mod access;
+mod connection;
 mod health;
 mod operator;
 mod status;
 mod workflow;
 
 use std::future::Future;
-use std::net::SocketAddr;
 
 pub use access::{Access, Keys};
 
 use atoll_workflows::Engine;
-use tokio::net::TcpListener;
-use tokio_stream::wrappers::TcpListenerStream;
+use connection::Connection;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_stream::{Stream, StreamExt as _};
 use tonic::codec::CompressionEncoding;
 use tonic::transport::Server;
 
@@ -58,25 +59,17 @@ use generated::workflow::workflow_service_server::WorkflowServiceServer;
 /// More than the largest message that the engine's limits allow, and what goes around it.
 const MAX_MESSAGE: usize = 64 * 1024 * 1024;
 
-/// Serves until `stop` is done, then lets requests that are being answered finish.
-pub async fn serve(
+/// Serves connections as they come until `stop` is done, then lets requests that are being answered finish.
+pub async fn serve<C>(
     engine: Engine,
     access: Access,
-    address: SocketAddr,
+    connections: impl Stream<Item = C> + Send,
     stop: impl Future<Output = ()> + Send,
-) -> std::io::Result<()> {
-    let listener = TcpListener::bind(address).await?;
-    serve_on(engine, access, listener, stop).await
-}
-
-/// As [`serve`], on a socket that is open already.
-pub async fn serve_on(
-    engine: Engine,
-    access: Access,
-    listener: TcpListener,
-    stop: impl Future<Output = ()> + Send,
-) -> std::io::Result<()> {
-    let incoming = TcpListenerStream::new(listener);
+) -> std::io::Result<()>
+where
+    C: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let incoming = connections.map(|connection| Ok::<_, std::io::Error>(Connection(connection)));
     // Clients compress by default, and do not connect to a server that cannot read it.
     let workflow = WorkflowServiceServer::new(workflow::Service::new(engine.clone()))
         .accept_compressed(CompressionEncoding::Gzip)
@@ -88,7 +81,6 @@ pub async fn serve_on(
         .send_compressed(CompressionEncoding::Gzip);
     let health = HealthServer::new(health::Service).accept_compressed(CompressionEncoding::Gzip);
     Server::builder()
-        .tcp_nodelay(true)
         .layer(access::Gate(access))
         .add_service(workflow)
         .add_service(operator)

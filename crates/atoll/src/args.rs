@@ -22,8 +22,8 @@ pub(crate) use sandboxes::{
     LsArgs, PortArgs, PsArgs, RunArgs, ShellArgs, SpecArgs, StatsArgs,
 };
 pub(crate) use service::{
-    BenchArgs, BenchCommand, BenchEgressArgs, BenchSandboxArgs, BenchStateArgs, CompletionsArgs, DemoArgs,
-    DoctorArgs, LogFormat, ServerArgs,
+    BenchArgs, BenchCommand, BenchE2bArgs, BenchEgressArgs, BenchSandboxArgs, BenchStateArgs,
+    CompletionsArgs, DemoArgs, DoctorArgs, LogFormat, ServerArgs,
 };
 pub(crate) use state::{
     ForkArgs, GcArgs, PauseArgs, ResumeArgs, SnapshotCommand, StartArgs, StopArgs, VolumeCommand,

@@ -59,6 +59,7 @@ impl<'de> Deserialize<'de> for WorkflowsListen {
             .map_err(serde::de::Error::custom)
     }
 }
+pub(crate) const DEFAULT_TLS_PORT: u16 = 7443;
 
 /// The file given with `--config`. Every key is optional.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -114,10 +115,24 @@ pub(crate) struct ConfigFile {
     pub(crate) log_format: Option<LogFormat>,
     /// Where traces go: the base URL of an OTLP/HTTP collector. Default: `OTEL_EXPORTER_OTLP_ENDPOINT`.
     pub(crate) otlp_endpoint: Option<String>,
+    /// Also serve HTTPS, as E2B's SDKs want it where they find sandboxes by `{port}-{sandbox}.{domain}`.
+    pub(crate) tls: Option<Tls>,
     /// Sandboxes kept ready to be claimed.
     pub(crate) pool: Vec<Pool>,
     /// What leaves sandboxes.
     pub(crate) network: NetworkTable,
+    /// How E2B's wire differs from our own.
+    pub(crate) e2b: E2bTable,
+}
+
+/// The `[e2b]` table. Every key is optional.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct E2bTable {
+    /// Whether sandboxes that E2B's SDKs make, and the steps of their template builds, reach the public internet unless the
+    /// request says otherwise, as they do at E2B: what the preset `all-public` allows. With `false`, the template and
+    /// `default` of `[network]` decide, as for everybody else. Default: `true`.
+    pub(crate) internet: Option<bool>,
 }
 
 /// The `[network]` table. Every key is optional.
@@ -144,6 +159,19 @@ pub(crate) struct NetworkTable {
     pub(crate) extra_roots: Option<PathBuf>,
     /// How many links are kept ready for sandboxes that come. Default: 8.
     pub(crate) ready_links: Option<usize>,
+}
+
+/// HTTPS beside plain HTTP.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Tls {
+    /// Address and port. Default: `127.0.0.1:7443`.
+    pub(crate) listen: Option<SocketAddr>,
+    /// A PEM file with the certificate and what leads to its authority, for the domain and `*.` of it. Default: one that a
+    /// local authority signs, which clients must be told to trust: `tls/ca.pem` in the data directory.
+    pub(crate) certificate: Option<PathBuf>,
+    /// The PEM file with its key.
+    pub(crate) key: Option<PathBuf>,
 }
 
 /// One warm pool.
@@ -284,8 +312,10 @@ pub(crate) struct Config {
     pub(crate) cgroup: String,
     pub(crate) log_format: Option<LogFormat>,
     pub(crate) otlp_endpoint: Option<String>,
+    pub(crate) tls: Option<Tls>,
     pub(crate) pools: Vec<Pool>,
     pub(crate) network: NetworkConfig,
+    pub(crate) e2b_internet: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -369,12 +399,14 @@ impl Config {
                 .otlp_endpoint
                 .or_else(|| std::env::var("OTEL_EXPORTER_OTLP_ENDPOINT").ok())
                 .filter(|url| !url.is_empty()),
+            tls: file.tls,
             pools: if args.pool.is_empty() {
                 file.pool
             } else {
                 args.pool.clone()
             },
             network: file.network.into(),
+            e2b_internet: file.e2b.internet.unwrap_or(true),
             templates,
             data,
         })
@@ -433,7 +465,7 @@ fn find_runsc() -> Option<PathBuf> {
 }
 
 /// The version that the suite passes on; `scripts/setup.bash` builds it.
-pub(crate) const RUNSC_VERSION: &str = "20260905";
+pub(crate) const RUNSC_VERSION: &str = "20260905.1";
 
 pub(crate) fn find_in_path(program: &str) -> Option<PathBuf> {
     std::env::split_paths(&std::env::var_os("PATH")?)

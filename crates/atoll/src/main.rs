@@ -14,6 +14,7 @@ mod output;
 mod outside;
 mod serve;
 mod server;
+mod tls;
 mod transfer;
 mod workflows;
 
@@ -95,6 +96,7 @@ async fn run(cli: Cli) -> Result<u8> {
             return Box::pin(bench::state(global, output, &args)).await;
         }
         Command::Bench(BenchCommand::Egress(args)) => return bench::egress(global, output, &args),
+        Command::Bench(BenchCommand::E2b(args)) => return Box::pin(bench::e2b(global, output, &args)).await,
         Command::Demo(_) => Box::pin(commands::demo::run(global, output)).await?,
         Command::Completions(args) => {
             clap_complete::generate(args.shell, &mut Cli::command(), "atoll", &mut std::io::stdout());

@@ -1,6 +1,6 @@
 //! The server: opens the data, finds the walls that work here, takes over what an earlier server left, and serves.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::args::{Global, ServerArgs};
 use crate::assets;
 use crate::client::Client;
-use crate::config::Config;
+use crate::config::{Config, DEFAULT_TLS_PORT};
 use crate::data::{DataDir, ServerFile, Taken};
 use crate::logging;
 use crate::output::{Doing, Error, Output, Result};
@@ -95,6 +95,15 @@ impl Server {
         let listener = listen(config.listen).await?;
         let address = listener.local_addr().doing("cannot listen")?;
 
+        let secured = match &config.tls {
+            Some(tls) => {
+                let own = SocketAddr::from((Ipv4Addr::LOCALHOST, DEFAULT_TLS_PORT));
+                let listener = listen(tls.listen.unwrap_or(own)).await?;
+                Some((listener, crate::tls::acceptor(tls, &config.domain, data.path())?))
+            }
+            None => None,
+        };
+
         let machine = Machine::look(config, data.path()).await?;
         for probe in &machine.tiers {
             match &probe.verdict {
@@ -117,21 +126,31 @@ impl Server {
 
         let (key, new_key) = admin_key(&data, &sandboxes).await?;
         let options = api_options(config, data.path());
-        let router = atoll_api_native::router(sandboxes.clone(), options);
+        let e2b = e2b_options(config, &options);
+        let native = atoll_api_native::router(sandboxes.clone(), options);
+        let router = atoll_api_e2b::router(sandboxes.clone(), e2b, native);
         let stop = CancellationToken::new();
-        let serving = tokio::spawn(serve::serve(listener, router, stop.clone()));
         let workflows = match config.workflows_listen {
             Some(address) if kind == Kind::Standing => {
-                Some(Workflows::start(address, data.path(), &sandboxes, stop.clone()).await?)
+                let tls = secured.as_ref().map(|(_, tls)| tls.clone());
+                Some(Workflows::start(address, tls, data.path(), &sandboxes, stop.clone()).await?)
             }
             _ => None,
         };
+        let plain = serve::serve(listener, None, router.clone(), stop.clone());
+        let secured = secured.map(|(listener, tls)| serve::serve(listener, Some(tls), router, stop.clone()));
+        let serving = tokio::spawn(async move {
+            match secured {
+                Some(secured) => drop(tokio::join!(plain, secured)),
+                None => plain.await,
+            }
+        });
         let url = url_of(address);
         data.announce(&ServerFile {
             url: url.clone(),
             pid: std::process::id(),
             embedded: kind == Kind::Embedded,
-            workflows: workflows.as_ref().map(|workflows| url_of(workflows.address)),
+            workflows: workflows.as_ref().map(Workflows::url),
         })?;
         Ok(Self {
             url,
@@ -362,6 +381,21 @@ fn api_options(config: &Config, data: &Path) -> atoll_api_native::Options {
     options
 }
 
+/// The same, for E2B's wire. Its SDKs always come by `https` and the domain alone, so a port that is not the usual one
+/// is part of the domain.
+fn e2b_options(config: &Config, native: &atoll_api_native::Options) -> atoll_api_e2b::Options {
+    let public_domain = (config.domain != "localhost").then(|| match config.public_port {
+        None | Some(443) => config.domain.clone(),
+        Some(port) => format!("{}:{port}", config.domain),
+    });
+    atoll_api_e2b::Options {
+        port_domains: native.port_domains.clone(),
+        public_domain,
+        internet: config.e2b_internet,
+        scratch: native.scratch.clone(),
+    }
+}
+
 /// The key of the local CLI: read, or made on the first start and whenever the file was lost.
 async fn admin_key(data: &DataDir, sandboxes: &Sandboxes) -> Result<(String, Option<String>)> {
     if let Some(secret) = data.admin_key()
@@ -388,7 +422,7 @@ async fn listen(address: SocketAddr) -> Result<TcpListener> {
 }
 
 /// Where clients on this machine reach a server that listens there.
-fn url_of(address: SocketAddr) -> String {
+pub(crate) fn url_of(address: SocketAddr) -> String {
     match (address.ip().is_unspecified(), address) {
         (true, SocketAddr::V4(_)) => format!("http://127.0.0.1:{}", address.port()),
         (true, SocketAddr::V6(_)) => format!("http://[::1]:{}", address.port()),

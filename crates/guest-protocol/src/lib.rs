@@ -31,13 +31,13 @@ pub use frame::{
     SUB_STDOUT, encode_header, encode_into,
 };
 pub use message::{
-    CommandInfo, CommandState, Configure, EntryKind, Exec, Failure, FailureKind, FileEntry, FileStat,
-    GuestUsage, Hello, ListeningPort, Message, Network, PtySize, Request, Start, WatchEvent, WatchKind,
-    Welcome, WriteFile, WriteMode,
+    Attributes, CommandInfo, CommandState, Configure, EntryKind, Exec, Failure, FailureKind, FileEntry,
+    FileStat, GuestUsage, Hello, ListeningPort, Message, Network, PtySize, Request, Start, WatchEvent,
+    WatchKind, Welcome, WriteFile, WriteMode,
 };
 
 /// The generation of this protocol. Both sides send it; they must be equal.
-pub const GENERATION: u32 = 3;
+pub const GENERATION: u32 = 4;
 
 /// How much a stream's sender may send before the first `Credit` arrives, in each direction.
 pub const INITIAL_CREDIT: u32 = 512 * 1024;

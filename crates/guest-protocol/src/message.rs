@@ -123,7 +123,24 @@ pub enum Request {
     Connect { port: u16 },
     /// `Message::Usage`.
     Usage,
+    /// Extended attributes of files, those whose name begins with `prefix`. `Message::Attributes`, one entry for each path,
+    /// in order; what cannot be read has none.
+    Attributes {
+        paths: Vec<Vec<u8>>,
+        user: Option<String>,
+        prefix: String,
+    },
+    /// Replaces all extended attributes whose name begins with `prefix`; the names given here go without it. Nothing.
+    SetAttributes {
+        path: Vec<u8>,
+        user: Option<String>,
+        prefix: String,
+        attributes: Attributes,
+    },
 }
+
+/// Names and values of extended attributes.
+pub type Attributes = Vec<(String, Vec<u8>)>;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Configure {
@@ -209,6 +226,9 @@ pub enum WriteMode {
     Append,
     /// Fails if it exists.
     CreateNew,
+    /// Cut to nothing and written where it is, so that those who have it open, and its other names, see the new content;
+    /// a stream that breaks off leaves what had come. It belongs to `user` afterwards.
+    InPlace,
 }
 
 /// What travels in `Message` frames.
@@ -233,6 +253,7 @@ pub enum Message {
     Ports(Vec<ListeningPort>),
     Connected,
     Usage(GuestUsage),
+    Attributes(Vec<Attributes>),
     // host to guest
     Resize(PtySize),
     Signal(i32),

@@ -13,7 +13,7 @@ use crate::files::tar_in::TarIn;
 use crate::files::tar_out::TarOut;
 use crate::files::watch::Watch;
 use crate::files::write::Writing;
-use crate::files::{Place, Stats, change};
+use crate::files::{Place, Stats, attributes, change};
 use crate::follow::Follow;
 use crate::job::{Answer, Job, Shared};
 use crate::long::Long;
@@ -110,6 +110,24 @@ pub(crate) fn open(request: Request, stream: u32, shared: &mut Shared) -> Outcom
             user,
             one_file_system,
         } => TarOut::open(place(&path, user.as_deref(), shared)?, one_file_system),
+        Request::Attributes { paths, user, prefix } => {
+            let all = paths
+                .iter()
+                .map(|path| {
+                    place(path, user.as_deref(), shared).map(|place| attributes::read(&place, &prefix))
+                })
+                .collect::<Outcome<_>>()?;
+            Ok(Answer::of([Message::Attributes(all)]))
+        }
+        Request::SetAttributes {
+            path,
+            user,
+            prefix,
+            attributes,
+        } => {
+            let place = place(&path, user.as_deref(), shared)?;
+            attributes::replace(&place, &prefix, &attributes).map(|()| Answer::nothing())
+        }
         Request::TarIn { path, user } => TarIn::open(&place(&path, user.as_deref(), shared)?),
     }
 }

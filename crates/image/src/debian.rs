@@ -34,6 +34,7 @@ pub const BASE_PACKAGES: &[&str] = &[
     "nodejs",
     "npm",
     "procps",
+    "python-is-python3",
     "python3",
     "python3-pip",
     "python3-venv",
@@ -45,7 +46,7 @@ pub const BASE_PACKAGES: &[&str] = &[
 const LEFT_OUT: &[&str] = &[
     "path-exclude=/usr/share/doc/*",
     "path-include=/usr/share/doc/*/copyright",
-    "path-exclude=/usr/share/man/*",
+    "path-exclude=/usr/share/man/*/*",
     "path-exclude=/usr/share/info/*",
     "path-exclude=/usr/share/lintian/*",
     "path-exclude=/usr/share/locale/*",
@@ -125,6 +126,7 @@ impl Templates {
                 start: None,
                 exposed_ports: Vec::new(),
                 network: None,
+                resources: None,
             };
             store.add(&tree, &recipe, Some(&options.name), options.now, job)
         })

@@ -117,6 +117,7 @@ impl Templates {
                 start: options.start.then(|| config.start()).flatten(),
                 exposed_ports: config.ports(),
                 network: None,
+                resources: None,
             };
             let manifest = store.add(&tree, &recipe, Some(&options.name), options.now, job);
             drop(scratch);

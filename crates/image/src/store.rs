@@ -23,7 +23,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use atoll_types::{NetworkPolicy, StartCommand, TemplateId, TemplateManifest, TemplateSource, Timestamp};
+use atoll_types::{
+    NetworkPolicy, Resources, StartCommand, TemplateId, TemplateManifest, TemplateSource, Timestamp,
+};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
@@ -54,6 +56,16 @@ pub struct Recipe {
     /// Left out where there is none: the ids of templates are made of this.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkPolicy>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resources: Option<Resources>,
+}
+
+/// What may be said of a template beside what is in its image; what is `None` stays as it was.
+#[derive(Debug, Clone, Default)]
+pub struct Settings {
+    pub start: Option<StartCommand>,
+    pub network: Option<NetworkPolicy>,
+    pub resources: Option<Resources>,
 }
 
 /// A template as people see it.
@@ -271,13 +283,11 @@ impl Templates {
         self.publish(digest, recipe, name, now)
     }
 
-    /// The same image with another start command and another policy, where one is given, under this name: another
-    /// template.
+    /// The same image with other settings, where they are given, under this name: another template.
     pub fn with_settings(
         &self,
         manifest: &TemplateManifest,
-        start: Option<StartCommand>,
-        network: Option<NetworkPolicy>,
+        settings: Settings,
         name: &str,
         now: Timestamp,
     ) -> Result<TemplateManifest> {
@@ -286,9 +296,10 @@ impl Templates {
             env: manifest.env.clone(),
             workdir: manifest.workdir.clone(),
             user: manifest.user.clone(),
-            start: start.or_else(|| manifest.start.clone()),
+            start: settings.start.or_else(|| manifest.start.clone()),
             exposed_ports: manifest.exposed_ports.clone(),
-            network: network.or_else(|| manifest.network.clone()),
+            network: settings.network.or_else(|| manifest.network.clone()),
+            resources: settings.resources.or(manifest.resources),
         };
         self.add_blob(&manifest.digest, &recipe, Some(name), now)
     }
@@ -319,6 +330,7 @@ impl Templates {
                     start: recipe.start.clone(),
                     exposed_ports: recipe.exposed_ports.clone(),
                     network: recipe.network.clone(),
+                    resources: recipe.resources,
                 };
                 let json = serde_json::to_vec_pretty(&manifest).map_err(|error| Error::Damaged {
                     why: format!("a manifest cannot be written: {error}"),

@@ -50,3 +50,13 @@ pub use serde_json::{Value, json};
 pub const KIB: u64 = 1024;
 pub const MIB: u64 = 1024 * KIB;
 pub const GIB: u64 = 1024 * MIB;
+
+/// A name for a cgroup or a network namespace. What a killed test left behind has another one, also when a process of the
+/// same number comes again.
+fn unique_name() -> String {
+    static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+    let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let now = since.map_or(0, |since| since.as_micros()) & 0xff_ffff;
+    format!("atoll-proof-{}-{now:x}-{count}", std::process::id())
+}

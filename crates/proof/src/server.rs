@@ -4,7 +4,6 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -82,13 +81,11 @@ struct Running {
 impl Server {
     /// Starts a server whose sandboxes get this tier.
     pub async fn start(tier: Tier, options: Options) -> Self {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let dir = tempfile::Builder::new()
             .prefix("atoll-proof-")
             .tempdir()
             .expect("a temporary directory");
-        let cgroup = format!("atoll-proof-{}-{count}", std::process::id());
+        let cgroup = crate::unique_name();
         let config = format!("cgroup = \"{cgroup}\"\n{}", options.config);
         fs::write(dir.path().join("config.toml"), config).expect("the configuration is written");
         if options.own_templates {

@@ -12,7 +12,6 @@ use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::Value;
@@ -39,13 +38,11 @@ pub struct World {
 impl World {
     /// Builds it and moves this thread, and so everything that it starts, into `home`. `None` where that is not possible.
     pub fn enter() -> Option<Self> {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
         if !rustix::process::geteuid().is_root() {
             eprintln!("SKIPPED: network namespaces need root");
             return None;
         }
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let base = format!("atoll-proof-{}-{number}", std::process::id());
+        let base = crate::unique_name();
         let [home, world] = [format!("{base}-h"), format!("{base}-w")];
         for name in [&home, &world] {
             ip(&["netns", "add", name]);

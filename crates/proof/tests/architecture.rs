@@ -32,7 +32,7 @@ const LAYERS: [(&str, &[&str]); 7] = [
         ],
     ),
     ("application", &["sandboxes", "workflows"]),
-    ("translate", &["api-native", "api-temporal"]),
+    ("translate", &["api-native", "api-e2b", "api-temporal"]),
     ("programs", &["guest", "jailer", "atoll"]),
     ("proof", &["proof"]),
 ];
@@ -65,19 +65,19 @@ const OWNED: [(&str, &[&str], &str); 11] = [
     ("rusqlite", &["store"], "only the store speaks SQL"),
     (
         "axum",
-        &["api-native", "atoll"],
+        &["api-native", "api-e2b", "atoll"],
         "only a front end, and the program that serves it, know HTTP routes",
     ),
     ("utoipa", &["api-native"], "only a front end describes its wire"),
     ("clap", &["atoll"], "only the program reads a command line"),
     (
         "hyper",
-        &["api-native", "atoll", "egress"],
+        &["api-native", "api-e2b", "atoll", "egress"],
         "below a front end nobody knows HTTP, but the proxy that reads what guests send",
     ),
     (
         "http",
-        &["api-native", "atoll", "egress"],
+        &["api-native", "api-e2b", "atoll", "egress"],
         "below a front end nobody knows HTTP, but the proxy that reads what guests send",
     ),
     (

@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use atoll_image::{DebianOptions, DockerfileOptions, ImageSource, Limits, OciOptions, Progress, Update};
 use atoll_store::{Fact, NewFact};
-use atoll_types::{Fault, FaultKind, NetworkPolicy, StartCommand, TemplateId, TemplateManifest};
+use atoll_types::{
+    Fault, FaultKind, NetworkPolicy, Resources, SandboxSpec, StartCommand, TemplateId, TemplateManifest,
+};
 use futures_util::Stream;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -30,6 +32,8 @@ pub struct BuildTemplate {
     pub start: Option<StartCommand>,
     /// What sandboxes made from it may reach, unless they say so themselves.
     pub network: Option<NetworkPolicy>,
+    /// What sandboxes made from it get, unless they say so themselves.
+    pub resources: Option<Resources>,
 }
 
 #[derive(Debug, Clone)]
@@ -49,6 +53,8 @@ pub enum BuildFrom {
         context: PathBuf,
         dockerfile: String,
         args: Vec<(String, String)>,
+        /// Run every step again.
+        no_cache: bool,
         /// What its `RUN` steps may reach; each is held to its limits on its own. Nothing, unless said.
         network: NetworkPolicy,
     },
@@ -107,6 +113,13 @@ impl Sandboxes {
             names: listed.names,
             manifest: listed.manifest,
         })
+    }
+
+    /// Lets another name stand for a template, whatever it stood for before.
+    pub async fn name_template(&self, which: &str, name: &str) -> Result<(), Fault> {
+        let manifest = self.resolve_template(which)?.manifest;
+        let (templates, name) = (self.inner.templates.clone(), name.to_owned());
+        blocking(move || templates.name(&name, &manifest.id)).await
     }
 
     pub async fn delete_template(&self, which: &str) -> Result<(), Fault> {
@@ -173,12 +186,27 @@ impl Sandboxes {
             .map(|listed| listed.manifest.id))
     }
 
+    /// Whether a sandbox may ask for this much.
+    pub fn check_resources(&self, resources: Resources) -> Result<(), Fault> {
+        let spec = SandboxSpec {
+            // Any: it is about the size alone.
+            template: "any".to_owned(),
+            resources,
+            timeout_millis: Some(self.settings().limits.min_timeout_millis),
+            ..SandboxSpec::default()
+        };
+        atoll_lifecycle::admit(spec, &self.settings().limits, &self.tiers()).map(drop)
+    }
+
     /// Builds a template in the background.
     pub async fn build_template(&self, request: BuildTemplate) -> Result<BuildStream, Fault> {
         atoll_image::check_name(&request.name).map_err(|e| from_image(&e))?;
         if let Some(network) = &request.network {
             self.check_policy(network)
                 .map_err(|fault| of("the template's network", fault))?;
+        }
+        if let Some(resources) = request.resources {
+            self.check_resources(resources)?;
         }
         if let BuildFrom::Dockerfile { network, .. } = &request.from {
             self.check_enforced(network)
@@ -251,6 +279,7 @@ impl Sandboxes {
                 context,
                 dockerfile,
                 args,
+                no_cache,
                 network,
             } => {
                 let stand_in = self.stand_in(network.clone());
@@ -261,7 +290,7 @@ impl Sandboxes {
                     args: args.into_iter().collect(),
                     target: None,
                     start: false,
-                    no_cache: false,
+                    no_cache,
                     network: (!allows_nothing(&network)).then_some(network),
                     login: None,
                     now: self.now(),
@@ -273,13 +302,13 @@ impl Sandboxes {
             }
         }
         .map_err(|e| explain(from_image(&e), &refused))?;
-        let manifest = match (request.start, request.network) {
-            (None, None) => built,
-            (start, network) => {
-                let (templates, now) = (templates.clone(), self.now());
-                blocking(move || templates.with_settings(&built, start, network, &name, now)).await?
-            }
+        let settings = atoll_image::Settings {
+            start: request.start,
+            network: request.network,
+            resources: request.resources,
         };
+        let (templates, now) = (templates.clone(), self.now());
+        let manifest = blocking(move || templates.with_settings(&built, settings, &name, now)).await?;
         let fact = NewFact {
             at: self.now(),
             project: self.default_project().clone(),

@@ -151,6 +151,9 @@ impl Sandboxes {
         let is_template = || self.resolve_template(&spec.template);
         let snapshot = match is_template() {
             Ok(template) => {
+                if !resources_given && let Some(resources) = template.manifest.resources {
+                    spec.resources = resources;
+                }
                 let admitted = admit(spec, &self.settings().limits, &self.tiers())?;
                 let running = self.running_state(&template.manifest, &admitted).await;
                 return Ok((admitted, template, running));

@@ -1,9 +1,10 @@
 //! Commands: start, attach, list, signal. Bytes go straight through to the guest's stream, with its back-pressure.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use atoll_guest_protocol::{CommandInfo, CommandState, Exec, Message, PtySize, Request, SUB_STDERR};
-use atoll_runtime::channel::{Guest, Incoming, StreamReceiver, StreamSender};
+use atoll_runtime::channel::{ChannelError, Guest, Incoming, StreamReceiver, StreamSender};
 use atoll_store::Fact;
 use atoll_types::{CommandId, Fault, SandboxId, Timestamp};
 use bytes::Bytes;
@@ -16,6 +17,8 @@ use crate::{Caller, Command, ExecEvent, ExecSpec, OutputStream, Sandboxes};
 const LOG_BYTES: u32 = 1024 * 1024;
 /// A foreground command's log is only a window to its one reader.
 const FOREGROUND_LOG_BYTES: u32 = 256 * 1024;
+/// After this long without a word from a command, its agent is asked whether it is there at all.
+const SILENT: Duration = Duration::from_secs(15);
 /// No honest guest knows of more commands than this.
 const MAX_COMMANDS: usize = 100_000;
 
@@ -51,7 +54,7 @@ impl Sandboxes {
             } else {
                 FOREGROUND_LOG_BYTES
             },
-            wait_for_reader: !spec.background,
+            wait_for_reader: !spec.background || spec.lossless,
             kill_on_close: !spec.background,
         });
         self.follow_commands(&cell, &guest).await?;
@@ -67,6 +70,7 @@ impl Sandboxes {
         let mut events = ExecEvents {
             service: self.clone(),
             cell,
+            guest: guest.clone(),
             receiver,
             first: None,
             over: false,
@@ -113,6 +117,7 @@ impl Sandboxes {
         let events = ExecEvents {
             service: self.clone(),
             cell,
+            guest: guest.clone(),
             receiver,
             first: None,
             over: false,
@@ -232,6 +237,7 @@ pub struct Execution {
 pub struct ExecEvents {
     service: Sandboxes,
     cell: Arc<Cell>,
+    guest: Guest,
     receiver: StreamReceiver,
     first: Option<ExecEvent>,
     over: bool,
@@ -251,7 +257,14 @@ impl ExecEvents {
         if self.over {
             return None;
         }
-        let event = match self.receiver.next().await {
+        let event = match self.incoming().await {
+            Err(fault) => {
+                self.over = true;
+                return Some(Err(fault));
+            }
+            Ok(incoming) => incoming,
+        };
+        let event = match event {
             Some(Ok(Incoming::Data { sub, bytes })) => {
                 let stream = if sub == SUB_STDERR {
                     OutputStream::Stderr
@@ -283,6 +296,24 @@ impl ExecEvents {
             }
         };
         Some(event)
+    }
+
+    /// A command may be silent for as long as it likes, but not for an agent that is no more.
+    async fn incoming(&mut self) -> Result<Option<Result<Incoming, ChannelError>>, Fault> {
+        loop {
+            if let Ok(incoming) = tokio::time::timeout(SILENT, self.receiver.next()).await {
+                return Ok(incoming);
+            }
+            tokio::select! {
+                incoming = self.receiver.next() => return Ok(incoming),
+                there = self.guest.is_there(ANSWER_WITHIN) => {
+                    // Of one that ended, the stream says why.
+                    if !there && !self.guest.is_closed() {
+                        return Err(unreachable_guest());
+                    }
+                }
+            }
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use atoll_guest_protocol::{FileEntry, FileStat, Message, Request, WatchEvent, WriteFile};
+use atoll_guest_protocol::{Attributes, FileEntry, FileStat, Message, Request, WatchEvent, WriteFile};
 use atoll_runtime::channel::{Incoming, Stream};
 use atoll_types::{Fault, FaultKind, SandboxId};
 use futures_util::StreamExt as _;
@@ -146,6 +146,12 @@ impl Sandboxes {
             },
             FileChange::SetMode { mode } => Request::SetMode { path, user, mode },
             FileChange::SetOwner { owner } => Request::SetOwner { path, user, owner },
+            FileChange::SetAttributes { prefix, attributes } => Request::SetAttributes {
+                path,
+                user,
+                prefix,
+                attributes,
+            },
             FileChange::Symlink { target } => Request::Symlink { path, target, user },
         };
         let mut open = self.open(caller, id, &request).await?;
@@ -153,6 +159,28 @@ impl Sandboxes {
             Some(Message::Created(new)) => Ok(new),
             None => Ok(true),
             Some(_) => Err(unexpected()),
+        }
+    }
+
+    /// The extended attributes of files, those whose name begins with `prefix`, without it: one entry for each path.
+    pub async fn attributes(
+        &self,
+        caller: &Caller,
+        id: &SandboxId,
+        paths: Vec<Vec<u8>>,
+        user: Option<String>,
+        prefix: &str,
+    ) -> Result<Vec<Attributes>, Fault> {
+        let asked = paths.len();
+        let request = Request::Attributes {
+            paths,
+            user,
+            prefix: prefix.to_owned(),
+        };
+        let mut open = self.open(caller, id, &request).await?;
+        match open.message_soon().await? {
+            Some(Message::Attributes(all)) if all.len() == asked => Ok(all),
+            _ => Err(unexpected()),
         }
     }
 

@@ -47,6 +47,9 @@ impl Sandboxes {
         let vault = self.inner.vault.clone();
         let report = snapshots::blocking(move || vault.gc(&|id| !garbage.contains(id), dry_run)).await?;
         let (volumes, volume_bytes) = self.collect_volumes(dry_run).await?;
+        if !dry_run {
+            self.collect_private_secrets().await?;
+        }
         if !dry_run && (report.bytes > 0 || !volumes.is_empty()) {
             tracing::info!(
                 bytes = report.bytes,

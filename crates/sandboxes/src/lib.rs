@@ -78,7 +78,7 @@ pub use network::{
 };
 pub use ports::{PortReader, PortStream, PortWriter};
 pub use request::*;
-pub use secrets::{SecretView, SetSecret};
+pub use secrets::{PrivateSecret, SecretView, SetSecret};
 pub use settings::{PoolSetting, Settings, wall_clock};
 pub use snapshots::{Snapshot, TakeSnapshot};
 pub use views::{FactView, Overview, PoolView, TierView, UsageTotal};
@@ -126,6 +126,8 @@ struct Inner {
     template_policies: Mutex<HashMap<TemplateId, Option<NetworkPolicy>>>,
     /// Held while a secret changes, so that of two values the later one stays.
     secret_lock: tokio::sync::Mutex<()>,
+    /// Secrets without a name of their own that a request is about to use, and how often.
+    held_secrets: Mutex<HashMap<(ProjectId, String), usize>>,
     facts: mpsc::Sender<NewFact>,
     artifact_lock: tokio::sync::Mutex<()>,
     access_secret: [u8; 32],
@@ -187,6 +189,7 @@ impl Sandboxes {
                 outside,
                 template_policies: Mutex::default(),
                 secret_lock: tokio::sync::Mutex::default(),
+                held_secrets: Mutex::default(),
                 facts,
                 artifact_lock: tokio::sync::Mutex::new(()),
                 access_secret,

@@ -230,6 +230,9 @@ impl Sandboxes {
     fn perform(&self, cell: &Arc<Cell>, now: &SandboxRow, effects: Vec<Effect>) {
         if !now.record.state.is_live() {
             self.live().remove(&cell.id);
+            if !now.spec.secrets.is_empty() {
+                self.inner.garbage.notify_one();
+            }
         }
         if now.record.instance.is_none() && !now.spec.volumes.is_empty() {
             self.volumes_may_rest();

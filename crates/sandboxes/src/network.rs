@@ -194,11 +194,18 @@ impl Sandboxes {
         });
         task.await
             .map_err(|_| Fault::internal("setting the network was interrupted"))??;
+        // What it used before may have been its own.
+        self.inner.garbage.notify_one();
         self.network(caller, id).await
     }
 
     pub(crate) fn outside(&self) -> &Outside {
         &self.inner.outside
+    }
+
+    /// Whether anything can leave a sandbox on this machine, if its policy lets it.
+    pub fn has_way_out(&self) -> bool {
+        self.way_out().is_some()
     }
 
     fn way_out(&self) -> Option<&WayOut> {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use atoll_guest_protocol::{CommandState, FileStat, PtySize, WriteMode};
+use atoll_guest_protocol::{Attributes, CommandState, FileStat, PtySize, WriteMode};
 use atoll_types::{
     ArtifactId, CommandId, EndReason, InstanceId, Isolation, ProjectId, SandboxId, SandboxSpec, SandboxState,
     Saved, TemplateId, Timestamp, Usage,
@@ -18,8 +18,8 @@ pub struct Caller {
 #[derive(Debug, Clone)]
 pub struct CreateSandbox {
     pub spec: SandboxSpec,
-    /// Whether its resources were asked for, rather than filled in. A sandbox that is made of a snapshot has that one's
-    /// unless they were.
+    /// Whether its resources were asked for, rather than filled in. A sandbox has those of the snapshot that it is made of,
+    /// or those that its template names, unless they were.
     pub resources_given: bool,
     /// The same key with the same request finds the sandbox that was already made.
     pub idempotency_key: Option<String>,
@@ -72,6 +72,8 @@ pub struct ExecSpec {
     pub timeout_millis: Option<u64>,
     /// A background command goes on when nobody is attached; a foreground one dies with its stream.
     pub background: bool,
+    /// Whether a background command waits for whoever is attached to it, rather than lose output that they have not read.
+    pub lossless: bool,
 }
 
 impl ExecSpec {
@@ -85,6 +87,7 @@ impl ExecSpec {
             stdin: false,
             timeout_millis: None,
             background: false,
+            lossless: false,
         }
     }
 }
@@ -143,12 +146,29 @@ pub struct WriteSpec {
 /// A change to the filesystem other than writing content.
 #[derive(Debug, Clone)]
 pub enum FileChange {
-    MakeDir { mode: u32 },
-    RenameTo { to: Vec<u8> },
-    Remove { recursive: bool },
-    SetMode { mode: u32 },
-    SetOwner { owner: String },
-    Symlink { target: Vec<u8> },
+    MakeDir {
+        mode: u32,
+    },
+    RenameTo {
+        to: Vec<u8>,
+    },
+    Remove {
+        recursive: bool,
+    },
+    SetMode {
+        mode: u32,
+    },
+    SetOwner {
+        owner: String,
+    },
+    /// Replaces the extended attributes whose name begins with `prefix`; they are named here without it.
+    SetAttributes {
+        prefix: String,
+        attributes: Attributes,
+    },
+    Symlink {
+        target: Vec<u8>,
+    },
 }
 
 /// A file's metadata and a stream of its bytes.

@@ -3,6 +3,11 @@
 //! What must hold: a value that came in is sealed before anything else happens to it, and no answer, fact or error has it.
 //! A change reaches the sandboxes that run before the caller hears of success.
 
+mod private;
+
+use std::collections::HashMap;
+use std::sync::{MutexGuard, PoisonError};
+
 use atoll_egress::{BrokerError, Secret};
 use atoll_store::{Fact, NewFact, SecretRow};
 use atoll_types::{Fault, FaultKind, ProjectId, SecretBinding, SecretId, Timestamp};
@@ -13,6 +18,8 @@ use crate::faults::from_store;
 use crate::network::settled;
 use crate::snapshots::check_name;
 use crate::{Caller, Page, Sandboxes, entropy};
+
+pub use private::PrivateSecret;
 
 pub struct SetSecret {
     pub name: String,
@@ -46,6 +53,16 @@ impl Sandboxes {
     /// Makes a secret, or replaces the value and the binding of the one with this name.
     pub async fn set_secret(&self, caller: &Caller, request: SetSecret) -> Result<SecretView, Fault> {
         check_name(&request.name)?;
+        if request.name.starts_with(private::PREFIX) {
+            return Err(Fault::invalid(
+                "name_invalid",
+                format!("names that begin with `{}` are the server's own", private::PREFIX),
+            ));
+        }
+        self.put_secret(caller, request).await
+    }
+
+    async fn put_secret(&self, caller: &Caller, request: SetSecret) -> Result<SecretView, Fault> {
         atoll_policy::check_binding(&request.binding)?;
         let value = Secret::new(take(request.value)).map_err(|e| from_broker(&e))?;
         let _one_at_a_time = self.inner.secret_lock.lock().await;
@@ -151,14 +168,26 @@ impl Sandboxes {
     pub async fn delete_secret(&self, caller: &Caller, name: &str) -> Result<(), Fault> {
         let _one_at_a_time = self.inner.secret_lock.lock().await;
         let row = self.secret_row(&caller.project, name).await?;
-        let fact = self.secret_fact(&row, |secret| Fact::SecretDeleted { secret });
+        self.drop_secret(&row).await
+    }
+
+    /// The caller holds the lock.
+    async fn drop_secret(&self, row: &SecretRow) -> Result<(), Fault> {
+        let fact = self.secret_fact(row, |secret| Fact::SecretDeleted { secret });
         self.store()
-            .delete_secret(&caller.project, &row.id, vec![fact])
+            .delete_secret(&row.project, &row.id, vec![fact])
             .await
             .map_err(|e| from_store(&e))?;
         self.outside().broker.forget(&row.id);
         self.readmit_users_of(&row.project, &row.name).await;
         Ok(())
+    }
+
+    fn held_secrets(&self) -> MutexGuard<'_, HashMap<(ProjectId, String), usize>> {
+        self.inner
+            .held_secrets
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) async fn secret_row(&self, project: &ProjectId, name: &str) -> Result<SecretRow, Fault> {

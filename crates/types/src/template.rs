@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{NetworkPolicy, TemplateId, Timestamp};
+use crate::{NetworkPolicy, Resources, TemplateId, Timestamp};
 
 /// Where the root filesystem of a template came from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,4 +50,7 @@ pub struct TemplateManifest {
     /// What sandboxes made from it may reach, unless they say so themselves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkPolicy>,
+    /// What sandboxes made from it get, unless they say so themselves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resources: Option<Resources>,
 }

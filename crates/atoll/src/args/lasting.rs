@@ -58,7 +58,7 @@ pub(crate) struct TemplateBuildArgs {
     /// A value for an ARG of the Dockerfile; may be repeated
     #[arg(long, value_parser = parse_pair, value_name = "NAME=VALUE", requires = "dockerfile")]
     pub(crate) build_arg: Vec<(String, String)>,
-    /// A Debian package on top of those of `base`; may be repeated
+    /// A Debian package, on top of a minimal system and in place of those of `base`; may be repeated
     #[arg(long, value_name = "NAME")]
     pub(crate) package: Vec<String>,
     /// Debian suite

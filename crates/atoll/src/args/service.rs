@@ -64,6 +64,7 @@ pub(crate) enum BenchCommand {
     Sandbox(BenchSandboxArgs),
     State(BenchStateArgs),
     Egress(BenchEgressArgs),
+    E2b(BenchE2bArgs),
 }
 
 /// Which rows, and how thoroughly.
@@ -75,6 +76,9 @@ pub(crate) struct BenchArgs {
     /// Only rows whose name contains this; may be repeated
     #[arg(long, value_name = "NAME")]
     pub(crate) only: Vec<String>,
+    /// The raw runsc to compare with, gVisor's own release say [default: the one that sandboxes use]
+    #[arg(long, env = "ATOLL_PEER_RUNSC", value_name = "PATH")]
+    pub(crate) peer_runsc: Option<std::path::PathBuf>,
     /// Print the names of the rows and stop
     #[arg(long)]
     pub(crate) list: bool,
@@ -115,6 +119,18 @@ pub(crate) struct BenchEgressArgs {
     /// How many sandboxes hold the thousand connections together
     #[arg(long, default_value_t = 50, value_name = "COUNT")]
     pub(crate) sandboxes: usize,
+}
+
+/// E2B's SDK for Python against the native API, in one interleaved run
+///
+/// As `bench sandbox`; the peer is Atoll itself without the SDK.
+#[derive(Debug, Args, Clone)]
+pub(crate) struct BenchE2bArgs {
+    #[command(flatten)]
+    pub(crate) rows: BenchArgs,
+    /// A Python that has the packages `e2b` and `e2b-code-interpreter`
+    #[arg(long, default_value = "python3", value_name = "PROGRAM")]
+    pub(crate) python: PathBuf,
 }
 
 /// Show what Atoll does, in twenty seconds

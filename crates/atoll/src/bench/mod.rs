@@ -1,7 +1,8 @@
-//! `atoll bench sandbox`, `atoll bench state` and `atoll bench egress`: speed tables, measured on this machine, ours and the peer's in turn
+//! `atoll bench sandbox`, `state`, `egress` and `e2b`: speed tables, measured on this machine, ours and the peer's in turn
 //! within one run.
 
 mod cases;
+mod e2b;
 mod egress;
 mod host;
 mod peers;
@@ -14,11 +15,14 @@ use std::path::{Path, PathBuf};
 
 use atoll_image::Templates;
 
-use crate::args::{BenchArgs, BenchEgressArgs, BenchSandboxArgs, BenchStateArgs, Global, ServerArgs};
+use crate::args::{
+    BenchArgs, BenchE2bArgs, BenchEgressArgs, BenchSandboxArgs, BenchStateArgs, Global, ServerArgs,
+};
 use crate::config::Config;
 use crate::output::{Doing, Error, Output, Result, stderr};
 
 use cases::Case;
+use e2b::{E2bCase, WithSdk};
 use egress::{EgressCase, InWorld, World};
 use row::Row;
 use state::StateCase;
@@ -57,7 +61,7 @@ impl Setting {
         self.dir.path()
     }
 
-    /// The `runsc` to measure against and with.
+    /// The `runsc` to measure against.
     fn runsc(&self) -> Result<&Path> {
         self.runsc.as_deref().ok_or_else(|| {
             Error::new("there is no runsc here").hint("./atoll builds one; or set ATOLL_RUNSC")
@@ -100,6 +104,15 @@ pub(crate) fn egress(global: &Global, output: Output, args: &BenchEgressArgs) ->
             .join()
             .unwrap_or_else(|_| Err(Error::new("the bench died")))
     })
+}
+
+/// Exit code 0 when every bar was met, else 1.
+pub(crate) async fn e2b(global: &Global, output: Output, args: &BenchE2bArgs) -> Result<u8> {
+    let cases = E2bCase::ALL.map(|case| WithSdk {
+        case,
+        python: &args.python,
+    });
+    table(global, output, &args.rows, 0, &cases).await
 }
 
 async fn table<M: Measured>(
@@ -190,7 +203,7 @@ fn prepare(global: &Global, args: &BenchArgs, many: usize) -> Result<Setting> {
         many,
         image: templates.image_path(&base),
         templates: config.templates,
-        runsc: config.runsc,
+        runsc: args.peer_runsc.clone().or(config.runsc),
         // Where ours are too: what a peer writes must meet the same disk.
         dir: subject::scratch()?,
     })

@@ -3,6 +3,7 @@
 //! Operations run with the agent's privileges, inside the sandbox's own root: whoever may use the host's API owns the
 //! sandbox. What is created belongs to the request's user, or to the configured one.
 
+pub(crate) mod attributes;
 pub(crate) mod change;
 pub(crate) mod list;
 pub(crate) mod read;

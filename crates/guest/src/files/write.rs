@@ -1,7 +1,7 @@
 //! Bytes of the host into a file.
 //!
 //! What must hold: whoever looks at the name sees the old content or the whole new one (`Replace`, `CreateNew`); a
-//! stream that breaks off leaves nothing behind.
+//! stream that breaks off leaves nothing behind. `InPlace` gives both up, for those who need the same file to change.
 
 use std::fs::{self, File};
 use std::io::{self, IoSlice, Write};
@@ -54,7 +54,8 @@ impl Writing {
             return Err(failure(FailureKind::AlreadyExists, text));
         }
         let (file, temporary) = match request.write {
-            WriteMode::Append => (append_to(&place.path), None),
+            WriteMode::Append => (open_itself(&place.path, OFlags::APPEND), None),
+            WriteMode::InPlace => (open_itself(&place.path, OFlags::TRUNC), None),
             WriteMode::Replace | WriteMode::CreateNew => match create_beside(&place.path) {
                 Ok((file, path)) => (Ok(file), Some(path)),
                 Err(error) => (Err(error), None),
@@ -72,13 +73,24 @@ impl Writing {
             Err(error) => return Err(place.failure("cannot write", &error)),
         };
         writing
-            .dress(request.mode, existing.as_ref())
+            .dress(request, existing.as_ref())
             .map_err(|error| writing.place.failure("cannot set the owner or mode of", &error))?;
         Ok(Box::new(writing))
     }
 
     /// Gives the file its owner and mode: what it had before, else what was asked for.
-    fn dress(&self, mode: Option<u32>, existing: Option<&fs::Metadata>) -> io::Result<()> {
+    fn dress(&self, request: &WriteFile, existing: Option<&fs::Metadata>) -> io::Result<()> {
+        if request.write == WriteMode::InPlace {
+            if let Some(owner) = self.place.owner {
+                let _ = std::os::unix::fs::fchown(&self.file, Some(owner.uid), Some(owner.gid));
+            }
+            return match request.mode {
+                Some(mode) => self
+                    .file
+                    .set_permissions(fs::Permissions::from_mode(mode & 0o7777)),
+                None => Ok(()),
+            };
+        }
         let fresh = self.temporary.is_some() || existing.is_none();
         if fresh {
             let owner = match existing {
@@ -92,7 +104,7 @@ impl Writing {
                 let _ = std::os::unix::fs::fchown(&self.file, Some(owner.uid), Some(owner.gid));
             }
         }
-        let mode = mode.or_else(|| {
+        let mode = request.mode.or_else(|| {
             let kept = existing.map_or(0o644, MetadataExt::mode);
             fresh.then_some(kept)
         });
@@ -203,9 +215,10 @@ fn through_symlinks(path: &Path) -> io::Result<PathBuf> {
     Err(io::Error::from_raw_os_error(libc::ELOOP))
 }
 
-fn append_to(path: &Path) -> io::Result<OwnedFd> {
+/// The file that is there, or a new one.
+fn open_itself(path: &Path, how: OFlags) -> io::Result<OwnedFd> {
     let flags = OFlags::WRONLY
-        | OFlags::APPEND
+        | how
         | OFlags::CREATE
         | OFlags::NONBLOCK
         | OFlags::NOFOLLOW

@@ -549,3 +549,48 @@ fn hostile_archives_stay_inside() {
     assert_eq!(get(&mut guest, "inside/v").expect("there"), b"evil");
     assert_eq!(get(&mut guest, "outside/victim").expect("there"), b"untouched");
 }
+
+#[test]
+fn written_in_place_the_file_stays_the_same_one() {
+    let mut guest = Guest::start();
+    put(&mut guest, "first", b"something long");
+    let (first, second) = (guest.path("first"), guest.path("second"));
+    let name = |path: &[u8]| String::from_utf8(path.to_vec()).expect("text");
+    std::fs::hard_link(name(&first), name(&second)).expect("linked");
+    write(&mut guest, write_request(first, WriteMode::InPlace), b"short").expect("written");
+    assert_eq!(get(&mut guest, "second").expect("read"), b"short");
+}
+
+#[test]
+fn attributes_are_replaced_below_their_prefix() {
+    let mut guest = Guest::start();
+    put(&mut guest, "noted", b"x");
+    let path = guest.path("noted");
+    let set = |prefix: &str, pairs: &[(&str, &str)]| Request::SetAttributes {
+        path: path.clone(),
+        user: None,
+        prefix: prefix.to_owned(),
+        attributes: pairs
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), value.as_bytes().to_vec()))
+            .collect(),
+    };
+    guest
+        .call(&set("user.a.", &[("x", "1"), ("y", "2")]))
+        .expect("set");
+    guest.call(&set("user.b.", &[("x", "3")])).expect("set");
+    guest.call(&set("user.a.", &[("y", "4")])).expect("set");
+    let missing = guest.path("missing");
+    let stream = guest.open(&Request::Attributes {
+        paths: vec![path.clone(), missing],
+        user: None,
+        prefix: "user.a.".to_owned(),
+    });
+    match guest.next(stream) {
+        Event::Message(Message::Attributes(found)) => {
+            assert_eq!(found, [vec![("y".to_owned(), b"4".to_vec())], Vec::new()]);
+        }
+        other => panic!("unexpected {other:?}"),
+    }
+    guest.end(stream).expect("it ends well");
+}

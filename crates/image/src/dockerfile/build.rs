@@ -77,6 +77,7 @@ impl Templates {
             start: options.start.then(|| state.start()).flatten(),
             exposed_ports: state.ports.clone(),
             network: None,
+            resources: None,
         };
         let (store, name, now) = (self.clone(), options.name.clone(), options.now);
         // `build` holds what the tree's contents point to.

@@ -179,6 +179,7 @@ impl Bench {
             start: None,
             exposed_ports: vec![],
             network: None,
+            resources: None,
         };
         let job = crate::progress::Job::new(Arc::new(Quiet));
         self.store

@@ -15,6 +15,7 @@ fn recipe(user: &str) -> Recipe {
         start: None,
         exposed_ports: vec![],
         network: None,
+        resources: None,
     }
 }
 
@@ -69,8 +70,13 @@ fn settings_make_another_template_of_the_same_image() {
         ready: None,
     };
     let set = |start, network| {
+        let settings = Settings {
+            start,
+            network,
+            resources: None,
+        };
         store
-            .with_settings(&plain, start, network, "one", Timestamp(2))
+            .with_settings(&plain, settings, "one", Timestamp(2))
             .unwrap()
     };
     let same = set(None, None);
@@ -78,10 +84,14 @@ fn settings_make_another_template_of_the_same_image() {
     let reaching = set(None, Some(network.clone()));
     assert_ne!(reaching.id, plain.id);
     assert_eq!(store.resolve("one").unwrap().network, Some(network.clone()));
-    let both = store
-        .with_settings(&reaching, Some(start.clone()), None, "one", Timestamp(2))
-        .unwrap();
+    let more = Settings {
+        start: Some(start.clone()),
+        network: None,
+        resources: Some(Resources::default()),
+    };
+    let both = store.with_settings(&reaching, more, "one", Timestamp(2)).unwrap();
     assert_eq!((both.start, both.network), (Some(start), Some(network)));
+    assert_eq!(both.resources, Some(Resources::default()));
     assert_eq!(blobs(&store), 1);
 }
 

@@ -35,8 +35,8 @@ async fn the_agent_is_killed_by_the_user(server: &Server) {
     scene.assert_unharmed().await;
 }
 
-/// Either it answers, or it says what became of it; within a time that a person would wait.
-async fn assert_answers_or_ends(sandbox: &Sandbox) {
+/// Either it answers, or it says what became of it; within a time that a person would wait. Whether it works.
+async fn assert_answers_or_ends(sandbox: &Sandbox) -> bool {
     let answer = within(
         "a damaged sandbox answers",
         Duration::from_secs(60),
@@ -53,6 +53,7 @@ async fn assert_answers_or_ends(sandbox: &Sandbox) {
             );
         }
     }
+    answer.status == 200
 }
 
 async fn everything_is_killed(server: &Server) {
@@ -99,11 +100,20 @@ async fn the_agent_is_traced(server: &Server) {
     );
     // Root of a sandbox owns its PID 1. If it stops it, its own sandbox fails, and says so; nobody waits for ever.
     let body = json!({"argv": ["python3", "/tmp/ptrace.py"], "user": "root", "background": true});
+    // Nor one whose command had begun.
+    let sleeper = scene.attacker.clone();
+    let waiting = tokio::spawn(async move { sleeper.exec(&json!({"cmd": "sleep 1000"})).await });
     let started = scene.attacker.exec(&body).await;
     if started.status == 202 {
         let began = std::time::Instant::now();
-        while began.elapsed() < Duration::from_secs(3) {
-            assert_answers_or_ends(&scene.attacker).await;
+        let mut works = true;
+        while works && began.elapsed() < Duration::from_secs(3) {
+            works = assert_answers_or_ends(&scene.attacker).await;
+        }
+        if !works {
+            let answer = within("who waits for a command hears", Duration::from_secs(90), waiting);
+            let answer = answer.await.expect("it is heard");
+            assert!([410, 502, 503, 504].contains(&answer.status), "{answer:?}");
         }
     }
     scene.assert_unharmed().await;

@@ -106,7 +106,7 @@ async fn ids_and_routes_that_do_not_exist(server: &Server) {
     }
     for path in [
         "/v1/nothing",
-        "/v2/sandboxes",
+        "/v9/sandboxes",
         "/",
         "/v1/sandboxes/sbx_aaaaaaaaaaaaaaaaaaaa/nothing",
         "/v1/sandboxes/",

@@ -24,6 +24,7 @@ macro_rules! in_a_world {
 mod attacks;
 mod builds;
 mod changes;
+mod e2b;
 mod names;
 mod packages;
 mod proxy;

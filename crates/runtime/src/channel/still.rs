@@ -67,6 +67,16 @@ impl Guest {
         .await
     }
 
+    /// Whether there is somebody: it answers a ping, or is held still, where nobody can ask it anything.
+    pub async fn is_there(&self, within: Duration) -> bool {
+        let shared = &self.inner.shared;
+        let number = self.ping();
+        until(within, || {
+            shared.ponged.load(Ordering::Relaxed) >= number || shared.lock_outbox().held
+        })
+        .await
+    }
+
     fn ping(&self) -> u64 {
         let number = self.inner.shared.pings.fetch_add(1, Ordering::Relaxed) + 1;
         let payload = number.to_le_bytes().to_vec();

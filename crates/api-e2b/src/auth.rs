@@ -1,0 +1,179 @@
+//! Who is asking: API keys on the control plane, tokens and signatures in front of a sandbox.
+
+use atoll_sandboxes::Caller;
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, header};
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
+use sha2::{Digest as _, Sha256};
+use subtle::ConstantTimeEq as _;
+
+use crate::App;
+use crate::error::{Answer, Refusal};
+
+/// The holder of a valid key.
+#[derive(Debug)]
+pub(crate) struct Auth(pub(crate) Caller);
+
+impl FromRequestParts<App> for Auth {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Answer<Self> {
+        let Some(secret) = key(&parts.headers) else {
+            return Err(Refusal::unauthorized(
+                "no API key: send one of this server's as `X-API-Key` (E2B_API_KEY)",
+            ));
+        };
+        match app.sandboxes.authenticate(&secret).await? {
+            Some(caller) => Ok(Self(caller)),
+            None => Err(Refusal::unauthorized(
+                "this API key is unknown or was revoked; `atoll key create` makes one",
+            )),
+        }
+    }
+}
+
+/// The key of a request, in our own form.
+pub(crate) fn key(headers: &HeaderMap) -> Option<String> {
+    let given = headers
+        .get("x-api-key")
+        .and_then(|value| value.to_str().ok())
+        .or_else(|| bearer(headers))?;
+    Some(own_form(given.trim()))
+}
+
+pub(crate) fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
+    value
+        .strip_prefix("Bearer ")
+        .or_else(|| value.strip_prefix("bearer "))
+}
+
+/// Some clients insist on keys of the form `e2b_<hex>`: that is one of ours, in hexadecimal.
+fn own_form(given: &str) -> String {
+    given
+        .strip_prefix("e2b_")
+        .and_then(|digits| hex::decode(digits).ok())
+        .and_then(|bytes| String::from_utf8(bytes).ok())
+        .unwrap_or_else(|| given.to_owned())
+}
+
+/// The user that an in-sandbox request acts as: the name of a Basic header, whose password is empty.
+pub(crate) fn user(headers: &HeaderMap) -> Option<String> {
+    let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, encoded) = value.split_once(' ')?;
+    if !scheme.eq_ignore_ascii_case("basic") {
+        return None;
+    }
+    let decoded = String::from_utf8(STANDARD.decode(encoded.trim()).ok()?).ok()?;
+    let (user, _) = decoded.split_once(':')?;
+    (!user.is_empty()).then(|| user.to_owned())
+}
+
+/// The token for ports, which opens nothing else.
+pub(crate) fn traffic_token(token: &str) -> String {
+    let mut hasher = Sha256::new();
+    hasher.update(b"traffic\0");
+    hasher.update(token);
+    hex::encode(&hasher.finalize()[..20])
+}
+
+pub(crate) fn same(a: &str, b: &str) -> bool {
+    a.as_bytes().ct_eq(b.as_bytes()).into()
+}
+
+/// What a signed link to a file carries.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Signed<'a> {
+    /// As the link says it, not as it resolves.
+    pub(crate) path: &'a str,
+    pub(crate) writes: bool,
+    pub(crate) user: &'a str,
+    pub(crate) signature: Option<&'a str>,
+    /// Seconds since 1970.
+    pub(crate) expires: Option<i64>,
+}
+
+impl Signed<'_> {
+    /// Whether it was signed with this token; says nothing of its time.
+    pub(crate) fn matches(&self, token: &str) -> bool {
+        let Some(signature) = self.signature else {
+            return false;
+        };
+        let operation = if self.writes { "write" } else { "read" };
+        let mut text = format!("{}:{operation}:{}:{token}", self.path, self.user);
+        if let Some(expires) = self.expires {
+            text.push_str(&format!(":{expires}"));
+        }
+        let expected = format!("v1_{}", STANDARD_NO_PAD.encode(Sha256::digest(text)));
+        same(&expected, signature)
+    }
+
+    /// The clients' tests know these sentences.
+    pub(crate) fn check(&self, token: &str, now_seconds: i64) -> Answer<()> {
+        if self.signature.is_none() {
+            return Err(Refusal::unauthorized("missing signature query parameter"));
+        }
+        if !self.matches(token) {
+            return Err(Refusal::unauthorized("invalid signature"));
+        }
+        if self.expires.is_some_and(|expires| expires < now_seconds) {
+            return Err(Refusal::unauthorized("signature is already expired"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_may_come_in_the_other_form() {
+        let ours = "atl_abc";
+        assert_eq!(own_form(&format!("e2b_{}", hex::encode(ours))), ours);
+        assert_eq!(own_form(ours), ours);
+        assert_eq!(own_form("e2b_xyz"), "e2b_xyz");
+    }
+
+    #[test]
+    fn a_signature_is_for_one_path_one_direction_one_user_and_a_time() {
+        let text = "/a:read:user:token:100";
+        let signature = format!("v1_{}", STANDARD_NO_PAD.encode(Sha256::digest(text)));
+        let signed = Signed {
+            path: "/a",
+            writes: false,
+            user: "user",
+            signature: Some(&signature),
+            expires: Some(100),
+        };
+        assert_eq!(signed.check("token", 100), Ok(()));
+        for wrong in [
+            Signed { path: "/b", ..signed },
+            Signed {
+                writes: true,
+                ..signed
+            },
+            Signed { user: "", ..signed },
+            Signed {
+                expires: None,
+                ..signed
+            },
+        ] {
+            assert_eq!(wrong.check("token", 0).unwrap_err().message, "invalid signature");
+        }
+        assert_eq!(
+            signed.check("token", 101).unwrap_err().message,
+            "signature is already expired"
+        );
+    }
+
+    #[test]
+    fn the_user_is_the_name_without_a_password() {
+        let headers = HeaderMap::from_iter([(header::AUTHORIZATION, "Basic cm9vdDo=".parse().unwrap())]);
+        assert_eq!(user(&headers).as_deref(), Some("root"));
+        let headers = HeaderMap::from_iter([(header::AUTHORIZATION, "Bearer x".parse().unwrap())]);
+        assert_eq!(user(&headers), None);
+    }
+}

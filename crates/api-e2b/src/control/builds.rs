@@ -1,0 +1,480 @@
+//! Template builds of the second version: asked for, given their steps, watched until they are done.
+//!
+//! ```text
+//!   POST /v3/templates ──> waiting ── POST …/builds/{id} ──> building ──┬──> ready
+//!                                                                       └──> error
+//! ```
+//! A template's id on this wire is its name: ours is known only when it is built. Builds live in the memory of the server;
+//! one that was going on when it stopped has to be asked for again, and finds its finished steps in the cache.
+
+use std::collections::HashMap;
+use std::io::Read as _;
+use std::os::fd::AsFd as _;
+use std::path::Path as FilePath;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use atoll_archive::{Dialect, Ids, unpack};
+use atoll_sandboxes::{BuildEvent, BuildFrom, BuildTemplate, Caller};
+use atoll_types::{DiskBacking, Fault, GIB, MIB, ReadyCheck, Resources, StartCommand, Timestamp};
+use axum::extract::{Json, Path, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use futures_util::StreamExt as _;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::names::Name;
+use super::read::{Query, Read};
+use super::recipe::{Copied, Origin, Recipe, Step};
+use super::{network, uploads, view};
+use crate::App;
+use crate::auth::Auth;
+use crate::error::{Answer, Refusal};
+
+/// Builds that are remembered; the oldest go first.
+const REMEMBERED: usize = 1000;
+/// Lines of one build's log.
+const LINES: usize = 100_000;
+/// The most that the archives of one build may hold once unpacked.
+const UNPACKED: u64 = 16 * GIB;
+const READY_WITHIN_MILLIS: u64 = 10 * 60 * 1000;
+
+#[derive(Debug, Default)]
+pub(crate) struct Builds {
+    all: Mutex<HashMap<String, Arc<Build>>>,
+    secret: OnceLock<[u8; 32]>,
+}
+
+impl Builds {
+    /// What links for uploads are proved with.
+    pub(crate) fn secret(&self) -> &[u8; 32] {
+        self.secret.get_or_init(|| {
+            let mut secret = [0; 32];
+            // Without entropy there are no keys either, and nobody gets this far.
+            let _ = getrandom::fill(&mut secret);
+            secret
+        })
+    }
+
+    fn all(&self) -> MutexGuard<'_, HashMap<String, Arc<Build>>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[derive(Debug)]
+struct Build {
+    id: String,
+    name: Name,
+    tags: Vec<Name>,
+    resources: Resources,
+    begun: i64,
+    caller: Caller,
+    progress: Mutex<Progress>,
+}
+
+#[derive(Debug)]
+struct Progress {
+    status: &'static str,
+    log: Vec<Value>,
+    reason: Option<Value>,
+}
+
+impl Build {
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn log(&self, level: &str, message: &str) {
+        let mut progress = self.progress();
+        if progress.log.len() < LINES {
+            let at = view::time(Timestamp(view::now_millis()));
+            progress
+                .log
+                .push(json!({"timestamp": at, "level": level, "message": message}));
+        }
+    }
+
+    fn fail(&self, message: &str, step: Option<&str>) {
+        self.log("error", message);
+        let mut reason = json!({"message": message, "logEntries": []});
+        if let Some(step) = step {
+            reason["step"] = step.into();
+        }
+        let mut progress = self.progress();
+        progress.status = "error";
+        progress.reason = Some(reason);
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NewTemplate {
+    name: Option<String>,
+    alias: Option<String>,
+    tags: Option<Vec<String>>,
+    #[serde(rename = "cpuCount")]
+    cpu_count: Option<u32>,
+    #[serde(rename = "memoryMB")]
+    memory_mb: Option<u64>,
+    #[serde(rename = "minFreeDiskMb")]
+    min_free_disk_mb: Option<u64>,
+    #[serde(rename = "teamID")]
+    _team: Option<String>,
+}
+
+/// What sandboxes of the template get; what is not said is as usual.
+fn resources(request: &NewTemplate) -> Resources {
+    let usual = Resources::default();
+    let disk_bytes = request.min_free_disk_mb.unwrap_or(0).saturating_mul(MIB);
+    let more_disk = disk_bytes > usual.disk_bytes;
+    Resources {
+        cpu_millis: request
+            .cpu_count
+            .map_or(usual.cpu_millis, |cores| cores.saturating_mul(1000)),
+        memory_bytes: request
+            .memory_mb
+            .map_or(usual.memory_bytes, |megabytes| megabytes.saturating_mul(MIB)),
+        disk_bytes: disk_bytes.max(usual.disk_bytes),
+        // As much as that does not belong into memory.
+        disk_backing: match more_disk {
+            true => DiskBacking::Disk,
+            false => usual.disk_backing,
+        },
+        ..usual
+    }
+}
+
+pub(crate) async fn request(
+    State(app): State<App>,
+    Auth(caller): Auth,
+    Read(request): Read<NewTemplate>,
+) -> Answer<Response> {
+    let Some(given) = request.name.as_ref().or(request.alias.as_ref()) else {
+        return Err(Refusal::invalid("`name` is missing"));
+    };
+    let name = Name::parse(given)?;
+    let resources = resources(&request);
+    app.sandboxes.check_resources(resources).map_err(|fault| {
+        Refusal::invalid(format!(
+            "`cpuCount`, `memoryMB` or `minFreeDiskMb` cannot be had: {fault}"
+        ))
+    })?;
+    let tags: Vec<Name> = request
+        .tags
+        .unwrap_or_default()
+        .iter()
+        .map(|tag| Name::parse(&format!("{}:{tag}", name.name)))
+        .collect::<Answer<_>>()?;
+    let mut entropy = [0; 16];
+    getrandom::fill(&mut entropy)
+        .map_err(|_| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "there is no entropy"))?;
+    let id = super::templates::build_id(&hex::encode(entropy));
+    let shown: Vec<&str> = std::iter::once(&name)
+        .chain(&tags)
+        .map(|name| name.tag.as_deref().unwrap_or(super::names::DEFAULT_TAG))
+        .collect();
+    let answer = json!({
+        "templateID": name.name,
+        "buildID": id,
+        "public": false,
+        "names": [name.name],
+        "aliases": [name.name],
+        "tags": shown,
+    });
+    let build = Arc::new(Build {
+        id: id.clone(),
+        name,
+        tags,
+        resources,
+        begun: view::now_millis(),
+        caller,
+        progress: Mutex::new(Progress {
+            status: "waiting",
+            log: Vec::new(),
+            reason: None,
+        }),
+    });
+    let mut all = app.builds.all();
+    if all.len() >= REMEMBERED
+        && let Some(oldest) = all
+            .values()
+            .min_by_key(|build| build.begun)
+            .map(|build| build.id.clone())
+    {
+        all.remove(&oldest);
+    }
+    all.insert(id, build);
+    Ok((StatusCode::ACCEPTED, Json(answer)).into_response())
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Start {
+    #[serde(rename = "fromImage")]
+    from_image: Option<String>,
+    #[serde(rename = "fromTemplate")]
+    from_template: Option<String>,
+    #[serde(rename = "fromImageRegistry")]
+    from_image_registry: Option<Value>,
+    #[serde(default)]
+    force: bool,
+    #[serde(default)]
+    steps: Vec<Step>,
+    #[serde(rename = "startCmd")]
+    start_cmd: Option<String>,
+    #[serde(rename = "readyCmd")]
+    ready_cmd: Option<String>,
+}
+
+fn find(app: &App, caller: &Caller, template: &str, build: &str) -> Answer<Arc<Build>> {
+    let found = app.builds.all().get(build).cloned();
+    found
+        .filter(|build| build.caller.project == caller.project && build.name.name == template)
+        .ok_or_else(|| Refusal::not_found(format!("Build \"{build}\" of template \"{template}\" not found")))
+}
+
+pub(crate) async fn start(
+    State(app): State<App>,
+    Auth(caller): Auth,
+    Path((template, id)): Path<(String, String)>,
+    Read(request): Read<Start>,
+) -> Answer<StatusCode> {
+    let build = find(&app, &caller, &template, &id)?;
+    if request.from_image_registry.is_some() {
+        return Err(Refusal::unsupported(
+            "fromImageRegistry",
+            "it pulls images without logging in",
+        ));
+    }
+    let origin = match (&request.from_template, &request.from_image) {
+        (Some(template), None) => Origin::Template(Name::parse(template)?.stored()),
+        (None, Some(image)) => match Origin::stand_in(image) {
+            Some(stored) if app.sandboxes.template(&stored).await.is_ok() => Origin::Template(stored),
+            _ => Origin::Image(image.clone()),
+        },
+        _ => return Err(Refusal::invalid("give either `fromImage` or `fromTemplate`")),
+    };
+    let recipe = Recipe::new(&origin, &request.steps)?;
+    {
+        let mut progress = build.progress();
+        if progress.status != "waiting" {
+            return Err(Refusal::new(
+                StatusCode::CONFLICT,
+                format!("Build \"{id}\" was started already"),
+            ));
+        }
+        progress.status = "building";
+    }
+    let no_cache = request.force || request.steps.iter().any(|step| step.force);
+    // Ends with the build; the server stops it when it stops itself.
+    tokio::spawn(async move {
+        if let Origin::Template(name) = &origin
+            && app.sandboxes.template(name).await.is_err()
+        {
+            return build.fail(&format!("template '{name}' not found"), Some("base"));
+        }
+        perform(&app, &build, recipe, no_cache, &request).await;
+    });
+    Ok(StatusCode::ACCEPTED)
+}
+
+async fn perform(app: &App, build: &Build, mut recipe: Recipe, no_cache: bool, request: &Start) {
+    let context = match prepare(app, build, &mut recipe).await {
+        Ok(context) => context,
+        Err((index, message)) => return build.fail(&message, Some(&(index + 1).to_string())),
+    };
+    let bash = |command: &str| ["/bin/bash", "-l", "-c", command].map(str::to_owned).to_vec();
+    let command = request.start_cmd.as_deref().filter(|command| !command.is_empty());
+    let start = command.map(|command| StartCommand {
+        argv: bash(command),
+        ready: request
+            .ready_cmd
+            .as_deref()
+            .filter(|command| !command.is_empty())
+            .map(|command| ReadyCheck::Command {
+                argv: bash(command),
+                timeout_millis: READY_WITHIN_MILLIS,
+            }),
+    });
+    let starts = start.is_some();
+    let asked = BuildTemplate {
+        name: build.name.stored(),
+        from: BuildFrom::Dockerfile {
+            context: context.path().to_owned(),
+            dockerfile: recipe.dockerfile.clone(),
+            args: Vec::new(),
+            no_cache,
+            // Steps install things, as sandboxes may.
+            network: network::open(network::reaches_internet(app)),
+        },
+        start,
+        network: None,
+        resources: Some(build.resources),
+    };
+    let outcome = follow(app, build, asked).await;
+    let finished = match outcome {
+        Ok(()) => finish(app, build, starts)
+            .await
+            .map_err(|fault| (fault, Some("finalize".to_owned()))),
+        Err(mut fault) => {
+            let step = recipe.step_of(&fault.message);
+            if let Some(message) = unknown_user(&fault.message, step.as_deref(), &request.steps) {
+                fault.message = message;
+            }
+            Err((fault, step.or_else(|| Some("base".to_owned()))))
+        }
+    };
+    match finished {
+        Ok(()) => {
+            build.log("info", "Build finished");
+            build.progress().status = "ready";
+        }
+        Err((fault, step)) => build.fail(&fault.message, step.as_deref()),
+    }
+}
+
+/// A step as a user that is not there, in the words that clients know.
+fn unknown_user(message: &str, step: Option<&str>, steps: &[Step]) -> Option<String> {
+    let (_, user) = message.rsplit_once("no such user: ")?;
+    let index = step?.parse::<usize>().ok()?.checked_sub(1)?;
+    let command = steps.get(index)?.args.first()?;
+    Some(format!(
+        "failed to run command '{command}': command failed: unauthenticated: invalid username: '{user}'"
+    ))
+}
+
+async fn follow(app: &App, build: &Build, asked: BuildTemplate) -> Result<(), Fault> {
+    let mut events = app.sandboxes.build_template(asked).await?;
+    while let Some(event) = events.next().await {
+        match event? {
+            BuildEvent::Log(line) => build.log("info", &line),
+            BuildEvent::Progress { .. } => {}
+            BuildEvent::Done(_) => return Ok(()),
+        }
+    }
+    Err(Fault::internal("the build was interrupted"))
+}
+
+/// Gives it its other names, and has its server running for those who come.
+async fn finish(app: &App, build: &Build, starts: bool) -> Result<(), Fault> {
+    let name = build.name.stored();
+    if starts {
+        match app.sandboxes.keep_running(&name, build.resources, None).await {
+            Ok(_) => {}
+            // Where memory cannot be kept, each sandbox starts it.
+            Err(fault) if fault.code == "memory_not_supported" => {}
+            Err(fault) => return Err(fault),
+        }
+    }
+    for tag in &build.tags {
+        app.sandboxes.name_template(&name, &tag.stored()).await?;
+    }
+    Ok(())
+}
+
+/// Lays out what the steps copy; an error names the step.
+async fn prepare(
+    app: &App,
+    build: &Build,
+    recipe: &mut Recipe,
+) -> Result<tempfile::TempDir, (usize, String)> {
+    let first = |error: &dyn std::fmt::Display| (0, format!("the files could not be laid out: {error}"));
+    let context = tempfile::Builder::new()
+        .prefix("e2b-build-")
+        .tempdir_in(&app.options.scratch)
+        .map_err(|error| first(&error))?;
+    for copied in recipe.copies.clone() {
+        let index = copied
+            .directory
+            .rsplit('-')
+            .next()
+            .and_then(|digits| digits.parse().ok());
+        let index = index.unwrap_or(0);
+        let archive =
+            uploads::path_of(app, &build.caller, &copied.hash).map_err(|refusal| (index, refusal.message))?;
+        let (root, directory) = (context.path().to_owned(), copied.directory.clone());
+        let laid = tokio::task::spawn_blocking(move || lay_out(&archive, &root, &copied)).await;
+        match laid {
+            Ok(Ok(true)) => recipe.goes_to_parent(&directory),
+            Ok(Ok(false)) => {}
+            Ok(Err(error)) => {
+                return Err((index, format!("the files to copy could not be unpacked: {error}")));
+            }
+            Err(error) => return Err(first(&error)),
+        }
+    }
+    Ok(context)
+}
+
+/// Unpacks an archive and puts what is copied of it into its own directory; whether that is a single file. Clients pack
+/// just what the source matches, so that what lies below its fixed part is all of it.
+fn lay_out(archive: &FilePath, root: &FilePath, copied: &Copied) -> std::io::Result<bool> {
+    let unpacked = root.join(format!("{}.all", copied.directory));
+    let target = root.join(&copied.directory);
+    std::fs::create_dir(&unpacked)?;
+    let mut file = std::io::BufReader::new(std::fs::File::open(archive)?);
+    let packed = std::io::BufRead::fill_buf(&mut file)?.starts_with(&[0x1f, 0x8b]);
+    let mut input: Box<dyn std::io::Read> = match packed {
+        true => Box::new(flate2::bufread::MultiGzDecoder::new(file)),
+        false => Box::new(file),
+    };
+    let directory = std::fs::File::open(&unpacked)?;
+    unpack(
+        directory.as_fd(),
+        Dialect::Plain,
+        Ids::Own,
+        &mut (&mut input).take(UNPACKED),
+    )?;
+    let fixed: Vec<&str> = copied
+        .source
+        .split('/')
+        .filter(|part| !matches!(*part, "" | "."))
+        .take_while(|part| !part.contains(['*', '?', '[']))
+        .collect();
+    if fixed.contains(&"..") {
+        return Err(std::io::Error::other("the source leads outside the context"));
+    }
+    // No link is followed on the way: each part must be a directory itself.
+    let mut found = unpacked;
+    for part in &fixed {
+        if !std::fs::symlink_metadata(&found)?.is_dir() {
+            return Err(std::io::ErrorKind::NotFound.into());
+        }
+        found.push(part);
+    }
+    if std::fs::symlink_metadata(&found)?.is_dir() {
+        std::fs::rename(&found, &target)?;
+        return Ok(false);
+    }
+    std::fs::create_dir(&target)?;
+    let own_name = fixed.last().copied().unwrap_or("file");
+    let name = copied.file_name.as_deref().unwrap_or(own_name);
+    std::fs::rename(&found, target.join(name))?;
+    Ok(copied.file_name.is_some())
+}
+
+pub(crate) async fn status(
+    State(app): State<App>,
+    Auth(caller): Auth,
+    Path((template, id)): Path<(String, String)>,
+    query: Query,
+) -> Answer<Json<Value>> {
+    let query = query.only(&["logsOffset", "limit", "level", "direction", "cursor", "source"])?;
+    let build = find(&app, &caller, &template, &id)?;
+    let offset = usize::try_from(query.number("logsOffset")?.unwrap_or(0)).unwrap_or(0);
+    let limit = query.limit()?;
+    let progress = build.progress();
+    let entries: Vec<&Value> = progress.log.iter().skip(offset).take(limit).collect();
+    let lines: Vec<&Value> = entries.iter().map(|entry| &entry["message"]).collect();
+    let mut answer = json!({
+        "templateID": template,
+        "buildID": id,
+        "status": progress.status,
+        "logs": lines,
+        "logEntries": entries,
+    });
+    if let Some(reason) = &progress.reason {
+        answer["reason"] = reason.clone();
+    }
+    Ok(Json(answer))
+}

@@ -1,0 +1,103 @@
+//! Reading requests: what is unknown or malformed is named.
+
+use axum::extract::{FromRequest, FromRequestParts, Path, Request};
+use axum::http::request::Parts;
+use serde::de::DeserializeOwned;
+
+use atoll_types::SandboxId;
+
+use crate::App;
+use crate::edge::parse_id;
+use crate::error::{Answer, Refusal};
+
+/// The largest body of a request to the control plane.
+const BODY_BYTES: usize = 4 * 1024 * 1024;
+
+/// A JSON body; an empty one is an empty object. `T` must refuse unknown fields.
+#[derive(Debug)]
+pub(crate) struct Read<T>(pub(crate) T);
+
+impl<T: DeserializeOwned> FromRequest<App> for Read<T> {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, _: &App) -> Answer<Self> {
+        let body = axum::body::to_bytes(request.into_body(), BODY_BYTES)
+            .await
+            .map_err(|error| Refusal::invalid(format!("the body could not be read: {error}")))?;
+        let text: &[u8] = if body.is_empty() { b"{}" } else { &body };
+        serde_json::from_slice(text)
+            .map(Self)
+            .map_err(|error| Refusal::invalid(format!("the body is not right: {error}")))
+    }
+}
+
+/// The sandbox that a path names.
+#[derive(Debug)]
+pub(crate) struct Id(pub(crate) SandboxId);
+
+impl FromRequestParts<App> for Id {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, _: &App) -> Answer<Self> {
+        let Path(text) = Path::<String>::from_request_parts(parts, &())
+            .await
+            .map_err(|error| Refusal::invalid(error.body_text()))?;
+        // What has not the form of an id names nothing that exists.
+        parse_id(&text)
+            .map(Self)
+            .ok_or_else(|| Refusal::no_sandbox(&text))
+    }
+}
+
+/// The parameters of a query, decoded once.
+pub(crate) fn query(parts: &Parts) -> Vec<(String, String)> {
+    form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes())
+        .into_owned()
+        .collect()
+}
+
+/// The query of a request.
+#[derive(Debug)]
+pub(crate) struct Query(pub(crate) Vec<(String, String)>);
+
+impl FromRequestParts<App> for Query {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, _: &App) -> Answer<Self> {
+        Ok(Self(query(parts)))
+    }
+}
+
+impl Query {
+    /// Refuses what is not among the names.
+    pub(crate) fn only(self, known: &[&str]) -> Answer<Self> {
+        match self.0.iter().find(|(name, _)| !known.contains(&name.as_str())) {
+            Some((name, _)) => Err(Refusal::invalid(format!("unknown parameter `{name}`"))),
+            None => Ok(self),
+        }
+    }
+
+    pub(crate) fn text(&self, name: &str) -> Option<&str> {
+        let found = self.0.iter().find(|(known, _)| known == name)?;
+        Some(found.1.as_str()).filter(|value| !value.is_empty())
+    }
+
+    pub(crate) fn number(&self, name: &str) -> Answer<Option<i64>> {
+        self.text(name)
+            .map(|value| {
+                value
+                    .parse()
+                    .map_err(|_| Refusal::invalid(format!("`{name}` is not a number")))
+            })
+            .transpose()
+    }
+
+    /// A page's size: 1 to 100.
+    pub(crate) fn limit(&self) -> Answer<usize> {
+        match self.number("limit")? {
+            None => Ok(100),
+            Some(limit @ 1..=100) => Ok(usize::try_from(limit).unwrap_or(100)),
+            Some(_) => Err(Refusal::invalid("`limit` must be from 1 to 100")),
+        }
+    }
+}

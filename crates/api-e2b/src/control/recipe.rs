@@ -1,0 +1,321 @@
+//! Build steps as a Dockerfile. Each step remembers its line, so that a failure can be told to belong to it.
+
+use std::fmt::Write as _;
+
+use serde::Deserialize;
+
+use super::names::Name;
+use crate::error::{Answer, Refusal};
+
+/// The user and the directory that steps begin with, and that sandboxes get unless steps say otherwise.
+const USER: &str = "user";
+const WORKDIR: &str = "/home/user";
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Step {
+    r#type: String,
+    #[serde(default)]
+    pub(crate) args: Vec<String>,
+    #[serde(default)]
+    pub(crate) force: bool,
+    #[serde(rename = "filesHash")]
+    pub(crate) files_hash: Option<String>,
+    /// These two were done by the client when it packed and uploaded the files.
+    #[serde(rename = "forceUpload")]
+    _force_upload: Option<bool>,
+    #[serde(rename = "resolveSymlinks")]
+    _resolve_symlinks: Option<bool>,
+}
+
+/// Where a build begins.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// A template, as in our store.
+    Template(String),
+    /// An image in a registry.
+    Image(String),
+}
+
+/// E2B's own images that templates of ours stand for.
+const OWN_IMAGES: [(&str, &str); 2] = [
+    ("e2bdev/base", "base"),
+    ("e2bdev/code-interpreter", "code-interpreter-v1"),
+];
+
+impl Origin {
+    /// An image that a template of ours may stand for: by E2B's names, or by its own (`ubuntu:22.04`).
+    pub(crate) fn stand_in(image: &str) -> Option<String> {
+        let (name, _) = image.split_once(':').unwrap_or((image, ""));
+        let own = OWN_IMAGES.iter().find(|(own, _)| *own == name);
+        match own {
+            Some((_, template)) => Some((*template).to_owned()),
+            None if image.contains('/') => None,
+            None => Name::parse(image).ok().map(|name| name.stored()),
+        }
+    }
+}
+
+/// A COPY, with the archive that it takes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Copied {
+    pub(crate) hash: String,
+    pub(crate) source: String,
+    /// The directory of the context that holds what is copied.
+    pub(crate) directory: String,
+    /// The name that a single file gets; `None`: what is copied keeps its names.
+    pub(crate) file_name: Option<String>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Recipe {
+    pub(crate) dockerfile: String,
+    pub(crate) copies: Vec<Copied>,
+    /// The step of each line.
+    lines: Vec<Option<usize>>,
+}
+
+impl Recipe {
+    pub(crate) fn new(origin: &Origin, steps: &[Step]) -> Answer<Self> {
+        let mut recipe = Self::default();
+        let (Origin::Template(from) | Origin::Image(from)) = origin;
+        if from.is_empty() || from.chars().any(|c| c.is_whitespace() || c.is_control()) {
+            return Err(Refusal::invalid(format!(
+                "`{}` names no image",
+                from.escape_default()
+            )));
+        }
+        recipe.line(None, &format!("FROM {from}"));
+        recipe.line(None, &format!("USER {USER}"));
+        recipe.line(None, &format!("WORKDIR {WORKDIR}"));
+        let mut user = USER.to_owned();
+        for (index, step) in steps.iter().enumerate() {
+            recipe.step(index, step, &mut user)?;
+        }
+        Ok(recipe)
+    }
+
+    fn line(&mut self, step: Option<usize>, text: &str) {
+        self.dockerfile.push_str(text);
+        self.dockerfile.push('\n');
+        self.lines.push(step);
+    }
+
+    fn step(&mut self, index: usize, step: &Step, user: &mut String) -> Answer<()> {
+        let at = Some(index);
+        let words: Vec<&str> = step.args.iter().map(String::as_str).collect();
+        match (step.r#type.as_str(), &words[..]) {
+            ("RUN", [command]) => self.line(at, &run(command)),
+            ("RUN", [command, other]) => {
+                self.line(at, &format!("USER {}", word("user", other)?));
+                self.line(at, &run(command));
+                self.line(at, &format!("USER {user}"));
+            }
+            ("COPY", [source, to, rest @ ..]) => self.copy(index, step, source, to, rest, user)?,
+            ("ENV", pairs) if pairs.len() % 2 == 0 && !pairs.is_empty() => {
+                let mut text = "ENV".to_owned();
+                for pair in pairs.chunks(2) {
+                    // Writing to a String does not fail.
+                    let _ = write!(text, " {}={}", word("name", pair[0])?, quoted(pair[1])?);
+                }
+                self.line(at, &text);
+            }
+            ("WORKDIR", [path]) => self.line(at, &format!("WORKDIR {}", line_of(path)?)),
+            ("USER", [name]) => {
+                *user = word("user", name)?.to_owned();
+                self.line(at, &format!("USER {user}"));
+            }
+            (kind, _) => {
+                return Err(Refusal::invalid(format!(
+                    "`steps[{index}]` of type `{kind}` with {} arguments is not supported",
+                    words.len()
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn copy(
+        &mut self,
+        index: usize,
+        step: &Step,
+        source: &str,
+        to: &str,
+        rest: &[&str],
+        user: &str,
+    ) -> Answer<()> {
+        let Some(hash) = step.files_hash.clone() else {
+            return Err(Refusal::invalid(format!("`steps[{index}].filesHash` is missing")));
+        };
+        let owner = rest.first().filter(|owner| !owner.is_empty());
+        let mode = rest.get(1).filter(|mode| !mode.is_empty());
+        let directory = format!("copy-{index}");
+        let wild = source.contains(['*', '?', '[']);
+        // Whether it is a file or a directory is known when the archive is here; a name that ends with `/` is decided now.
+        let file_name = (!wild && !to.ends_with('/') && !to.ends_with("/."))
+            .then(|| to.rsplit('/').next().unwrap_or(to).to_owned())
+            .filter(|name| !matches!(name.as_str(), "" | "." | ".."));
+        let mut text = "COPY".to_owned();
+        let owner = owner.copied().unwrap_or(user);
+        let _ = write!(text, " --chown={}", word("owner", owner)?);
+        if let Some(mode) = mode {
+            let _ = write!(text, " --chmod={}", word("mode", mode)?);
+        }
+        // The archive decides where below `to` things go: see `Copied::file_name`.
+        let _ = write!(
+            text,
+            " {}",
+            serde_json::json!([format!("{directory}/"), format!("{}/", to.trim_end_matches('/'))])
+        );
+        self.line(Some(index), &text);
+        self.copies.push(Copied {
+            hash,
+            source: source.to_owned(),
+            directory,
+            file_name,
+        });
+        Ok(())
+    }
+
+    /// The copy of a single file goes to its parent, under its name.
+    pub(crate) fn goes_to_parent(&mut self, directory: &str) {
+        let marker = format!("[\"{directory}/\",");
+        let lines: Vec<String> = self
+            .dockerfile
+            .lines()
+            .map(|line| match line.find(&marker) {
+                Some(at) => {
+                    let words: Vec<String> = serde_json::from_str(&line[at..]).unwrap_or_default();
+                    let to = words.get(1).map_or("", |to| to.trim_end_matches('/'));
+                    let parent = match to.rsplit_once('/') {
+                        Some((parent, _)) => format!("{parent}/"),
+                        None => "./".to_owned(),
+                    };
+                    format!(
+                        "{}{}",
+                        &line[..at],
+                        serde_json::json!([format!("{directory}/"), parent])
+                    )
+                }
+                None => line.to_owned(),
+            })
+            .collect();
+        self.dockerfile = lines.join("\n") + "\n";
+    }
+
+    /// Which step a failure is about, from the line that it names: `base` for what precedes the first.
+    pub(crate) fn step_of(&self, message: &str) -> Option<String> {
+        let digits = message.split_once("Dockerfile line ")?.1;
+        let digits: String = digits.chars().take_while(char::is_ascii_digit).collect();
+        let line: usize = digits.parse().ok()?;
+        match self.lines.get(line.checked_sub(1)?)? {
+            // Clients count what they build from as the first.
+            Some(index) => Some((index + 1).to_string()),
+            None => Some("base".to_owned()),
+        }
+    }
+}
+
+fn run(command: &str) -> String {
+    format!("RUN {}", serde_json::json!(["/bin/bash", "-l", "-c", command]))
+}
+
+/// Something that has to be one word of a Dockerfile.
+fn word<'a>(what: &str, text: &'a str) -> Answer<&'a str> {
+    let fine = !text.is_empty()
+        && text
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "_-.:".contains(c));
+    match fine {
+        true => Ok(text),
+        false => Err(Refusal::invalid(format!(
+            "`{}` is not a {what}",
+            text.escape_default()
+        ))),
+    }
+}
+
+fn line_of(text: &str) -> Answer<&str> {
+    match text.is_empty() || text.contains(['\n', '\r', '\\']) {
+        false => Ok(text),
+        true => Err(Refusal::invalid(format!(
+            "`{}` cannot be used here",
+            text.escape_default()
+        ))),
+    }
+}
+
+/// A value of the environment. `$NAME` in it means what it means in a Dockerfile.
+fn quoted(text: &str) -> Answer<String> {
+    if text.contains(['\n', '\r']) {
+        return Err(Refusal::invalid("a value of ENV has more than one line"));
+    }
+    Ok(format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(kind: &str, args: &[&str]) -> Step {
+        Step {
+            r#type: kind.into(),
+            args: args.iter().map(ToString::to_string).collect(),
+            force: false,
+            files_hash: (kind == "COPY").then(|| "abc".into()),
+            _force_upload: None,
+            _resolve_symlinks: None,
+        }
+    }
+
+    #[test]
+    fn steps_become_lines_that_know_them() {
+        let steps = [
+            step("ENV", &["A", "x \"y\""]),
+            step("RUN", &["echo \"hi\"", "root"]),
+            step("COPY", &["folder/*", "folder", "", ""]),
+            step("COPY", &["a.txt", "b/c.txt", "root", "600"]),
+        ];
+        let mut recipe = Recipe::new(&Origin::Template("base".into()), &steps).unwrap();
+        recipe.goes_to_parent("copy-3");
+        let expected = r#"FROM base
+USER user
+WORKDIR /home/user
+ENV A="x \"y\""
+USER root
+RUN ["/bin/bash","-l","-c","echo \"hi\""]
+USER user
+COPY --chown=user ["copy-2/","folder/"]
+COPY --chown=root --chmod=600 ["copy-3/","b/"]
+"#;
+        assert_eq!(recipe.dockerfile, expected);
+        let of = |line| recipe.step_of(&format!("Dockerfile line {line}: it failed"));
+        assert_eq!(of(1).as_deref(), Some("base"));
+        assert_eq!(of(6).as_deref(), Some("2"));
+        assert_eq!(of(99), None);
+        assert_eq!(recipe.copies[0].file_name, None);
+        assert_eq!(recipe.copies[1].file_name.as_deref(), Some("c.txt"));
+    }
+
+    #[test]
+    fn nothing_of_a_step_becomes_another_line() {
+        for wrong in [
+            step("USER", &["root\nRUN x"]),
+            step("ENV", &["A", "b\nRUN x"]),
+            step("WORKDIR", &["/a\nRUN x"]),
+            step("ADD", &["a", "b"]),
+            step("RUN", &[]),
+        ] {
+            assert!(Recipe::new(&Origin::Template("base".into()), &[wrong]).is_err());
+        }
+        let sneaky = Origin::Image("x\nRUN y".into());
+        assert!(Recipe::new(&sneaky, &[]).is_err());
+    }
+
+    #[test]
+    fn some_images_are_templates_of_ours() {
+        assert_eq!(Origin::stand_in("e2bdev/base:latest").as_deref(), Some("base"));
+        assert_eq!(Origin::stand_in("ubuntu:22.04").as_deref(), Some("ubuntu.22.04"));
+        assert_eq!(Origin::stand_in("docker.io/library/ubuntu"), None);
+    }
+}

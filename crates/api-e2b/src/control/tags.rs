@@ -1,0 +1,109 @@
+//! Tags of templates: other names for what one name stands for.
+
+use axum::extract::{Json, Path, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::names::{DEFAULT_TAG, Name};
+use super::read::Read;
+use super::{templates, view};
+use crate::App;
+use crate::auth::Auth;
+use crate::error::{Answer, Refusal};
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Assign {
+    target: String,
+    tags: Vec<String>,
+}
+
+/// A tag alone, or with the name that it belongs to.
+fn tagged(name: &Name, tag: &str) -> Answer<Name> {
+    let text = match tag.contains(':') {
+        true => tag.to_owned(),
+        false => format!("{}:{tag}", name.name),
+    };
+    let tagged = Name::parse(&text)?;
+    match tagged.name == name.name {
+        true => Ok(tagged),
+        false => Err(Refusal::invalid(format!("`{tag}` is a tag of another template"))),
+    }
+}
+
+pub(crate) async fn assign(
+    State(app): State<App>,
+    Auth(_): Auth,
+    Read(request): Read<Assign>,
+) -> Answer<Response> {
+    let target = Name::parse(&request.target)?;
+    let template = templates::find(&app, &request.target).await?;
+    let names: Vec<Name> = request
+        .tags
+        .iter()
+        .map(|tag| tagged(&target, tag))
+        .collect::<Answer<_>>()?;
+    for name in &names {
+        app.sandboxes
+            .name_template(template.manifest.id.as_str(), &name.stored())
+            .await?;
+    }
+    let tags: Vec<&str> = names
+        .iter()
+        .map(|name| name.tag.as_deref().unwrap_or(DEFAULT_TAG))
+        .collect();
+    let build = templates::build_id(&template.manifest.digest);
+    Ok((StatusCode::CREATED, Json(json!({"tags": tags, "buildID": build}))).into_response())
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Remove {
+    name: String,
+    tags: Vec<String>,
+}
+
+pub(crate) async fn remove(
+    State(app): State<App>,
+    Auth(_): Auth,
+    Read(request): Read<Remove>,
+) -> Answer<StatusCode> {
+    let target = Name::parse(&request.name)?;
+    for tag in &request.tags {
+        let name = tagged(&target, tag)?;
+        // It must be there, and it is the name that goes.
+        templates::find(
+            &app,
+            &format!("{}:{}", name.name, name.tag.as_deref().unwrap_or(DEFAULT_TAG)),
+        )
+        .await?;
+        app.sandboxes.delete_template(&name.stored()).await?;
+    }
+    Ok(StatusCode::NO_CONTENT)
+}
+
+pub(crate) async fn list(
+    State(app): State<App>,
+    Auth(_): Auth,
+    Path(id): Path<String>,
+) -> Answer<Json<Vec<Value>>> {
+    let wanted = Name::parse(&id)?.name;
+    let mut found = Vec::new();
+    for template in app.sandboxes.templates().await? {
+        for name in template.names.iter().map(|name| Name::of_stored(name)) {
+            if name.name == wanted || template.manifest.id.as_str() == wanted {
+                found.push(json!({
+                    "tag": name.tag.as_deref().unwrap_or(DEFAULT_TAG),
+                    "buildID": templates::build_id(&template.manifest.digest),
+                    "createdAt": view::time(template.manifest.created_at),
+                }));
+            }
+        }
+    }
+    match found.is_empty() {
+        true => Err(Refusal::not_found(format!("Template \"{id}\" not found"))),
+        false => Ok(Json(found)),
+    }
+}

@@ -1,0 +1,139 @@
+//! Files for template builds: one archive for each COPY, kept under the hash that the client gives it.
+//!
+//! What must hold: an upload is taken only with a link that this server made, for the project that it was made for; what
+//! arrives is complete or not there; sizes are bounded. Archives are kept until the server starts anew.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use atoll_sandboxes::Caller;
+use atoll_types::GIB;
+use axum::body::Body;
+use axum::extract::{Json, Path, Request, State};
+use axum::http::request::Parts;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use futures_util::StreamExt as _;
+use serde_json::json;
+use sha2::{Digest as _, Sha256};
+use std::io::Write as _;
+
+use super::read::Query;
+use super::view;
+use crate::auth::{Auth, same};
+use crate::error::{Answer, Refusal};
+use crate::{App, Secured};
+
+/// The most that one archive may hold.
+const MOST: u64 = 8 * GIB;
+/// How long a link to upload to is good for, in seconds.
+const GOOD_FOR: i64 = 3600;
+/// An upload that stands still for so long is given up.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Where the archive with this hash is kept for a project.
+pub(crate) fn path_of(app: &App, caller: &Caller, hash: &str) -> Answer<PathBuf> {
+    let plain = hash.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    if hash.is_empty() || hash.len() > 128 || !plain {
+        return Err(Refusal::invalid("the hash of the files is not one"));
+    }
+    let dir = app.options.scratch.join("e2b-files");
+    std::fs::create_dir_all(&dir).map_err(|error| {
+        Refusal::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            format!("no room for files: {error}"),
+        )
+    })?;
+    Ok(dir.join(format!("{}-{hash}", caller.project)))
+}
+
+fn proof(app: &App, project: &str, hash: &str, until: i64) -> String {
+    let mut hasher = Sha256::new();
+    hasher.update(app.builds.secret());
+    hasher.update(format!("{project}\0{hash}\0{until}"));
+    hex::encode(hasher.finalize())
+}
+
+/// Tells whether the files are here, and where to put them.
+pub(crate) async fn link(
+    State(app): State<App>,
+    Auth(caller): Auth,
+    Path((id, hash)): Path<(String, String)>,
+    parts: Parts,
+) -> Answer<Response> {
+    let present = path_of(&app, &caller, &hash)?.is_file();
+    let until = view::now_seconds() + GOOD_FOR;
+    let proof = proof(&app, caller.project.as_str(), &hash, until);
+    let id = percent_encoding::utf8_percent_encode(&id, percent_encoding::NON_ALPHANUMERIC);
+    let url = format!(
+        "{}/templates/{id}/files/{hash}?project={}&until={until}&proof={proof}",
+        origin(&parts),
+        caller.project
+    );
+    Ok((StatusCode::CREATED, Json(json!({"present": present, "url": url}))).into_response())
+}
+
+/// The address that a request came to.
+fn origin(parts: &Parts) -> String {
+    let forwarded = parts
+        .headers
+        .get("x-forwarded-proto")
+        .and_then(|value| value.to_str().ok());
+    let secured = parts.extensions.get::<Secured>().is_some() || forwarded == Some("https");
+    let host = parts
+        .uri
+        .authority()
+        .map(ToString::to_string)
+        .or_else(|| Some(parts.headers.get(header::HOST)?.to_str().ok()?.to_owned()))
+        .unwrap_or_default();
+    format!("{}://{host}", if secured { "https" } else { "http" })
+}
+
+pub(crate) async fn receive(
+    State(app): State<App>,
+    Path((_, hash)): Path<(String, String)>,
+    query: Query,
+    request: Request,
+) -> Answer<StatusCode> {
+    let project = query.text("project").unwrap_or_default();
+    let until = query.number("until")?.unwrap_or(0);
+    let given = query.text("proof").unwrap_or_default();
+    if !same(&proof(&app, project, &hash, until), given) || until < view::now_seconds() {
+        return Err(Refusal::unauthorized(
+            "this link is not good, or not any more; ask for a new one",
+        ));
+    }
+    let project = project
+        .parse()
+        .map_err(|_| Refusal::unauthorized("this link names no project"))?;
+    let to = path_of(&app, &Caller { project }, &hash)?;
+    let dir = to.parent().map(std::path::Path::to_path_buf).unwrap_or_default();
+    save(request.into_body(), dir, to).await?;
+    Ok(StatusCode::OK)
+}
+
+async fn save(body: Body, dir: PathBuf, to: PathBuf) -> Answer<()> {
+    let failed = |error: &dyn std::fmt::Display| {
+        Refusal::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            format!("the files could not be kept: {error}"),
+        )
+    };
+    let mut file = tempfile::NamedTempFile::new_in(dir).map_err(|error| failed(&error))?;
+    let mut pieces = body.into_data_stream();
+    let mut room = MOST;
+    loop {
+        let piece = tokio::time::timeout(PATIENCE, pieces.next())
+            .await
+            .map_err(|_| Refusal::new(StatusCode::REQUEST_TIMEOUT, "the upload stands still"))?;
+        let Some(piece) = piece else { break };
+        let piece = piece.map_err(|error| Refusal::invalid(format!("the upload broke off: {error}")))?;
+        room = room
+            .checked_sub(piece.len() as u64)
+            .ok_or_else(|| Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, "the files are too large"))?;
+        // A piece is some tens of kilobytes, into the page cache.
+        file.write_all(&piece).map_err(|error| failed(&error))?;
+    }
+    file.persist(to).map_err(|error| failed(&error.error))?;
+    Ok(())
+}

@@ -1,0 +1,87 @@
+//! Volumes: made and listed here, mounted by sandboxes. Their content is reached through a sandbox only.
+
+use atoll_sandboxes::{CreateVolume, Volume};
+use atoll_types::GIB;
+use axum::extract::{Json, Path, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::App;
+use crate::auth::Auth;
+use crate::control::read::Read;
+use crate::error::{Answer, Refusal};
+
+/// E2B's volumes have no size; ours are files with holes, so this costs nothing until it is used.
+const BYTES: u64 = 10 * GIB;
+const PAGE: usize = 100;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NewVolume {
+    name: String,
+}
+
+fn info(volume: &Volume) -> Value {
+    json!({"volumeID": volume.id, "name": volume.name})
+}
+
+/// With a token for its content, which is empty: there is no such API here.
+fn with_token(app: &App, volume: &Volume) -> Value {
+    let mut view = info(volume);
+    view["token"] = "".into();
+    view["domain"] = json!(app.options.public_domain);
+    view
+}
+
+pub(crate) async fn create(
+    State(app): State<App>,
+    Auth(caller): Auth,
+    Read(request): Read<NewVolume>,
+) -> Answer<Response> {
+    let request = CreateVolume {
+        name: request.name,
+        bytes: BYTES,
+    };
+    let volume = app.sandboxes.create_volume(&caller, request).await?;
+    Ok((StatusCode::CREATED, Json(with_token(&app, &volume))).into_response())
+}
+
+pub(crate) async fn list(State(app): State<App>, Auth(caller): Auth) -> Answer<Json<Vec<Value>>> {
+    let mut found = Vec::new();
+    let mut cursor = None;
+    loop {
+        let page = app.sandboxes.volumes(&caller, cursor, PAGE).await?;
+        found.extend(page.items.iter().map(info));
+        cursor = page.next;
+        if cursor.is_none() {
+            return Ok(Json(found));
+        }
+    }
+}
+
+pub(crate) async fn get(
+    State(app): State<App>,
+    Auth(caller): Auth,
+    Path(id): Path<String>,
+) -> Answer<Json<Value>> {
+    let volume = app.sandboxes.volume(&caller, &id).await?;
+    Ok(Json(with_token(&app, &volume)))
+}
+
+pub(crate) async fn delete(
+    State(app): State<App>,
+    Auth(caller): Auth,
+    Path(id): Path<String>,
+) -> Answer<StatusCode> {
+    app.sandboxes.delete_volume(&caller, &id).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+pub(crate) async fn content() -> Refusal {
+    Refusal::unsupported(
+        "volumecontent",
+        "mount the volume in a sandbox and use its files there, or export and import it through the native API",
+    )
+}

@@ -1,0 +1,397 @@
+//! The Connect protocol as E2B's clients speak it: unary calls with a bare message, streams of length-prefixed frames that
+//! end with a frame of their own, JSON and protocol buffers, never compressed.
+
+use std::time::Duration;
+
+use atoll_types::{Fault, FaultKind};
+use axum::body::Body;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use futures_util::{Stream, StreamExt as _};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+
+/// The largest message that is accepted. Input for processes comes in such messages.
+const MESSAGE_BYTES: usize = 16 * 1024 * 1024;
+const END_OF_STREAM: u8 = 0x02;
+const COMPRESSED: u8 = 0x01;
+/// How often a silent stream says that it is there, unless the client asks otherwise.
+const KEEPALIVE: Duration = Duration::from_secs(90);
+
+/// Every message of the services.
+pub(crate) trait Wire: prost::Message + Default + Serialize + DeserializeOwned + 'static {}
+
+impl<T: prost::Message + Default + Serialize + DeserializeOwned + 'static> Wire for T {}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Codec {
+    Json,
+    Proto,
+}
+
+impl Codec {
+    fn encode(self, message: &impl Wire) -> Bytes {
+        match self {
+            // These are maps with text keys, which always can be written.
+            Self::Json => serde_json::to_vec(message).unwrap_or_default().into(),
+            Self::Proto => message.encode_to_vec().into(),
+        }
+    }
+
+    fn decode<T: Wire>(self, bytes: &[u8]) -> Result<T, Error> {
+        match self {
+            Self::Json if bytes.is_empty() => Ok(T::default()),
+            Self::Json => serde_json::from_slice(bytes).map_err(|error| Error::invalid(error.to_string())),
+            Self::Proto => T::decode(bytes).map_err(|error| Error::invalid(error.to_string())),
+        }
+    }
+}
+
+/// How a call is made, by its content type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Kind {
+    pub(crate) codec: Codec,
+    pub(crate) streams: bool,
+}
+
+impl Kind {
+    pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
+        let value = headers.get(header::CONTENT_TYPE)?.to_str().ok()?;
+        let (codec, streams) = match value.split(';').next()?.trim() {
+            "application/json" => (Codec::Json, false),
+            "application/proto" => (Codec::Proto, false),
+            "application/connect+json" => (Codec::Json, true),
+            "application/connect+proto" => (Codec::Proto, true),
+            _ => return None,
+        };
+        Some(Self { codec, streams })
+    }
+
+    fn content_type(self) -> HeaderValue {
+        HeaderValue::from_static(match (self.codec, self.streams) {
+            (Codec::Json, false) => "application/json",
+            (Codec::Proto, false) => "application/proto",
+            (Codec::Json, true) => "application/connect+json",
+            (Codec::Proto, true) => "application/connect+proto",
+        })
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Code {
+    InvalidArgument,
+    DeadlineExceeded,
+    NotFound,
+    AlreadyExists,
+    PermissionDenied,
+    ResourceExhausted,
+    FailedPrecondition,
+    Unimplemented,
+    Internal,
+    Unavailable,
+    Unauthenticated,
+}
+
+impl Code {
+    fn name(self) -> &'static str {
+        match self {
+            Self::InvalidArgument => "invalid_argument",
+            Self::DeadlineExceeded => "deadline_exceeded",
+            Self::NotFound => "not_found",
+            Self::AlreadyExists => "already_exists",
+            Self::PermissionDenied => "permission_denied",
+            Self::ResourceExhausted => "resource_exhausted",
+            Self::FailedPrecondition => "failed_precondition",
+            Self::Unimplemented => "unimplemented",
+            Self::Internal => "internal",
+            Self::Unavailable => "unavailable",
+            Self::Unauthenticated => "unauthenticated",
+        }
+    }
+
+    fn status(self) -> StatusCode {
+        match self {
+            Self::InvalidArgument | Self::FailedPrecondition => StatusCode::BAD_REQUEST,
+            Self::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
+            Self::NotFound => StatusCode::NOT_FOUND,
+            Self::AlreadyExists => StatusCode::CONFLICT,
+            Self::PermissionDenied => StatusCode::FORBIDDEN,
+            Self::ResourceExhausted => StatusCode::TOO_MANY_REQUESTS,
+            Self::Unimplemented => StatusCode::NOT_IMPLEMENTED,
+            Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Unauthenticated => StatusCode::UNAUTHORIZED,
+        }
+    }
+}
+
+/// Why a call failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Error {
+    pub(crate) code: Code,
+    pub(crate) message: String,
+    /// The sandbox ended or went to rest meanwhile: the connection breaks, as it does when a machine goes away.
+    pub(crate) gone: bool,
+}
+
+impl Error {
+    pub(crate) fn new(code: Code, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            message: message.into(),
+            gone: false,
+        }
+    }
+
+    pub(crate) fn invalid(message: impl Into<String>) -> Self {
+        Self::new(Code::InvalidArgument, message)
+    }
+
+    pub(crate) fn not_found(message: impl Into<String>) -> Self {
+        Self::new(Code::NotFound, message)
+    }
+
+    pub(crate) fn unary(&self) -> Response {
+        let body = axum::extract::Json(json!({"code": self.code.name(), "message": self.message}));
+        (self.code.status(), body).into_response()
+    }
+}
+
+impl From<Fault> for Error {
+    fn from(fault: Fault) -> Self {
+        let code = match fault.kind {
+            FaultKind::Invalid => Code::InvalidArgument,
+            FaultKind::Unauthenticated => Code::Unauthenticated,
+            FaultKind::Forbidden => Code::PermissionDenied,
+            FaultKind::NotFound => Code::NotFound,
+            FaultKind::Conflict if fault.code == "already_exists" => Code::AlreadyExists,
+            FaultKind::Conflict if fault.code.starts_with("sandbox_") => Code::Unavailable,
+            FaultKind::Conflict => Code::FailedPrecondition,
+            FaultKind::Gone | FaultKind::Unavailable => Code::Unavailable,
+            FaultKind::LimitExceeded | FaultKind::TooLarge => Code::ResourceExhausted,
+            FaultKind::Unsupported => Code::Unimplemented,
+            FaultKind::TimedOut => Code::DeadlineExceeded,
+            FaultKind::GuestFailed | FaultKind::Internal => Code::Internal,
+        };
+        Self {
+            code,
+            gone: code == Code::Unavailable,
+            message: fault.to_string(),
+        }
+    }
+}
+
+/// Reads the one message of a unary call or of a call that is answered with a stream.
+pub(crate) async fn receive<T: Wire>(kind: Kind, body: Body) -> Result<T, Error> {
+    // All of it, so that the connection can be used again.
+    let bytes = axum::body::to_bytes(body, MESSAGE_BYTES)
+        .await
+        .map_err(|error| Error::invalid(format!("the request could not be read: {error}")))?;
+    if !kind.streams {
+        return kind.codec.decode(&bytes);
+    }
+    let mut buffer = BytesMut::from(&bytes[..]);
+    match take_frame(&mut buffer)? {
+        Some(Frame::Message(payload)) => kind.codec.decode(&payload),
+        Some(Frame::End) | None => Err(Error::invalid("the request holds no message")),
+    }
+}
+
+/// The messages of a client stream, as they come.
+pub(crate) fn receive_all<T: Wire>(kind: Kind, body: Body) -> impl Stream<Item = Result<T, Error>> {
+    let state = (body.into_data_stream(), BytesMut::new(), false);
+    futures_util::stream::unfold(state, move |(mut body, mut buffer, over)| async move {
+        if over {
+            return None;
+        }
+        loop {
+            match take_frame(&mut buffer) {
+                Ok(Some(Frame::Message(payload))) => {
+                    return Some((kind.codec.decode(&payload), (body, buffer, false)));
+                }
+                Ok(Some(Frame::End)) => return None,
+                Ok(None) => {}
+                Err(error) => return Some((Err(error), (body, buffer, true))),
+            }
+            match body.next().await {
+                Some(Ok(bytes)) => buffer.extend_from_slice(&bytes),
+                Some(Err(error)) => {
+                    let error = Error::invalid(format!("the request broke off: {error}"));
+                    return Some((Err(error), (body, buffer, true)));
+                }
+                None => return None,
+            }
+        }
+    })
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Frame {
+    Message(Bytes),
+    End,
+}
+
+/// The first whole frame, if there is one.
+fn take_frame(buffer: &mut BytesMut) -> Result<Option<Frame>, Error> {
+    if buffer.len() < 5 {
+        return Ok(None);
+    }
+    let flags = buffer[0];
+    let length = u32::from_be_bytes([buffer[1], buffer[2], buffer[3], buffer[4]]) as usize;
+    if length > MESSAGE_BYTES {
+        return Err(Error::new(Code::ResourceExhausted, "the message is too large"));
+    }
+    if buffer.len() < 5 + length {
+        return Ok(None);
+    }
+    buffer.advance(5);
+    let payload = buffer.split_to(length).freeze();
+    if flags & END_OF_STREAM != 0 {
+        return Ok(Some(Frame::End));
+    }
+    if flags & COMPRESSED != 0 {
+        return Err(Error::new(
+            Code::Unimplemented,
+            "compressed messages are not supported",
+        ));
+    }
+    Ok(Some(Frame::Message(payload)))
+}
+
+fn frame(flags: u8, payload: &[u8]) -> Bytes {
+    let mut frame = BytesMut::with_capacity(5 + payload.len());
+    frame.put_u8(flags);
+    // Messages are bounded far below 4 GiB: they hold a chunk of output or one entry.
+    frame.put_u32(u32::try_from(payload.len()).unwrap_or(u32::MAX));
+    frame.extend_from_slice(payload);
+    frame.freeze()
+}
+
+fn end(error: Option<&Error>) -> Bytes {
+    let payload = match error {
+        None => json!({}),
+        Some(error) => json!({"error": {"code": error.code.name(), "message": error.message}}),
+    };
+    frame(END_OF_STREAM, payload.to_string().as_bytes())
+}
+
+pub(crate) fn answer(kind: Kind, outcome: Result<impl Wire, Error>) -> Response {
+    match (kind.streams, outcome) {
+        (false, Ok(message)) => (
+            [(header::CONTENT_TYPE, kind.content_type())],
+            kind.codec.encode(&message),
+        )
+            .into_response(),
+        (false, Err(error)) => error.unary(),
+        (true, outcome) => {
+            let body = match &outcome {
+                Ok(message) => [frame(0, &kind.codec.encode(message)), end(None)].concat(),
+                Err(error) => end(Some(error)).to_vec(),
+            };
+            ([(header::CONTENT_TYPE, kind.content_type())], body).into_response()
+        }
+    }
+}
+
+/// A stream of messages; an error is its last word.
+pub(crate) fn answer_stream<T: Wire>(
+    kind: Kind,
+    messages: impl Stream<Item = Result<T, Error>> + Send + 'static,
+) -> Response {
+    enum State<S> {
+        Open(S),
+        Over,
+    }
+    let frames = futures_util::stream::unfold(State::Open(Box::pin(messages)), move |state| async move {
+        let State::Open(mut messages) = state else {
+            return None;
+        };
+        match messages.next().await {
+            Some(Ok(message)) => {
+                let bytes = frame(0, &kind.codec.encode(&message));
+                Some((Ok(bytes), State::Open(messages)))
+            }
+            Some(Err(error)) if error.gone => Some((Err(std::io::Error::other(error.message)), State::Over)),
+            Some(Err(error)) => Some((Ok(end(Some(&error))), State::Over)),
+            None => Some((Ok(end(None)), State::Over)),
+        }
+    });
+    let headers = [(header::CONTENT_TYPE, kind.content_type())];
+    (headers, Body::from_stream(frames)).into_response()
+}
+
+/// How long the client allows the call to take.
+pub(crate) fn timeout(headers: &HeaderMap) -> Option<Duration> {
+    number(headers, "connect-timeout-ms").map(Duration::from_millis)
+}
+
+/// How often a silent stream is to say that it is there.
+pub(crate) fn keepalive(headers: &HeaderMap) -> Duration {
+    number(headers, "keepalive-ping-interval")
+        .filter(|seconds| *seconds > 0)
+        .map_or(KEEPALIVE, Duration::from_secs)
+}
+
+fn number(headers: &HeaderMap, name: &str) -> Option<u64> {
+    headers.get(name)?.to_str().ok()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::envd::messages::{PathRequest, StartEvent};
+
+    const JSON_STREAM: Kind = Kind {
+        codec: Codec::Json,
+        streams: true,
+    };
+
+    async fn body_of(response: Response) -> Bytes {
+        axum::body::to_bytes(response.into_body(), 10_000).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_stream_ends_with_its_own_frame() {
+        let messages = futures_util::stream::iter([
+            Ok(StartEvent { pid: 3 }),
+            Err(Error::new(Code::DeadlineExceeded, "late")),
+        ]);
+        let body = body_of(answer_stream(JSON_STREAM, messages)).await;
+        let expected = [
+            &b"\x00\x00\x00\x00\x09{\"pid\":3}"[..],
+            b"\x02\x00\x00\x00\x3c{\"error\":{\"code\":\"deadline_exceeded\",\"message\":\"late\"}}",
+        ]
+        .concat();
+        assert_eq!(body.len(), 14 + 5 + body[14 + 4] as usize);
+        assert_eq!(&body[..15], &expected[..15]);
+        assert!(body.ends_with(b"\"message\":\"late\"}}"));
+    }
+
+    #[tokio::test]
+    async fn a_client_stream_may_be_cut_anywhere() {
+        let whole = [frame(0, br#"{"path":"a"}"#), frame(0, br#"{"path":"b"}"#)].concat();
+        let pieces = whole
+            .chunks(3)
+            .map(|piece| Ok::<_, std::io::Error>(piece.to_vec()))
+            .collect::<Vec<_>>();
+        let body = Body::from_stream(futures_util::stream::iter(pieces));
+        let paths: Vec<String> = receive_all::<PathRequest>(JSON_STREAM, body)
+            .map(|message| message.unwrap().path)
+            .collect()
+            .await;
+        assert_eq!(paths, ["a", "b"]);
+    }
+
+    #[tokio::test]
+    async fn compressed_and_broken_messages_are_refused() {
+        let compressed = Body::from(frame(COMPRESSED, b"x"));
+        let error = receive::<PathRequest>(JSON_STREAM, compressed).await.unwrap_err();
+        assert_eq!(error.code, Code::Unimplemented);
+        let error = receive::<PathRequest>(JSON_STREAM, Body::from("abc"))
+            .await
+            .unwrap_err();
+        assert_eq!(error.code, Code::InvalidArgument);
+    }
+}

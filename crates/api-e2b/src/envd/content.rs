@@ -1,0 +1,143 @@
+//! Bodies of `/files`: ranges on the way out, gzip on the way in.
+
+use std::io::{self, Write as _};
+
+use axum::body::Body;
+use axum::http::{HeaderMap, StatusCode, header};
+use bytes::Bytes;
+use flate2::write::MultiGzDecoder;
+use futures_util::{Stream, StreamExt as _};
+
+use super::file_refusal;
+use crate::error::{Answer, Refusal};
+
+/// A part of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Range {
+    pub(crate) from: u64,
+    pub(crate) length: u64,
+}
+
+impl Range {
+    pub(crate) fn header(self, size: u64) -> String {
+        format!("bytes {}-{}/{size}", self.from, self.from + self.length - 1)
+    }
+}
+
+/// The range that is asked for; several, or what is not understood, mean the whole (RFC 9110, 14.2).
+pub(crate) fn range(headers: &HeaderMap, size: u64) -> Answer<Option<Range>> {
+    let asked = headers
+        .get(header::RANGE)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.strip_prefix("bytes="))
+        .and_then(|value| value.split_once('-'));
+    let Some((from, to)) = asked else {
+        return Ok(None);
+    };
+    let (from, to) = match (from.trim().parse::<u64>(), to.trim().parse::<u64>()) {
+        (Ok(from), Ok(to)) if from <= to => (from, to),
+        (Ok(from), Err(_)) if to.trim().is_empty() => (from, u64::MAX),
+        (Err(_), Ok(last)) if from.trim().is_empty() => (size.saturating_sub(last), u64::MAX),
+        _ => return Ok(None),
+    };
+    if from >= size {
+        return Err(file_refusal(
+            StatusCode::RANGE_NOT_SATISFIABLE,
+            format!("the file has {size} bytes"),
+        ));
+    }
+    let end = to.min(size - 1);
+    Ok(Some(Range {
+        from,
+        length: end - from + 1,
+    }))
+}
+
+pub(crate) fn is_gzip(headers: &HeaderMap) -> Answer<bool> {
+    let coding = headers
+        .get(header::CONTENT_ENCODING)
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or("identity");
+    match coding.trim() {
+        "identity" | "" => Ok(false),
+        "gzip" => Ok(true),
+        other => Err(Refusal::invalid(format!(
+            "`Content-Encoding: {other}` is not supported; send gzip or nothing"
+        ))),
+    }
+}
+
+/// The body as it was before it was compressed.
+pub(crate) fn decoded(body: Body, gzip: bool) -> impl Stream<Item = io::Result<Bytes>> + Send + Unpin {
+    let pieces = body
+        .into_data_stream()
+        .map(|piece| piece.map_err(io::Error::other));
+    if !gzip {
+        return pieces.boxed();
+    }
+    let state = Some((pieces, MultiGzDecoder::new(Vec::new())));
+    futures_util::stream::unfold(state, |state| async move {
+        let (mut pieces, mut decoder) = state?;
+        loop {
+            let outcome = match pieces.next().await {
+                Some(Ok(piece)) => decoder.write_all(&piece).map(|()| true),
+                Some(Err(error)) => Err(error),
+                None => decoder.try_finish().map(|()| false),
+            };
+            let more = match outcome {
+                Ok(more) => more,
+                Err(error) => return Some((Err(error), None)),
+            };
+            let bytes = Bytes::from(std::mem::take(decoder.get_mut()));
+            match (more, bytes.is_empty()) {
+                (true, true) => {}
+                (true, false) => return Some((Ok(bytes), Some((pieces, decoder)))),
+                (false, true) => return None,
+                (false, false) => return Some((Ok(bytes), None)),
+            }
+        }
+    })
+    .boxed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_cut_to_the_file() {
+        let of = |text: &str| {
+            range(
+                &HeaderMap::from_iter([(header::RANGE, text.parse().unwrap())]),
+                10,
+            )
+        };
+        assert_eq!(of("bytes=2-4").unwrap(), Some(Range { from: 2, length: 3 }));
+        assert_eq!(of("bytes=8-").unwrap(), Some(Range { from: 8, length: 2 }));
+        assert_eq!(of("bytes=-3").unwrap(), Some(Range { from: 7, length: 3 }));
+        assert_eq!(of("bytes=0-99").unwrap().unwrap().header(10), "bytes 0-9/10");
+        assert_eq!(of("lines=1-2").unwrap(), None);
+        assert_eq!(
+            of("bytes=10-").unwrap_err().status,
+            StatusCode::RANGE_NOT_SATISFIABLE
+        );
+    }
+
+    #[tokio::test]
+    async fn gzip_is_undone_whatever_the_pieces() {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+        let content = b"some content, some content, some content".repeat(100);
+        encoder.write_all(&content).unwrap();
+        let packed = encoder.finish().unwrap();
+        let pieces: Vec<_> = packed
+            .chunks(7)
+            .map(|piece| Ok::<_, io::Error>(Bytes::copy_from_slice(piece)))
+            .collect();
+        let body = Body::from_stream(futures_util::stream::iter(pieces));
+        let whole: Vec<Bytes> = decoded(body, true).map(|piece| piece.unwrap()).collect().await;
+        assert_eq!(whole.concat(), content);
+        let broken = Body::from(packed[..packed.len() - 9].to_vec());
+        let outcome: Vec<_> = decoded(broken, true).collect().await;
+        assert!(outcome.last().is_some_and(Result::is_err));
+    }
+}

@@ -1,0 +1,274 @@
+//! The route `/files`: content up and down, by token or by signed link.
+
+use atoll_guest_protocol::{EntryKind, FileStat, WriteMode};
+use atoll_sandboxes::{ByteStream, FileChange, WriteSpec};
+use atoll_types::{Fault, FaultKind};
+use axum::body::Body;
+use axum::extract::{Json, Request};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use futures_util::StreamExt as _;
+use serde_json::{Value, json};
+
+use super::entries::{METADATA, file_name, metadata};
+use super::{Call, admitted_to_file, content, file_refusal};
+use crate::auth::{self, Signed};
+use crate::error::{Answer, Refusal};
+
+/// Keys of metadata and their values together.
+const METADATA_BYTES: usize = 4096;
+const METADATA_KEY_BYTES: usize = 246;
+const METADATA_HEADER: &str = "x-metadata-";
+
+/// The query of a request for a file.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct FileQuery {
+    path: Option<String>,
+    username: Option<String>,
+    signature: Option<String>,
+    expires: Option<i64>,
+}
+
+impl FileQuery {
+    pub(crate) fn of(request: &Request) -> Answer<Self> {
+        let mut query = Self::default();
+        for (name, value) in form_urlencoded::parse(request.uri().query().unwrap_or_default().as_bytes()) {
+            let value = value.into_owned();
+            match &*name {
+                "path" => query.path = Some(value),
+                "username" => query.username = Some(value),
+                "signature" => query.signature = Some(value),
+                "signature_expiration" => {
+                    let seconds = value.parse();
+                    let seconds =
+                        seconds.map_err(|_| Refusal::invalid("`signature_expiration` is not a number"));
+                    query.expires = Some(seconds?);
+                }
+                other => return Err(Refusal::invalid(format!("unknown parameter `{other}`"))),
+            }
+        }
+        Ok(query)
+    }
+
+    pub(crate) fn signed(&self, writes: bool) -> Signed<'_> {
+        Signed {
+            path: self.path.as_deref().unwrap_or_default(),
+            writes,
+            user: self.username.as_deref().unwrap_or_default(),
+            signature: self.signature.as_deref(),
+            expires: self.expires,
+        }
+    }
+}
+
+pub(crate) async fn serve(mut call: Call, request: Request) -> Answer<Response> {
+    let query = FileQuery::of(&request)?;
+    let writes = request.method() == Method::POST;
+    if !writes && request.method() != Method::GET && request.method() != Method::HEAD {
+        return Err(Refusal::new(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "files are read with GET and written with POST",
+        ));
+    }
+    admitted_to_file(&call.target, &request, query.signed(writes))?;
+    call.user = query
+        .username
+        .clone()
+        .filter(|user| !user.is_empty())
+        .or_else(|| auth::user(request.headers()));
+    match writes {
+        true => write(&call, query.path, request).await,
+        false => read(&call, query.path.unwrap_or_default(), request.headers()).await,
+    }
+}
+
+/// Mistakes in the words of the original.
+fn refusal(call: &Call, path: &str, fault: Fault) -> Refusal {
+    match (fault.kind, fault.code) {
+        (FaultKind::NotFound, _) if is_about_user(&fault) => {
+            let user = call.user.as_deref().unwrap_or_default();
+            Refusal::unauthorized(format!("error looking up user '{user}': {}", fault.message))
+        }
+        (FaultKind::NotFound, _) => {
+            file_refusal(StatusCode::NOT_FOUND, format!("path '{path}' does not exist"))
+        }
+        (FaultKind::Invalid, "is_a_directory") => {
+            file_refusal(StatusCode::BAD_REQUEST, format!("path '{path}' is a directory"))
+        }
+        _ => fault.into(),
+    }
+}
+
+fn is_about_user(fault: &Fault) -> bool {
+    fault.message.contains("no user") || fault.message.contains("unknown user")
+}
+
+async fn read(call: &Call, path: String, headers: &HeaderMap) -> Answer<Response> {
+    let (caller, id) = (&call.target.caller, &call.target.id);
+    let found = call.stat(call.at(&path)).await;
+    let found = found.map_err(|fault| refusal(call, &path, fault))?;
+    let Some(leads) = call.resolve(&found).await? else {
+        return Err(file_refusal(
+            StatusCode::NOT_FOUND,
+            format!("path '{path}' does not exist"),
+        ));
+    };
+    if leads.kind == EntryKind::Directory {
+        return Err(file_refusal(
+            StatusCode::BAD_REQUEST,
+            format!("path '{path}' is a directory"),
+        ));
+    }
+    // What the kernel makes up as it is read has no size to promise.
+    let sized = leads.kind == EntryKind::File && (leads.size > 0 || !leads.path.starts_with(b"/proc/"));
+    let range = match sized {
+        true => content::range(headers, leads.size)?,
+        false => None,
+    };
+    let (offset, length) = range.map_or((0, None), |range| (range.from, Some(range.length)));
+    let content = call
+        .app
+        .sandboxes
+        .read_file(caller, id, call.exactly(&leads.path), offset, length)
+        .await
+        .map_err(|fault| refusal(call, &path, fault))?;
+    let mut response = Body::from_stream(content.body).into_response();
+    let out = response.headers_mut();
+    let name = file_name(&found.path).replace(['"', '\\'], "_");
+    if let Ok(value) = HeaderValue::from_str(&format!("inline; filename=\"{name}\"")) {
+        out.insert(header::CONTENT_DISPOSITION, value);
+    }
+    out.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/octet-stream"),
+    );
+    out.insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
+    out.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+    if sized {
+        out.insert(header::CONTENT_LENGTH, length.unwrap_or(content.stat.size).into());
+    }
+    if let Some(range) = range {
+        if let Ok(value) = HeaderValue::from_str(&range.header(leads.size)) {
+            out.insert(header::CONTENT_RANGE, value);
+        }
+        *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+    }
+    Ok(response)
+}
+
+async fn write(call: &Call, path: Option<String>, request: Request) -> Answer<Response> {
+    let attributes = attributes(request.headers())?;
+    let media = request
+        .headers()
+        .get(header::CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or_default()
+        .to_owned();
+    let gzip = content::is_gzip(request.headers())?;
+    let body = content::decoded(request.into_body(), gzip);
+    let mut entries = Vec::new();
+    if media.starts_with("multipart/form-data") {
+        let boundary = multer::parse_boundary(&media)
+            .map_err(|error| Refusal::invalid(format!("the multipart body has no boundary: {error}")))?;
+        let mut parts = multer::Multipart::new(body, boundary);
+        while let Some(part) = next_part(&mut parts).await? {
+            let named = part.file_name().map(str::to_owned);
+            let Some(target) = path.clone().or(named).filter(|path| !path.is_empty()) else {
+                return Err(Refusal::invalid(
+                    "a part of the body names no file, and there is no `path`",
+                ));
+            };
+            let bytes = part.map(|piece| piece.map_err(|error| broken(&error)));
+            entries.push(write_one(call, &target, bytes.boxed(), &attributes).await?);
+        }
+        if entries.is_empty() {
+            return Err(Refusal::invalid("the multipart body holds no file"));
+        }
+    } else {
+        let Some(path) = path.filter(|path| !path.is_empty()) else {
+            return Err(Refusal::invalid("`path` is missing"));
+        };
+        let bytes = body.map(|piece| piece.map_err(|error| broken(&error)));
+        entries.push(write_one(call, &path, bytes.boxed(), &attributes).await?);
+    }
+    Ok(Json(entries).into_response())
+}
+
+async fn next_part(parts: &mut multer::Multipart<'static>) -> Answer<Option<multer::Field<'static>>> {
+    let part = parts.next_field().await;
+    match part.map_err(|error| Refusal::invalid(format!("the multipart body is broken: {error}")))? {
+        Some(part) if part.name() == Some("file") => Ok(Some(part)),
+        Some(part) => {
+            let name = part.name().unwrap_or_default();
+            Err(Refusal::invalid(format!("unknown part `{name}` of the body")))
+        }
+        None => Ok(None),
+    }
+}
+
+fn broken(error: &dyn std::error::Error) -> Fault {
+    Fault::invalid("body_broken", format!("the body could not be read: {error}"))
+}
+
+async fn write_one(
+    call: &Call,
+    path: &str,
+    body: ByteStream,
+    attributes: &[(String, Vec<u8>)],
+) -> Answer<Value> {
+    let (caller, id) = (&call.target.caller, &call.target.id);
+    let spec = WriteSpec {
+        at: call.at(path),
+        mode: None,
+        write: WriteMode::InPlace,
+        parents: true,
+    };
+    let stat: FileStat = call
+        .app
+        .sandboxes
+        .write_file(caller, id, spec, body)
+        .await
+        .map_err(|fault| refusal(call, path, fault))?;
+    let change = FileChange::SetAttributes {
+        prefix: METADATA.to_owned(),
+        attributes: attributes.to_vec(),
+    };
+    call.app
+        .sandboxes
+        .change_file(caller, id, call.exactly(&stat.path), change)
+        .await?;
+    let mut entry = json!({
+        "path": String::from_utf8_lossy(&stat.path),
+        "name": file_name(&stat.path),
+        "type": "file",
+    });
+    if !attributes.is_empty() {
+        entry["metadata"] = json!(metadata(attributes.to_vec()));
+    }
+    Ok(entry)
+}
+
+/// The metadata that a request gives its files.
+fn attributes(headers: &HeaderMap) -> Answer<Vec<(String, Vec<u8>)>> {
+    let mut found = Vec::new();
+    let mut total = 0;
+    for (name, value) in headers {
+        let Some(key) = name.as_str().strip_prefix(METADATA_HEADER) else {
+            continue;
+        };
+        let printable = value.as_bytes().iter().all(|byte| (0x20..=0x7e).contains(byte));
+        if key.is_empty() || key.len() > METADATA_KEY_BYTES || !printable {
+            return Err(Refusal::invalid(format!(
+                "metadata `{key}` is not valid: keys have at most {METADATA_KEY_BYTES} bytes, values are printable ASCII"
+            )));
+        }
+        total += key.len() + value.len();
+        found.push((key.to_owned(), value.as_bytes().to_vec()));
+    }
+    if total > METADATA_BYTES {
+        return Err(Refusal::invalid(format!(
+            "the metadata has {total} bytes; at most {METADATA_BYTES} are allowed"
+        )));
+    }
+    Ok(found)
+}

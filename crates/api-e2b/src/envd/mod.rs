@@ -1,0 +1,182 @@
+//! What E2B's clients expect on port 49983 of every sandbox: processes, files, health. E2B has an agent there; we answer
+//! in its place, with our own agent behind.
+
+mod connect;
+mod content;
+mod entries;
+mod files;
+mod filesystem;
+mod json;
+mod messages;
+mod process;
+mod registry;
+mod watch;
+
+use axum::extract::{Json, Request};
+use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+
+pub(crate) use registry::Processes;
+pub(crate) use watch::Watchers;
+
+use crate::auth::{self, Signed};
+use crate::edge::{self, Target};
+use crate::error::{Answer, Refusal};
+use crate::{App, control};
+
+use connect::{Code, Error, Kind};
+use files::FileQuery;
+
+/// One call on behalf of whoever may enter a sandbox.
+#[derive(Debug, Clone)]
+pub(crate) struct Call {
+    pub(crate) app: App,
+    pub(crate) target: Target,
+    /// Who acts in the sandbox; `None`: the template's user.
+    pub(crate) user: Option<String>,
+}
+
+/// Serves a request to the agent's port of a sandbox that runs, or that wakes when it is used.
+pub(crate) async fn serve(app: &App, target: &Target, request: Request) -> Response {
+    if request.method() == Method::OPTIONS {
+        return any_origin(StatusCode::NO_CONTENT.into_response());
+    }
+    let path = request.uri().path().to_owned();
+    let call = Call {
+        app: app.clone(),
+        target: target.clone(),
+        user: auth::user(request.headers()),
+    };
+    let answered = match path.as_str() {
+        "/health" => Ok(StatusCode::NO_CONTENT.into_response()),
+        // A link may be signed instead.
+        "/files" => files::serve(call, request).await,
+        _ => match admitted(target, &request) {
+            Ok(()) => dispatch(call, &path, request).await,
+            Err(refusal) => Err(refusal),
+        },
+    };
+    any_origin(answered.unwrap_or_else(|refusal| refused(&target.id, refusal)))
+}
+
+/// A link to a file that says nothing of the sandbox: its signature tells which.
+pub(crate) async fn serve_signed(app: &App, request: Request) -> Response {
+    let found = FileQuery::of(&request).map(|query| {
+        let signed = query.signed(request.method() != Method::GET);
+        let id = app.sandboxes.find_tenant(|token| signed.matches(token));
+        (id, signed.signature.is_some())
+    });
+    match found {
+        Ok((Some(id), _)) => match Target::find(app, &id).await {
+            Some(target) if target.runs() => serve(app, &target, request).await,
+            Some(_) | None => edge::not_found(&id),
+        },
+        Ok((None, true)) => any_origin(Refusal::unauthorized("invalid signature").into_response()),
+        Ok((None, false)) => {
+            any_origin(Refusal::unauthorized("missing signature query parameter").into_response())
+        }
+        Err(refusal) => any_origin(refusal.into_response()),
+    }
+}
+
+/// Whether the caller holds the sandbox's token, or needs none.
+fn admitted(target: &Target, request: &Request) -> Answer<()> {
+    let given = request
+        .headers()
+        .get("x-access-token")
+        .and_then(|value| value.to_str().ok());
+    match given {
+        Some(given) if auth::same(given, &target.token) => Ok(()),
+        _ if target.extras.as_ref().is_some_and(|extras| extras.open) => Ok(()),
+        _ => Err(Refusal::unauthorized(
+            "unauthorized access, please provide a valid access token or method signing if supported",
+        )),
+    }
+}
+
+/// Whether the caller holds the sandbox's token, or a link signed with it.
+fn admitted_to_file(target: &Target, request: &Request, signed: Signed<'_>) -> Answer<()> {
+    if target.extras.as_ref().is_some_and(|extras| extras.open) {
+        return Ok(());
+    }
+    let given = request
+        .headers()
+        .get("x-access-token")
+        .and_then(|value| value.to_str().ok());
+    match given {
+        Some(given) if auth::same(given, &target.token) => Ok(()),
+        Some(_) => Err(Refusal::unauthorized(
+            "access token present in header but does not match",
+        )),
+        None => signed.check(&target.token, control::now_seconds()),
+    }
+}
+
+async fn dispatch(call: Call, path: &str, request: Request) -> Answer<Response> {
+    match (request.method(), path) {
+        (&Method::GET, "/envs") => return Ok(Json(&call.target.sandbox.spec.env).into_response()),
+        (&Method::GET, "/metrics") => {
+            let sample = control::sample(&call.app, &call.target.caller, &call.target.sandbox).await?;
+            return Ok(Json(sample.for_agent()).into_response());
+        }
+        _ => {}
+    }
+    let Some((service, method)) = path.strip_prefix('/').and_then(|path| path.split_once('/')) else {
+        return Err(Refusal::not_found(format!("there is nothing at {path}")));
+    };
+    if request.method() != Method::POST {
+        return Err(Refusal::new(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "calls are made with POST",
+        ));
+    }
+    let Some(kind) = Kind::of(request.headers()) else {
+        let message = "the content type is neither JSON nor protocol buffers of the Connect protocol";
+        return Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
+    };
+    let id = call.target.id.clone();
+    let response = match service {
+        "process.Process" => process::serve(call, kind, method, request).await,
+        "filesystem.Filesystem" => filesystem::serve(call, kind, method, request).await,
+        other => Err(Error::new(
+            Code::Unimplemented,
+            format!("there is no service `{other}`"),
+        )),
+    };
+    Ok(response.unwrap_or_else(|error| match error.gone {
+        true => edge::not_found(&id),
+        // A stream that could not begin is refused like a unary call: clients understand both.
+        false if kind.streams => connect::answer(kind, Err::<messages::Nothing, _>(error)),
+        false => error.unary(),
+    }))
+}
+
+fn refused(id: &atoll_types::SandboxId, refusal: Refusal) -> Response {
+    match refusal.status {
+        // Its state changed while it was being asked.
+        StatusCode::CONFLICT | StatusCode::SERVICE_UNAVAILABLE => edge::not_found(id),
+        _ => refusal.into_response(),
+    }
+}
+
+/// Pages in a browser use the SDK too.
+fn any_origin(mut response: Response) -> Response {
+    let headers = response.headers_mut();
+    for (name, value) in [
+        (header::ACCESS_CONTROL_ALLOW_ORIGIN, "*"),
+        (header::ACCESS_CONTROL_ALLOW_HEADERS, "*, authorization"),
+        (
+            header::ACCESS_CONTROL_ALLOW_METHODS,
+            "GET, HEAD, POST, PUT, PATCH, DELETE",
+        ),
+        (header::ACCESS_CONTROL_EXPOSE_HEADERS, "*"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+/// As E2B's agent writes refusals of its file routes.
+fn file_refusal(status: StatusCode, message: impl Into<String>) -> Refusal {
+    Refusal::new(status, message)
+}

@@ -1,0 +1,41 @@
+// Command runsc is gVisor's, with two things decided when it is built rather than at every start:
+//
+//   - The sentry's seccomp filters are compiled ahead, as in gVisor's own releases; `go build` of the module alone would
+//     compile them at every start and every restore, which is a quarter of the work of each. The file with them
+//     (filters.go) is written by ./filters during the build and never kept: its keys name options and not rules, so one of
+//     another version would be taken without a word.
+//   - A sentry has a few threads of Go's more than the machine has processors. Goroutines that wait in host system calls
+//     hold on to theirs until the runtime notices, which takes up to 10 ms; on a machine with two processors two such
+//     waiters are enough to stop the rest, and a restored sandbox begins with just that.
+package main
+
+import (
+	"os"
+	"slices"
+	_ "unsafe" // for go:linkname
+
+	"gvisor.dev/gvisor/pkg/gomaxprocs"
+	"gvisor.dev/gvisor/pkg/seccomp/precompiledseccomp"
+	"gvisor.dev/gvisor/runsc/boot/filter"
+	"gvisor.dev/gvisor/runsc/cli/maincli"
+	"gvisor.dev/gvisor/runsc/version"
+)
+
+// spareThreads are those beyond one per processor.
+const spareThreads = 2
+
+// The linker sets it, and only if somebody refers to it.
+var _ = version.Version()
+
+//go:linkname precompiledPrograms gvisor.dev/gvisor/runsc/boot/filter.precompiledPrograms
+var precompiledPrograms map[string]precompiledseccomp.Program
+
+func main() {
+	if slices.Contains(os.Args, "boot") {
+		gomaxprocs.Add(spareThreads)
+		// Makes the map.
+		filter.ListPrecompiled()
+		register(precompiledPrograms)
+	}
+	maincli.Main()
+}
