@@ -35,7 +35,13 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         connection.set_nodelay(true).ok()?;
         Some(connection)
     });
-    atoll_api_temporal::serve(engine.clone(), atoll_api_temporal::Access::Open, connections, stop).await?;
+    atoll_api_temporal::serve(
+        engine.clone(),
+        atoll_api_temporal::Access::Open,
+        connections,
+        stop,
+    )
+    .await?;
     engine.close();
     store.close().await;
     Ok(())

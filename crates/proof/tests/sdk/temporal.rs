@@ -66,7 +66,7 @@ fn assert_all_ok(output: &std::process::Output) {
     eprintln!("{out}");
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test]
 async fn python_goes_through_every_kind_of_call() {
     for python in interpreters() {
         let (server, port) = server().await;
@@ -84,7 +84,7 @@ async fn python_goes_through_every_kind_of_call() {
 
 /// Kills the server at moments that nobody chose, while workflows of every kind run. The script notes what was acknowledged
 /// and what it was shown; at the end every workflow must have ended, with all of it, and every history must replay.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test]
 async fn workflows_survive_kills() {
     let kills = std::env::var("ATOLL_TEST_KILLS")
         .ok()
