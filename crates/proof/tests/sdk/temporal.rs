@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use atoll_proof::random::Random;
 use atoll_proof::{Options, Server, Tier};
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::Command;
 
 /// How often the server is killed; `ATOLL_TEST_KILLS` says otherwise.
@@ -97,7 +97,21 @@ async fn workflows_survive_kills() {
             .spawn()
             .unwrap();
         let mut said = child.stdin.take().unwrap();
-        let ending = tokio::spawn(child.wait_with_output());
+        let mut told = BufReader::new(child.stdout.take().unwrap());
+        // Whoever is not connected yet has nothing to lose.
+        let mut first = String::new();
+        tokio::time::timeout(PATIENCE, told.read_line(&mut first))
+            .await
+            .expect("the script does not begin")
+            .unwrap();
+        let ending = tokio::spawn(async move {
+            let mut output = std::process::Output {
+                stdout: first.into_bytes(),
+                ..child.wait_with_output().await?
+            };
+            told.read_to_end(&mut output.stdout).await?;
+            Ok::<_, std::io::Error>(output)
+        });
         for _ in 0..kills {
             // Any moment is right.
             tokio::time::sleep(Duration::from_millis(100 + random.below(3_000))).await;

@@ -1,8 +1,8 @@
 """Keeps workflows of every kind going while somebody kills the server, and then checks that nothing was lost.
 
 What was acknowledged (a start, a signal, an update) must be in the workflow's result. What was seen of a history must be
-how that history begins at the end. Every workflow must end, and every history must replay. Reads a line when it has been
-enough. Prints "all ok" at the end, or fails.
+how that history begins at the end. Every workflow must end, and every history must replay. Prints "burning" when it has
+begun, and reads a line when it has been enough. Prints "all ok" at the end, or fails.
 """
 
 import asyncio
@@ -195,6 +195,7 @@ async def main() -> None:
         max_cached_workflows=20,
     )
     async with worker:
+        print("burning", flush=True)
         lanes = [asyncio.create_task(fire.lane()) for _ in range(LANES)]
         told = asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
         await asyncio.wait([told, *lanes], return_when=asyncio.FIRST_COMPLETED)
