@@ -6,6 +6,7 @@ mod parse;
 mod sandboxes;
 mod service;
 mod state;
+mod workflows;
 
 use std::path::PathBuf;
 
@@ -28,6 +29,7 @@ pub(crate) use service::{
 pub(crate) use state::{
     ForkArgs, GcArgs, PauseArgs, ResumeArgs, SnapshotCommand, StartArgs, StopArgs, VolumeCommand,
 };
+pub(crate) use workflows::{ApprovalCommand, DecideArgs, WhichArgs, WorkflowCommand};
 
 /// Subcommands by what people come for; clap itself can only list them in one heap. A test holds it complete.
 const HELP: &str = "\
@@ -67,6 +69,10 @@ State that survives:
 What leaves them:
   net         Show and change what a sandbox may reach, and what became of its attempts
   secret      Keep secrets that sandboxes use without holding them
+
+Durable workflows:
+  workflow    See, signal and end durable workflows
+  approval    Answer what workflows ask people
 
 Things that last:
   template    Build and manage what sandboxes start from
@@ -163,6 +169,10 @@ pub(crate) enum Command {
     Net(NetCommand),
     #[command(subcommand)]
     Secret(SecretCommand),
+    #[command(subcommand)]
+    Workflow(WorkflowCommand),
+    #[command(subcommand)]
+    Approval(ApprovalCommand),
     #[command(subcommand)]
     Template(TemplateCommand),
     #[command(subcommand)]

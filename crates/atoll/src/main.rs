@@ -14,6 +14,7 @@ mod output;
 mod outside;
 mod serve;
 mod server;
+mod steps;
 mod tls;
 mod transfer;
 mod workflows;
@@ -87,6 +88,8 @@ async fn run(cli: Cli) -> Result<u8> {
         Command::Gc(args) => Box::pin(commands::state::gc(global, output, args)).await?,
         Command::Template(command) => Box::pin(commands::template::run(global, output, command)).await?,
         Command::Artifact(command) => artifact(global, output, command).await?,
+        Command::Workflow(command) => Box::pin(commands::workflow::run(global, output, command)).await?,
+        Command::Approval(command) => Box::pin(commands::approval::run(global, output, command)).await?,
         Command::Key(command) => commands::key::run(global, output, command).await?,
         Command::Doctor(_) => return Box::pin(commands::doctor::run(global, output)).await,
         Command::Bench(BenchCommand::Sandbox(args)) => {

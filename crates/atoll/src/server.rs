@@ -26,6 +26,7 @@ use crate::logging;
 use crate::output::{Doing, Error, Output, Result};
 use crate::outside;
 use crate::serve;
+use crate::steps;
 use crate::workflows::Workflows;
 
 /// The default of sandboxes created through the API without a word about their lifetime.
@@ -125,10 +126,6 @@ impl Server {
         .await?;
 
         let (key, new_key) = admin_key(&data, &sandboxes).await?;
-        let options = api_options(config, data.path());
-        let e2b = e2b_options(config, &options);
-        let native = atoll_api_native::router(sandboxes.clone(), options);
-        let router = atoll_api_e2b::router(sandboxes.clone(), e2b, native);
         let stop = CancellationToken::new();
         let workflows = match config.workflows_listen {
             Some(address) if kind == Kind::Standing => {
@@ -137,6 +134,19 @@ impl Server {
             }
             _ => None,
         };
+        let engine = workflows.as_ref().map(|workflows| workflows.engine().clone());
+        let options = api_options(config, data.path());
+        let e2b = e2b_options(config, &options);
+        let native = atoll_api_native::router(sandboxes.clone(), engine.clone(), options);
+        if let Some(engine) = engine {
+            tokio::spawn(steps::work(
+                engine,
+                sandboxes.clone(),
+                native.clone(),
+                stop.clone(),
+            ));
+        }
+        let router = atoll_api_e2b::router(sandboxes.clone(), e2b, native);
         let plain = serve::serve(listener, None, router.clone(), stop.clone());
         let secured = secured.map(|(listener, tls)| serve::serve(listener, Some(tls), router, stop.clone()));
         let serving = tokio::spawn(async move {

@@ -83,6 +83,10 @@ impl Workflows {
         })
     }
 
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
     /// Where clients on this machine reach them.
     pub(crate) fn url(&self) -> String {
         let url = crate::server::url_of(self.address);

@@ -10,6 +10,7 @@ use temporalio_protos::temporal::api::workflowservice::v1 as service;
 
 use crate::Engine;
 use crate::cells::Key;
+use crate::views::WorkflowName;
 
 const PAGE: usize = 1_000;
 const PAGE_BYTES: usize = 3 * 1024 * 1024;
@@ -124,6 +125,24 @@ impl Engine {
             })
         })
         .await
+    }
+
+    /// Events from this id on, at most so many, and whether there are more.
+    pub(crate) async fn events_from(
+        &self,
+        name: &WorkflowName,
+        from: i64,
+        limit: usize,
+    ) -> Result<(Vec<HistoryEvent>, bool), Refusal> {
+        self.inner.namespaces.check(&name.namespace)?;
+        let token = HistoryToken {
+            run_id: name.run.clone(),
+            next_id: from,
+            with_virtual: false,
+        };
+        let key = Key::new(&name.namespace, &name.id);
+        let look = self.look(&key, &token, limit.clamp(1, PAGE), false).await?;
+        Ok((look.events, look.more))
     }
 
     pub async fn workflow_history_reverse(

@@ -20,6 +20,7 @@
 )]
 
 mod activities;
+mod approvals;
 mod cells;
 mod clock;
 mod filter;
@@ -31,8 +32,10 @@ mod queues;
 mod requests;
 mod schedules;
 mod starts;
+mod steps;
 mod tasks;
 mod updates;
+mod views;
 mod visibility;
 mod workers;
 
@@ -41,11 +44,16 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use atoll_store::Store;
-use atoll_workflow_core::{Limits, Nanos, Refusal};
+use atoll_workflow_core::{Limits, Nanos};
 use tokio_util::sync::CancellationToken;
 
+pub use approvals::{Approval, DENIED, Decision, Question, Verdict, digest};
+pub use atoll_workflow_core::Refusal;
 pub use namespaces::Namespace;
+pub use steps::{Step, StepEnd};
+pub use views::{ActivityView, EventView, WorkflowName, WorkflowView};
 
+use approvals::Approvals;
 use cells::Cells;
 use clock::Clock;
 use namespaces::Namespaces;
@@ -101,6 +109,7 @@ struct Inner {
     clock: Clock,
     namespaces: Namespaces,
     schedules: Schedules,
+    approvals: Approvals,
     last_time: AtomicI64,
     stop: CancellationToken,
 }
@@ -110,6 +119,7 @@ impl Engine {
     pub async fn open(store: Store, options: Options) -> Result<Self, Refusal> {
         let namespaces = Namespaces::load(&store, &options).await?;
         let schedules = Schedules::load(&store).await?;
+        let approvals = Approvals::load(&store).await?;
         let engine = Self {
             inner: Arc::new(Inner {
                 store,
@@ -120,6 +130,7 @@ impl Engine {
                 clock: Clock::default(),
                 namespaces,
                 schedules,
+                approvals,
                 last_time: AtomicI64::new(0),
                 stop: CancellationToken::new(),
             }),
@@ -127,6 +138,7 @@ impl Engine {
         engine.resume().await?;
         tokio::spawn(engine.clone().keep_time());
         tokio::spawn(engine.clone().keep_schedules());
+        tokio::spawn(engine.clone().keep_approvals());
         tokio::spawn(engine.clone().keep_house());
         Ok(engine)
     }

@@ -133,3 +133,39 @@ async fn workflows_survive_kills() {
         server.finish().await;
     }
 }
+
+/// What the server carries out itself, with a person at the command line; and a kill while the person thinks.
+#[tokio::test(flavor = "multi_thread")]
+async fn steps_and_approvals_work_from_any_workflow() {
+    for python in interpreters().into_iter().take(1) {
+        let (mut server, port) = server().await;
+        let mut child = command(&python, "through_steps.py", &server, port)
+            .env("ATOLL_CLI", atoll_proof::binary())
+            .env("ATOLL_DATA", server.data())
+            .env(
+                "SANDBOX_SPEC",
+                server.request(&atoll_proof::json!({})).to_string(),
+            )
+            .spawn()
+            .unwrap();
+        let mut said = child.stdin.take().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut last = String::new();
+        let ended = tokio::time::timeout(PATIENCE, async {
+            while let Some(line) = lines.next_line().await.unwrap() {
+                if line == "kill" {
+                    server.kill_9();
+                    server.start_again().await;
+                    said.write_all(b"go\n").await.unwrap();
+                }
+                last = line;
+            }
+            child.wait_with_output().await.unwrap()
+        })
+        .await
+        .expect("the script is stuck");
+        let err = String::from_utf8_lossy(&ended.stderr);
+        assert!(ended.status.success() && last == "all ok", "{last}\n{err}");
+        server.finish().await;
+    }
+}
