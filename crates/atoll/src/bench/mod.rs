@@ -1,4 +1,4 @@
-//! `atoll bench sandbox`, `state`, `egress` and `e2b`: speed tables, measured on this machine, ours and the peer's in turn
+//! `atoll bench sandbox`, `state`, `egress`, `e2b` and `workflow`: speed tables, measured on this machine, ours and the peer's in turn
 //! within one run.
 
 mod cases;
@@ -10,13 +10,15 @@ mod raw;
 mod row;
 mod state;
 mod subject;
+mod workflow;
 
 use std::path::{Path, PathBuf};
 
 use atoll_image::Templates;
 
 use crate::args::{
-    BenchArgs, BenchE2bArgs, BenchEgressArgs, BenchSandboxArgs, BenchStateArgs, Global, ServerArgs,
+    BenchArgs, BenchE2bArgs, BenchEgressArgs, BenchSandboxArgs, BenchStateArgs, BenchWorkflowArgs, Global,
+    ServerArgs,
 };
 use crate::config::Config;
 use crate::output::{Doing, Error, Output, Result, stderr};
@@ -26,6 +28,7 @@ use e2b::{E2bCase, WithSdk};
 use egress::{EgressCase, InWorld, World};
 use row::Row;
 use state::StateCase;
+use workflow::{WithPeer, WorkflowCase};
 
 /// Something that is measured in one go and gives one or more rows.
 trait Measured: Copy {
@@ -111,6 +114,15 @@ pub(crate) async fn e2b(global: &Global, output: Output, args: &BenchE2bArgs) ->
     let cases = E2bCase::ALL.map(|case| WithSdk {
         case,
         python: &args.python,
+    });
+    table(global, output, &args.rows, 0, &cases).await
+}
+
+/// Exit code 0 when every bar was met, else 1.
+pub(crate) async fn workflow(global: &Global, output: Output, args: &BenchWorkflowArgs) -> Result<u8> {
+    let cases = WorkflowCase::ALL.map(|case| WithPeer {
+        case,
+        temporal: args.temporal.as_deref(),
     });
     table(global, output, &args.rows, 0, &cases).await
 }
