@@ -15,6 +15,7 @@
 //!   captured is bounded. Whoever hangs up cancels the work done for them.
 //! - **What is served is documented.** The OpenAPI document is generated from the handlers that are routed.
 
+mod approvals;
 mod artifacts;
 mod commands;
 mod error;
@@ -42,6 +43,7 @@ mod transfer;
 mod upload;
 mod volumes;
 mod wire;
+mod workflows;
 
 pub use openapi::openapi;
 
@@ -49,6 +51,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use atoll_sandboxes::Sandboxes;
+use atoll_workflows::Engine;
 use axum::Router;
 use tokio::sync::Semaphore;
 
@@ -83,11 +86,13 @@ impl Default for Options {
     }
 }
 
-/// The whole API as a service, port proxy included. The proxy decides by the `Host` header before any route is looked
-/// at, so this router must not be nested below a path. `others` are routes of other wires, behind the same proxy.
-pub fn router(sandboxes: Sandboxes, options: Options, others: Router) -> Router {
+/// The whole API as a service, port proxy included. A request from inside this process says who asks by an `atoll_sandboxes::Caller`
+/// among its extensions, and needs no key. The proxy decides by the `Host` header before any route is looked at, so this
+/// router must not be nested below a path. `others` are routes of other wires, behind the same proxy.
+pub fn router(sandboxes: Sandboxes, workflows: Option<Engine>, options: Options, others: Router) -> Router {
     let app = App(Arc::new(Inner {
         sandboxes,
+        workflows,
         options,
         meter: meter::Meter::default(),
         receiving: Semaphore::new(upload::AT_ONCE),
@@ -111,6 +116,8 @@ pub(crate) struct App(Arc<Inner>);
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) sandboxes: Sandboxes,
+    /// Nothing where workflows are not served.
+    pub(crate) workflows: Option<Engine>,
     pub(crate) options: Options,
     pub(crate) meter: meter::Meter,
     /// Bounds how many uploads for templates are received at once; each holds a blocking thread.

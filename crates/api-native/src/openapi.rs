@@ -12,8 +12,8 @@ use utoipa_axum::router::OpenApiRouter;
 
 use crate::error::{ErrorBody, ErrorDetail};
 use crate::{
-    App, artifacts, commands, exec, files, keys, ledger, network, ports, sandboxes, secrets, server, session,
-    snapshots, templates, transfer, volumes,
+    App, approvals, artifacts, commands, exec, files, keys, ledger, network, ports, sandboxes, secrets,
+    server, session, snapshots, templates, transfer, volumes, workflows,
 };
 
 const ERROR: &str = "Error";
@@ -36,6 +36,8 @@ pub(crate) fn documented() -> OpenApiRouter<App> {
         .merge(volumes::routes())
         .merge(network::routes())
         .merge(secrets::routes())
+        .merge(workflows::routes())
+        .merge(approvals::routes())
         .merge(keys::routes())
         .merge(server::routes())
 }
@@ -136,6 +138,9 @@ fn statuses(path: &str, operation: &Operation) -> Vec<u16> {
             statuses.push(415);
         }
     }
+    if path.starts_with("/v1/workflows") || path.starts_with("/v1/approvals") {
+        statuses.extend([404, 409, 422, 504]);
+    }
     if path.starts_with("/v1/templates") {
         statuses.extend([422, 502, 504]);
     }
@@ -187,6 +192,8 @@ fn path_parameter(path: &str, name: &str) -> Parameter {
         "artifact" => ("The id or the name of an artifact.", text().min_length(Some(1))),
         "snapshot" => ("The id or the name of a snapshot.", text().min_length(Some(1))),
         "volume" => ("The id or the name of a volume.", text().min_length(Some(1))),
+        "workflow" => ("The id of a workflow.", text().min_length(Some(1))),
+        "approval" => ("The id of an approval.", id("apr")),
         "secret" => (
             "The name of a secret.",
             text().min_length(Some(1)).max_length(Some(64)),

@@ -7,6 +7,7 @@ mod parse;
 mod sandboxes;
 mod service;
 mod state;
+mod workflows;
 
 use std::path::PathBuf;
 
@@ -28,11 +29,12 @@ pub(crate) use sandboxes::{
 };
 pub(crate) use service::{
     BenchArgs, BenchCommand, BenchE2bArgs, BenchEgressArgs, BenchGatewayArgs, BenchSandboxArgs,
-    BenchStateArgs, CompletionsArgs, DemoArgs, DoctorArgs, LogFormat, ServerArgs,
+    BenchStateArgs, BenchWorkflowArgs, CompletionsArgs, DemoArgs, DoctorArgs, LogFormat, ServerArgs,
 };
 pub(crate) use state::{
     ForkArgs, GcArgs, PauseArgs, ResumeArgs, SnapshotCommand, StartArgs, StopArgs, VolumeCommand,
 };
+pub(crate) use workflows::{ApprovalCommand, DecideArgs, WhichArgs, WorkflowCommand};
 
 /// Subcommands by what people come for; clap itself can only list them in one heap. A test holds it complete.
 const HELP: &str = "\
@@ -78,6 +80,10 @@ Models:
   model       List and name models, price them, and make keys that may call them
   budget      Cap what calls of models may cost
   spend       Show what calls of models have cost
+
+Durable workflows:
+  workflow    See, signal and end durable workflows
+  approval    Answer what workflows ask people
 
 Things that last:
   template    Build and manage what sandboxes start from
@@ -183,6 +189,10 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Budget(BudgetCommand),
     Spend(SpendArgs),
+    #[command(subcommand)]
+    Workflow(WorkflowCommand),
+    #[command(subcommand)]
+    Approval(ApprovalCommand),
     #[command(subcommand)]
     Template(TemplateCommand),
     #[command(subcommand)]

@@ -30,6 +30,37 @@ use crate::args::{LogFormat, ServerArgs, parse_cpu, parse_duration};
 use crate::output::{Error, Result};
 
 pub(crate) const DEFAULT_PORT: u16 = 7070;
+/// Where clients of workflows look unless they are told.
+const WORKFLOWS_PORT: u16 = 7233;
+
+/// Where workflows are served, if they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WorkflowsListen {
+    Off,
+    At(SocketAddr),
+}
+
+impl FromStr for WorkflowsListen {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        if text == "off" {
+            return Ok(Self::Off);
+        }
+        let address = text.parse().map(Self::At);
+        address.map_err(|_| {
+            format!("`{text}` is neither an address with a port, such as 127.0.0.1:7233, nor `off`")
+        })
+    }
+}
+
+impl<'de> Deserialize<'de> for WorkflowsListen {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        String::deserialize(deserializer)?
+            .parse()
+            .map_err(serde::de::Error::custom)
+    }
+}
 pub(crate) const DEFAULT_TLS_PORT: u16 = 7443;
 
 /// The file given with `--config`. Every key is optional.
@@ -38,6 +69,9 @@ pub(crate) const DEFAULT_TLS_PORT: u16 = 7443;
 pub(crate) struct ConfigFile {
     /// Address and port of the API and of sandbox ports. Default: `127.0.0.1:7070`.
     pub(crate) listen: Option<SocketAddr>,
+    /// Address and port of durable workflows (gRPC, for Temporal's SDKs), or `off`. Default: port 7233 on the address of
+    /// `listen`; any free port if that has any.
+    pub(crate) workflows_listen: Option<WorkflowsListen>,
     /// Domain under which sandbox ports appear, as `{port}-{sandbox}.{domain}`. Default: `localhost`, which browsers and
     /// curl resolve to this machine by themselves.
     pub(crate) domain: Option<String>,
@@ -295,6 +329,7 @@ impl FromStr for Pool {
 #[derive(Debug, Clone)]
 pub(crate) struct Config {
     pub(crate) listen: SocketAddr,
+    pub(crate) workflows_listen: Option<SocketAddr>,
     pub(crate) domain: String,
     pub(crate) public_scheme: Option<String>,
     pub(crate) public_port: Option<u16>,
@@ -362,16 +397,25 @@ impl Config {
             .clone()
             .or(file.templates)
             .unwrap_or_else(|| data.join("templates"));
+        let listen = args
+            .listen
+            .or(file.listen)
+            .unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, DEFAULT_PORT)));
         Ok(Self {
-            listen: args
-                .listen
-                .or(file.listen)
-                .unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, DEFAULT_PORT))),
+            listen,
             domain: args
                 .domain
                 .clone()
                 .or(file.domain)
                 .unwrap_or_else(|| "localhost".into()),
+            workflows_listen: match args.workflows_listen.or(file.workflows_listen) {
+                Some(WorkflowsListen::Off) => None,
+                Some(WorkflowsListen::At(address)) => Some(address),
+                None => Some(SocketAddr::new(
+                    listen.ip(),
+                    if listen.port() == 0 { 0 } else { WORKFLOWS_PORT },
+                )),
+            },
             public_scheme: file.public_scheme,
             public_port: file.public_port,
             runsc: match args.runsc.clone().or(file.runsc) {
@@ -537,6 +581,28 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(wrong.contains("lissten") && wrong.contains("listen"), "{wrong}");
+    }
+
+    #[test]
+    fn workflows_are_served_beside_the_api_unless_told_otherwise() {
+        let served = |listen: Option<&str>, workflows: Option<&str>| {
+            let args = ServerArgs {
+                listen: listen.map(|text| text.parse().unwrap()),
+                workflows_listen: workflows.map(|text| text.parse().unwrap()),
+                ..ServerArgs::default()
+            };
+            let config = Config::load(&args, None).unwrap();
+            config.workflows_listen.map(|address| address.to_string())
+        };
+        assert_eq!(served(None, None).as_deref(), Some("127.0.0.1:7233"));
+        assert_eq!(served(Some("0.0.0.0:80"), None).as_deref(), Some("0.0.0.0:7233"));
+        assert_eq!(served(Some("[::1]:0"), None).as_deref(), Some("[::1]:0"));
+        assert_eq!(
+            served(Some("0.0.0.0:80"), Some("127.0.0.1:9")).as_deref(),
+            Some("127.0.0.1:9")
+        );
+        assert_eq!(served(None, Some("off")), None);
+        assert!(toml::from_str::<ConfigFile>("workflows_listen = \"on\"").is_err());
     }
 
     #[test]

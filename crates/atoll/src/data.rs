@@ -5,6 +5,7 @@
 //! <data>/server.json     where the running server listens; the CLI looks here
 //! <data>/admin.key       the first key, mode 0600, so that the local CLI just works
 //! <data>/atoll.db        rows and ledger
+//! <data>/workflows.db    workflows and their histories
 //! <data>/templates/      images and their manifests (may be shared: --templates)
 //! <data>/artifacts/      what was saved by name
 //! <data>/instances/      one directory per running instance
@@ -30,6 +31,9 @@ pub(crate) struct ServerFile {
     /// Lives only as long as one `atoll run`: others must not rely on it.
     #[serde(default)]
     pub(crate) embedded: bool,
+    /// Where workflows are served, if they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) workflows: Option<String>,
 }
 
 /// Where the data are, unless the user says otherwise.
@@ -235,6 +239,7 @@ mod tests {
             url: "http://127.0.0.1:1".into(),
             pid: std::process::id(),
             embedded: false,
+            workflows: None,
         };
         data.announce(&me).unwrap();
         assert!(running_server(dir.path()).is_some());

@@ -15,8 +15,10 @@ mod outside;
 mod scripted;
 mod serve;
 mod server;
+mod steps;
 mod tls;
 mod transfer;
+mod workflows;
 
 use std::process::ExitCode;
 
@@ -92,6 +94,8 @@ async fn run(cli: Cli) -> Result<u8> {
         Command::ScriptedProvider(args) => scripted::run(output, &args).await?,
         Command::Template(command) => Box::pin(commands::template::run(global, output, command)).await?,
         Command::Artifact(command) => artifact(global, output, command).await?,
+        Command::Workflow(command) => Box::pin(commands::workflow::run(global, output, command)).await?,
+        Command::Approval(command) => Box::pin(commands::approval::run(global, output, command)).await?,
         Command::Key(command) => commands::key::run(global, output, command).await?,
         Command::Doctor(_) => return Box::pin(commands::doctor::run(global, output)).await,
         Command::Bench(BenchCommand::Sandbox(args)) => {
@@ -105,6 +109,9 @@ async fn run(cli: Cli) -> Result<u8> {
         }
         Command::Bench(BenchCommand::Egress(args)) => return bench::egress(global, output, &args),
         Command::Bench(BenchCommand::E2b(args)) => return Box::pin(bench::e2b(global, output, &args)).await,
+        Command::Bench(BenchCommand::Workflow(args)) => {
+            return Box::pin(bench::workflow(global, output, &args)).await;
+        }
         Command::Demo(_) => Box::pin(commands::demo::run(global, output)).await?,
         Command::Completions(args) => {
             clap_complete::generate(args.shell, &mut Cli::command(), "atoll", &mut std::io::stdout());

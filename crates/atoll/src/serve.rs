@@ -5,6 +5,7 @@
 
 use std::convert::Infallible;
 use std::io;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use axum::Router;
@@ -18,6 +19,7 @@ use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -37,22 +39,10 @@ pub(crate) async fn serve(
 ) {
     let connections = TaskTracker::new();
     loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+        let (stream, peer) = tokio::select! {
+            accepted = accept(&listener) => accepted,
             () = stop.cancelled() => break,
         };
-        let (stream, peer) = match accepted {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                if !is_of_one_connection(&error) {
-                    // Out of descriptors or memory: others must end first.
-                    tracing::warn!(%error, "cannot accept connections; trying again");
-                    tokio::time::sleep(Duration::from_millis(200)).await;
-                }
-                continue;
-            }
-        };
-        prepare(&stream);
         let api = TowerToHyperService::new(router.clone());
         let is_secured = tls.is_some();
         let service = service_fn(move |mut request: hyper::Request<Incoming>| {
@@ -73,6 +63,34 @@ pub(crate) async fn serve(
     if tokio::time::timeout(GRACE, connections.wait()).await.is_err() {
         tracing::info!("some requests were still open and are cut off");
     }
+}
+
+/// The next connection, whatever becomes of others.
+pub(crate) async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, peer)) => {
+                prepare(&stream);
+                return (stream, peer);
+            }
+            Err(error) if is_of_one_connection(&error) => {}
+            Err(error) => {
+                // Out of descriptors or memory: others must end first.
+                tracing::warn!(%error, "cannot accept connections; trying again");
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+        }
+    }
+}
+
+/// What is said over TLS, unless the client does not get that far.
+pub(crate) async fn handshake(tls: TlsAcceptor, stream: TcpStream) -> Option<TlsStream<TcpStream>> {
+    match tokio::time::timeout(HANDSHAKE, tls.accept(stream)).await {
+        Ok(Ok(stream)) => return Some(stream),
+        Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
+        Err(_) => tracing::debug!("a TLS handshake took too long"),
+    }
+    None
 }
 
 async fn plain<S>(stream: TcpStream, service: S, stop: CancellationToken)
@@ -103,10 +121,8 @@ where
     S: Service<hyper::Request<Incoming>, Response = Response, Error = Infallible> + Send + 'static,
     S::Future: Send + 'static,
 {
-    let stream = match tokio::time::timeout(HANDSHAKE, tls.accept(stream)).await {
-        Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => return tracing::debug!(%error, "a TLS handshake failed"),
-        Err(_) => return tracing::debug!("a TLS handshake took too long"),
+    let Some(stream) = handshake(tls, stream).await else {
+        return;
     };
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder

@@ -27,6 +27,8 @@ use crate::logging;
 use crate::output::{Doing, Error, Output, Result};
 use crate::outside;
 use crate::serve;
+use crate::steps;
+use crate::workflows::Workflows;
 
 /// The default of sandboxes created through the API without a word about their lifetime.
 const DEFAULT_TIMEOUT_MILLIS: u64 = 15 * 60 * 1000;
@@ -83,6 +85,7 @@ pub(crate) struct Server {
     models: Models,
     stop: CancellationToken,
     serving: JoinHandle<()>,
+    workflows: Option<Workflows>,
     /// Removed at the end: the data directory of an embedded server that had to make its own.
     temporary: Option<PathBuf>,
 }
@@ -137,12 +140,24 @@ impl Server {
         let models = Models::start(model_settings, store, broker).await?;
 
         let (key, new_key) = admin_key(&data, &sandboxes).await?;
+        let stop = CancellationToken::new();
+        let workflows = match config.workflows_listen {
+            Some(address) if kind == Kind::Standing => {
+                let tls = secured.as_ref().map(|(_, tls)| tls.clone());
+                Some(Workflows::start(address, tls, data.path(), &sandboxes, stop.clone()).await?)
+            }
+            _ => None,
+        };
+        let engine = workflows.as_ref().map(|workflows| workflows.engine().clone());
         let options = api_options(config, data.path());
         let e2b = e2b_options(config, &options);
         let wires = atoll_api_models::router(models.clone(), sandboxes.clone());
-        let native = atoll_api_native::router(sandboxes.clone(), options, wires);
+        let native = atoll_api_native::router(sandboxes.clone(), engine.clone(), options, wires);
+        if let Some(engine) = engine {
+            let steps = steps::work(engine, sandboxes.clone(), native.clone(), stop.clone());
+            tokio::spawn(steps);
+        }
         let router = atoll_api_e2b::router(sandboxes.clone(), e2b, native);
-        let stop = CancellationToken::new();
         let for_sandboxes = atoll_api_models::sandbox_router(models.clone(), sandboxes.clone());
         let door = serve::serve(model_door, None, for_sandboxes, stop.clone());
         let plain = serve::serve(listener, None, router.clone(), stop.clone());
@@ -158,6 +173,7 @@ impl Server {
             url: url.clone(),
             pid: std::process::id(),
             embedded: kind == Kind::Embedded,
+            workflows: workflows.as_ref().map(Workflows::url),
         })?;
         Ok(Self {
             url,
@@ -168,6 +184,7 @@ impl Server {
             models,
             stop,
             serving,
+            workflows,
             temporary: None,
         })
     }
@@ -203,6 +220,9 @@ impl Server {
         self.data.retire();
         self.stop.cancel();
         let _panicked = self.serving.await;
+        if let Some(workflows) = self.workflows {
+            workflows.stop().await;
+        }
         // Something that does not end must not keep the process: sandboxes are durable without us, and so is what model
         // calls have cost.
         let (models, sandboxes) = (self.models, self.sandboxes);
@@ -432,7 +452,7 @@ async fn listen(address: SocketAddr) -> Result<TcpListener> {
 }
 
 /// Where clients on this machine reach a server that listens there.
-fn url_of(address: SocketAddr) -> String {
+pub(crate) fn url_of(address: SocketAddr) -> String {
     match (address.ip().is_unspecified(), address) {
         (true, SocketAddr::V4(_)) => format!("http://127.0.0.1:{}", address.port()),
         (true, SocketAddr::V6(_)) => format!("http://[::1]:{}", address.port()),

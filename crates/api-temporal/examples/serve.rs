@@ -1,0 +1,48 @@
+//! The workflow engine on its own, without sandboxes: for tests of the wire against published SDKs.
+//!
+//! `serve DATABASE ADDRESS`
+
+use std::path::Path;
+
+use atoll_store::Store;
+use atoll_workflows::{Engine, Options};
+use tokio_stream::StreamExt as _;
+use tokio_stream::wrappers::TcpListenerStream;
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    tracing_subscriber::fmt()
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into()),
+        )
+        .init();
+    let mut arguments = std::env::args().skip(1);
+    let database = arguments.next().ok_or("usage: serve DATABASE ADDRESS")?;
+    let address = arguments.next().ok_or("usage: serve DATABASE ADDRESS")?;
+    let mut options = Options::default();
+    // As the development server of the people whose tests these are is set up for them.
+    if let Ok(events) = std::env::var("SUGGEST_CONTINUE_AS_NEW") {
+        options.limits.suggest_events = events.parse()?;
+    }
+    let store = Store::open(Path::new(&database))?;
+    let engine = Engine::open(store.clone(), options).await?;
+    let stop = async {
+        let _ = tokio::signal::ctrl_c().await;
+    };
+    let listener = tokio::net::TcpListener::bind(address).await?;
+    let connections = TcpListenerStream::new(listener).filter_map(|connection| {
+        let connection = connection.ok()?;
+        connection.set_nodelay(true).ok()?;
+        Some(connection)
+    });
+    atoll_api_temporal::serve(
+        engine.clone(),
+        atoll_api_temporal::Access::Open,
+        connections,
+        stop,
+    )
+    .await?;
+    engine.close();
+    store.close().await;
+    Ok(())
+}

@@ -1,0 +1,268 @@
+//! Who may call: an API key of the server opens the namespaces of its project, and no others.
+//!
+//! The key is looked at before a message is read, so that strangers cannot make the server read large ones. What a method
+//! then does is confined by [`Caller::check`]: a namespace of another project does not exist for it. Health tells strangers
+//! that the server is up, and nothing else.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use atoll_workflow_core::Refusal;
+use atoll_workflows::{Engine, Namespace};
+use tonic::body::Body;
+use tonic::codegen::http::{HeaderMap, Request, Response, header};
+use tonic::{Status, async_trait};
+use tower_layer::Layer;
+use tower_service::Service;
+
+/// Knows to which project a key belongs.
+#[async_trait]
+pub trait Keys: fmt::Debug + Send + Sync + 'static {
+    /// `Ok(None)`: the key is unknown or was revoked. `Err`: it cannot be found out now.
+    async fn project_of(&self, secret: &str) -> Result<Option<String>, String>;
+}
+
+/// Whom the server lets in.
+#[derive(Debug, Clone)]
+pub enum Access {
+    /// Everybody, to everything: for tests of the engine alone.
+    Open,
+    /// Who holds a key.
+    WithKey(Arc<dyn Keys>),
+}
+
+/// On whose behalf a method runs.
+#[derive(Debug, Clone)]
+pub(crate) enum Caller {
+    Anyone,
+    Project(Arc<str>),
+}
+
+impl Caller {
+    /// Put there by the gate; without it nothing is answered.
+    pub(crate) fn of<T>(request: &tonic::Request<T>) -> Result<Self, Status> {
+        let known = request.extensions().get::<Self>().cloned();
+        known.ok_or_else(|| Status::unauthenticated("this request did not come through the gate"))
+    }
+
+    pub(crate) fn may_see(&self, namespace: &Namespace) -> bool {
+        match self {
+            Self::Anyone => true,
+            Self::Project(project) => *namespace.project == **project,
+        }
+    }
+
+    /// Refuses a namespace of another project just as one that does not exist. One that really does not is the engine's to
+    /// refuse.
+    pub(crate) fn check(&self, engine: &Engine, namespace: &str) -> Result<(), Refusal> {
+        match engine.namespace(namespace, "") {
+            Ok(known) if !self.may_see(&known) => Err(Refusal::NamespaceNotFound(namespace.to_owned())),
+            _ => Ok(()),
+        }
+    }
+
+    /// The project that new namespaces belong to.
+    pub(crate) fn project(&self) -> String {
+        match self {
+            Self::Anyone => String::new(),
+            Self::Project(project) => project.to_string(),
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Gate(pub(crate) Access);
+
+impl<S> Layer<S> for Gate {
+    type Service = Guarded<S>;
+
+    fn layer(&self, inner: S) -> Guarded<S> {
+        Guarded {
+            inner,
+            access: self.0.clone(),
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Guarded<S> {
+    inner: S,
+    access: Access,
+}
+
+type Answer<E> = Pin<Box<dyn Future<Output = Result<Response<Body>, E>> + Send>>;
+
+impl<S> Service<Request<Body>> for Guarded<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Answer<Infallible>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        // The clone takes the place of the one that was found ready.
+        let next = self.inner.clone();
+        let mut inner = std::mem::replace(&mut self.inner, next);
+        let access = self.access.clone();
+        Box::pin(async move {
+            let caller = match &access {
+                Access::Open => Ok(Caller::Anyone),
+                // Asks nothing and tells nothing of anybody, so it does not matter who calls it.
+                Access::WithKey(_) if request.uri().path().starts_with("/grpc.health.v1.Health/") => {
+                    Ok(Caller::Project(Arc::from("")))
+                }
+                Access::WithKey(keys) => admit(keys.as_ref(), request.headers()).await,
+            };
+            match caller {
+                Ok(caller) => {
+                    request.extensions_mut().insert(caller);
+                    inner.call(request).await
+                }
+                Err(status) => Ok(status.into_http()),
+            }
+        })
+    }
+}
+
+async fn admit(keys: &dyn Keys, headers: &HeaderMap) -> Result<Caller, Status> {
+    let secret = headers
+        .get(header::AUTHORIZATION)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.split_once(' '))
+        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
+        .map(|(_, secret)| secret.trim())
+        .filter(|secret| !secret.is_empty())
+        .ok_or_else(|| {
+            Status::unauthenticated(
+                "this request carries no API key: give your client one (api_key); `atoll key create` makes it",
+            )
+        })?;
+    match keys.project_of(secret).await {
+        Ok(Some(project)) => Ok(Caller::Project(project.into())),
+        Ok(None) => Err(Status::unauthenticated(
+            "this API key is unknown or was revoked; `atoll key create` makes one",
+        )),
+        Err(why) => Err(Status::unavailable(why)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct OneKey;
+
+    #[async_trait]
+    impl Keys for OneKey {
+        async fn project_of(&self, secret: &str) -> Result<Option<String>, String> {
+            match secret {
+                "right" => Ok(Some("prj".to_owned())),
+                "broken" => Err("the store is away".to_owned()),
+                _ => Ok(None),
+            }
+        }
+    }
+
+    /// Answers with the project on whose behalf it was called.
+    #[derive(Debug, Clone)]
+    struct Tells;
+
+    impl Service<Request<Body>> for Tells {
+        type Response = Response<Body>;
+        type Error = Infallible;
+        type Future = std::future::Ready<Result<Response<Body>, Infallible>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, request: Request<Body>) -> Self::Future {
+            let project = request.extensions().get::<Caller>().unwrap().project();
+            let response = Response::builder().header("called-by", project);
+            std::future::ready(Ok(response.body(Body::empty()).unwrap()))
+        }
+    }
+
+    /// Who was let in, or with which gRPC code not.
+    async fn knock(path: &str, authorization: Option<&str>) -> Result<String, String> {
+        let mut request = Request::builder().uri(path);
+        if let Some(authorization) = authorization {
+            request = request.header("authorization", authorization);
+        }
+        let mut gate = Gate(Access::WithKey(Arc::new(OneKey))).layer(Tells);
+        let response = gate.call(request.body(Body::empty()).unwrap()).await.unwrap();
+        let header = |name: &str| {
+            let value = response.headers().get(name)?;
+            Some(value.to_str().unwrap().to_owned())
+        };
+        header("called-by").ok_or_else(|| header("grpc-status").unwrap())
+    }
+
+    #[tokio::test]
+    async fn only_keys_open_the_gate() {
+        const START: &str = "/temporal.api.workflowservice.v1.WorkflowService/StartWorkflowExecution";
+        const UNAUTHENTICATED: &str = "16";
+        assert_eq!(knock(START, Some("Bearer right")).await.unwrap(), "prj");
+        assert_eq!(knock(START, Some("bearer right")).await.unwrap(), "prj");
+        for wrong in [
+            None,
+            Some("Bearer wrong"),
+            Some("Bearer "),
+            Some("Basic right"),
+            Some("right"),
+        ] {
+            assert_eq!(
+                knock(START, wrong).await.unwrap_err(),
+                UNAUTHENTICATED,
+                "{wrong:?}"
+            );
+        }
+        let unavailable = "14";
+        assert_eq!(
+            knock(START, Some("Bearer broken")).await.unwrap_err(),
+            unavailable
+        );
+        // Whoever only asks for health is nobody, and sees nothing.
+        assert_eq!(knock("/grpc.health.v1.Health/Check", None).await.unwrap(), "");
+    }
+
+    #[tokio::test]
+    async fn a_namespace_of_another_project_does_not_exist() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = atoll_store::Store::open(&dir.path().join("workflows.db")).unwrap();
+        let options = atoll_workflows::Options {
+            project: "prj".to_owned(),
+            ..atoll_workflows::Options::default()
+        };
+        let engine = Engine::open(store.clone(), options).await.unwrap();
+        let theirs = Namespace {
+            name: "theirs".to_owned(),
+            project: "other".to_owned(),
+            retention: i64::MAX,
+            ..Namespace::default()
+        };
+        engine.register_namespace(theirs).await.unwrap();
+        let us = Caller::Project(Arc::from("prj"));
+        us.check(&engine, "default").unwrap();
+        let refused = us.check(&engine, "theirs").unwrap_err();
+        assert!(matches!(refused, Refusal::NamespaceNotFound(name) if name == "theirs"));
+        Caller::Project(Arc::from("other"))
+            .check(&engine, "theirs")
+            .unwrap();
+        // Nobody's key gives nobody's project.
+        assert!(Caller::Project(Arc::from("")).check(&engine, "default").is_err());
+        engine.close();
+        store.close().await;
+    }
+}

@@ -1,0 +1,92 @@
+//! Approvals: what workflows ask people. Whoever answers has seen the action: its digest goes with the answer.
+
+use serde_json::{Value, json};
+
+use super::{relative, text};
+use crate::args::{ApprovalCommand, DecideArgs, Global};
+use crate::client::{Client, segment};
+use crate::output::{Output, Result};
+
+pub(crate) async fn run(global: &Global, output: Output, command: ApprovalCommand) -> Result<()> {
+    let client = &Client::require(global)?;
+    match command {
+        ApprovalCommand::List { all } => list(client, output, all).await?,
+        ApprovalCommand::Show { approval } => {
+            let found = client.get(&path(&approval)).await?;
+            output.json(&found);
+            show(output, &found);
+        }
+        ApprovalCommand::Grant(args) => decide(client, output, args, "grant").await?,
+        ApprovalCommand::Deny(args) => decide(client, output, args, "deny").await?,
+    }
+    Ok(())
+}
+
+fn path(id: &str) -> String {
+    format!("/v1/approvals/{}", segment(id))
+}
+
+async fn list(client: &Client, output: Output, all: bool) -> Result<()> {
+    let mut answer = client.get(&format!("/v1/approvals?all={all}")).await?;
+    let approvals = match answer["items"].take() {
+        Value::Array(found) => found,
+        _ => Vec::new(),
+    };
+    let rows: Vec<_> = approvals
+        .iter()
+        .map(|approval| {
+            [
+                text(approval, "id"),
+                text(approval, "state"),
+                text(approval, "workflow"),
+                relative(approval, "asked_at"),
+                relative(approval, "deadline"),
+                text(approval, "reason"),
+            ]
+        })
+        .collect();
+    output.table(
+        ["ID", "STATE", "WORKFLOW", "ASKED", "NO BY", "REASON"],
+        &rows,
+        "nobody is asked anything",
+    );
+    output.json(&Value::Array(approvals));
+    Ok(())
+}
+
+fn show(output: Output, approval: &Value) {
+    for (name, value) in [
+        ("id", text(approval, "id")),
+        ("state", text(approval, "state")),
+        ("workflow", text(approval, "workflow")),
+        ("reason", text(approval, "reason")),
+        ("digest", text(approval, "digest")),
+        ("asked", relative(approval, "asked_at")),
+        ("no by", relative(approval, "deadline")),
+        ("decided by", text(approval, "decided_by")),
+        ("note", text(approval, "note")),
+    ] {
+        output.line(format_args!("{name:<11} {value}"));
+    }
+    output.line(format_args!("action\n{:#}", approval["action"]));
+}
+
+async fn decide(client: &Client, output: Output, args: DecideArgs, verb: &str) -> Result<()> {
+    let digest = match args.digest {
+        Some(digest) => digest,
+        None => {
+            // The action is shown before the answer goes, so that the record of the terminal has it.
+            let found = client.get(&path(&args.approval)).await?;
+            show(output, &found);
+            text(&found, "digest")
+        }
+    };
+    let by = args.by.or_else(|| std::env::var("USER").ok()).unwrap_or_default();
+    let body = json!({"digest": digest, "by": by, "note": args.note});
+    let decided = client
+        .post(&format!("{}/{verb}", path(&args.approval)), &body)
+        .await?;
+    output.json(&decided);
+    output.line(format_args!("{} is {}", args.approval, text(&decided, "state")));
+    Ok(())
+}

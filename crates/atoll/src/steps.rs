@@ -1,0 +1,260 @@
+//! The worker that is built in: activities on the task queue `atoll` of every namespace, so that a workflow in any language
+//! makes and uses sandboxes, and asks people, by calling activities by name.
+//!
+//! An activity is a request of the API: its argument is what the API's JSON would be, with the sandbox's id beside it, and
+//! its result is the answer. The request goes to the API's own router, inside this process, as the project that the
+//! namespace belongs to; so what holds for requests (limits, quotas, refusals, the ledger) holds for steps.
+//!
+//! What must hold:
+//! - A step that is tried again finds the sandbox that it made before: its idempotency key is run and activity.
+//! - What a workflow made goes when the workflow is over, unless it was told to stay ([`owned`]).
+//! - A step that was asked to stop, stops: whoever drops a request ends what it does.
+
+mod call;
+mod owned;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use atoll_sandboxes::{Caller, Sandboxes};
+use atoll_types::ProjectId;
+use atoll_workflows::{Engine, Question, Refusal, Step, StepEnd};
+use axum::Router;
+use serde_json::{Value, json};
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// The task queue that workflows name.
+pub(crate) const QUEUE: &str = "atoll";
+/// How many steps are carried out at once.
+const AT_ONCE: usize = 256;
+/// How often new namespaces are looked for.
+const ROUND: Duration = Duration::from_secs(1);
+/// How long a person may take, if the workflow does not say.
+const DEFAULT_LIMIT: Duration = Duration::from_secs(24 * 3600);
+
+#[derive(Clone)]
+struct Worker {
+    engine: Engine,
+    router: Router,
+    places: Arc<Semaphore>,
+    stop: CancellationToken,
+}
+
+/// Carries out steps until `stop`.
+pub(crate) async fn work(engine: Engine, sandboxes: Sandboxes, router: Router, stop: CancellationToken) {
+    let worker = Worker {
+        engine: engine.clone(),
+        router,
+        places: Arc::new(Semaphore::new(AT_ONCE)),
+        stop: stop.clone(),
+    };
+    let sweeping = tokio::spawn(owned::sweep(engine.clone(), sandboxes, stop.clone()));
+    let mut pollers: HashMap<String, JoinHandle<()>> = HashMap::new();
+    while !stop.is_cancelled() {
+        pollers.retain(|_, poller| !poller.is_finished());
+        for namespace in engine.namespaces() {
+            pollers
+                .entry(namespace.name.clone())
+                .or_insert_with(|| tokio::spawn(worker.clone().poll(namespace.name, namespace.project)));
+        }
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = tokio::time::sleep(ROUND) => {}
+        }
+    }
+    for poller in pollers.into_values() {
+        poller.abort();
+    }
+    let _stopped = sweeping.await;
+}
+
+impl Worker {
+    /// Takes steps of one namespace until it is gone.
+    async fn poll(self, namespace: String, project: String) {
+        let Ok(project) = project.parse::<ProjectId>() else {
+            return;
+        };
+        loop {
+            let Ok(place) = self.places.clone().acquire_owned().await else {
+                return;
+            };
+            let polled = tokio::select! {
+                () = self.stop.cancelled() => return,
+                polled = self.engine.next_step(&namespace, QUEUE) => polled,
+            };
+            match polled {
+                Ok(Some(step)) => {
+                    let worker = self.clone();
+                    let caller = Caller {
+                        project: project.clone(),
+                    };
+                    tokio::spawn(async move {
+                        worker.carry_out(step, caller).await;
+                        drop(place);
+                    });
+                }
+                Ok(None) => {}
+                Err(Refusal::NamespaceNotFound(_)) => return,
+                Err(error) => {
+                    tracing::warn!(namespace, %error, "steps cannot be taken; trying again");
+                    tokio::time::sleep(ROUND).await;
+                }
+            }
+        }
+    }
+
+    async fn carry_out(&self, step: Step, caller: Caller) {
+        let end = tokio::select! {
+            end = self.perform(&step, &caller) => end,
+            () = self.until_told_to_stop(&step) => Some(StepEnd::Canceled),
+            // What is unanswered is tried again by the next server.
+            () = self.stop.cancelled() => return,
+        };
+        let Some(end) = end else {
+            return;
+        };
+        match self.engine.end_step(&step, end).await {
+            // It timed out meanwhile, or its workflow is over.
+            Ok(()) | Err(Refusal::NotFound(_)) => {}
+            Err(error) => {
+                tracing::warn!(step = step.name, workflow = step.workflow_id, %error, "a step could not be answered");
+            }
+        }
+    }
+
+    /// Beats as often as the workflow wants to hear it.
+    async fn until_told_to_stop(&self, step: &Step) {
+        let Some(limit) = step.heartbeat else {
+            return std::future::pending().await;
+        };
+        loop {
+            tokio::time::sleep(limit / 3).await;
+            match self.engine.beat_step(step).await {
+                Ok(false) => {}
+                Ok(true) | Err(Refusal::NotFound(_)) => return,
+                Err(error) => tracing::warn!(%error, "a step's heartbeat was lost"),
+            }
+        }
+    }
+
+    /// How it ended; `None` if that is told later.
+    async fn perform(&self, step: &Step, caller: &Caller) -> Option<StepEnd> {
+        let input = match step.input.as_deref().map(serde_json::from_slice::<Value>) {
+            None => json!({}),
+            Some(Ok(input)) if input.is_object() => input,
+            Some(Ok(_)) => return Some(call::invalid("the argument must be a JSON object")),
+            Some(Err(error)) => return Some(call::invalid(format!("the argument is not JSON: {error}"))),
+        };
+        if step.name == "approval.request" {
+            return self.ask(step, caller, input).await;
+        }
+        let planned = match self.approved(step, caller, input) {
+            Ok(input) => call::plan(step, input),
+            Err(end) => return Some(end),
+        };
+        Some(match planned {
+            Ok(call) => call.send(self.router.clone(), caller.clone()).await,
+            Err(end) => end,
+        })
+    }
+
+    /// Takes `approval` out of the input. If it is there, it must have been granted to this run for exactly this step.
+    fn approved(&self, step: &Step, caller: &Caller, mut input: Value) -> Result<Value, StepEnd> {
+        let Some(id) = input.as_object_mut().and_then(|fields| fields.remove("approval")) else {
+            return Ok(input);
+        };
+        let refuse = |message: String| StepEnd::Failed {
+            kind: "NotApproved".to_owned(),
+            message,
+            again: false,
+        };
+        let id = id.as_str().unwrap_or_default();
+        let approval = self
+            .engine
+            .approval(caller.project.as_str(), id)
+            .map_err(|error| refuse(error.to_string()))?;
+        if approval.run_id != step.run_id {
+            return Err(refuse(format!("{id} was given to another run")));
+        }
+        if !approval
+            .decision
+            .as_ref()
+            .is_some_and(|decision| decision.granted)
+        {
+            return Err(refuse(format!("{id} was not granted")));
+        }
+        let asked = atoll_workflows::digest(&json!({"step": step.name, "input": input}));
+        if asked != approval.digest {
+            return Err(refuse(format!(
+                "{id} was granted for another action: that has the digest {}, this has {asked}",
+                approval.digest
+            )));
+        }
+        Ok(input)
+    }
+
+    async fn ask(&self, step: &Step, caller: &Caller, mut input: Value) -> Option<StepEnd> {
+        let Some(fields) = input.as_object_mut() else {
+            return Some(call::invalid("the argument must be a JSON object"));
+        };
+        let (action, reason, limit) = (
+            fields.remove("action"),
+            fields.remove("reason").unwrap_or_else(|| json!("")),
+            fields.remove("timeout_ms"),
+        );
+        if let Some(unknown) = fields.keys().next() {
+            return Some(call::invalid(format!(
+                "`{unknown}` is not a field of approval.request"
+            )));
+        }
+        let (Some(action), Some(reason)) = (action, reason.as_str()) else {
+            return Some(call::invalid(
+                "approval.request wants `action`, and `reason` as text",
+            ));
+        };
+        let limit = match limit.as_ref().map(Value::as_u64) {
+            None => DEFAULT_LIMIT,
+            Some(Some(millis)) if millis > 0 => Duration::from_millis(millis),
+            Some(_) => return Some(call::invalid("`timeout_ms` must be a number of at least 1")),
+        };
+        let asked = self
+            .engine
+            .ask_approval(Question {
+                namespace: step.namespace.clone(),
+                workflow_id: step.workflow_id.clone(),
+                run_id: step.run_id.clone(),
+                activity_id: step.activity_id.clone(),
+                action,
+                reason: reason.to_owned(),
+                limit,
+            })
+            .await;
+        let approval = match asked {
+            Ok(approval) => approval,
+            Err(error) => {
+                return Some(StepEnd::Failed {
+                    kind: "NotAsked".to_owned(),
+                    message: error.to_string(),
+                    again: true,
+                });
+            }
+        };
+        tracing::info!(approval = approval.id, project = %caller.project, "a person is asked");
+        match &approval.decision {
+            Some(decision) if decision.granted => Some(StepEnd::Done(approval.granted_result(decision))),
+            Some(decision) => Some(StepEnd::Failed {
+                kind: atoll_workflows::DENIED.to_owned(),
+                message: approval.denied_message(decision),
+                again: false,
+            }),
+            // The engine answers when somebody has decided. Meanwhile this beats, for as long as the activity stands.
+            None => match step.heartbeat {
+                Some(_) => std::future::pending().await,
+                None => None,
+            },
+        }
+    }
+}

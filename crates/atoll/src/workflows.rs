@@ -1,0 +1,133 @@
+//! Durable workflows beside the API: the engine with a database of its own, on an address of its own.
+//!
+//! Its database is a file of its own, so that a storm of workflow steps does not make sandboxes wait for the disk. The keys
+//! are those of the API: a key opens the namespaces of its project. With `[tls]` they are served over TLS, and not otherwise:
+//! a client that was not told so cannot let its key out in the open.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use atoll_api_temporal::{Access, Keys};
+use atoll_sandboxes::Sandboxes;
+use atoll_store::Store;
+use atoll_workflows::{Engine, Options};
+use futures_util::{Stream, StreamExt as _, stream};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tokio_util::sync::CancellationToken;
+
+use crate::output::{Doing, Error, Result};
+use crate::serve;
+
+/// How many clients may be in the middle of a TLS handshake.
+const HANDSHAKES: usize = 1024;
+
+#[derive(Debug)]
+pub(crate) struct Workflows {
+    address: SocketAddr,
+    is_secured: bool,
+    engine: Engine,
+    store: Store,
+    serving: JoinHandle<()>,
+}
+
+impl Workflows {
+    pub(crate) async fn start(
+        listen: SocketAddr,
+        tls: Option<TlsAcceptor>,
+        data: &Path,
+        sandboxes: &Sandboxes,
+        stop: CancellationToken,
+    ) -> Result<Self> {
+        let listener = TcpListener::bind(listen).await.map_err(|error| {
+            Error::new(format!("cannot serve workflows on {listen}: {error}"))
+                .hint("choose another address with --workflows-listen, or `off`")
+        })?;
+        let address = listener.local_addr().doing("cannot serve workflows")?;
+        let path = data.join("workflows.db");
+        let shown = path.clone();
+        let store = tokio::task::spawn_blocking(move || Store::open(&path))
+            .await
+            .doing("opening the database")?
+            .doing(format_args!("cannot open the database {}", shown.display()))?;
+        let options = Options {
+            project: sandboxes.default_project().to_string(),
+            ..Options::default()
+        };
+        let engine = Engine::open(store.clone(), options)
+            .await
+            .doing("cannot take up the workflows")?;
+        let served = engine.clone();
+        let access = Access::WithKey(Arc::new(KeysOfTheApi(sandboxes.clone())));
+        let is_secured = tls.is_some();
+        let serving = tokio::spawn(async move {
+            let stop = stop.cancelled_owned();
+            let ended = match tls {
+                None => atoll_api_temporal::serve(served, access, plain(listener), stop).await,
+                Some(tls) => atoll_api_temporal::serve(served, access, secured(listener, tls), stop).await,
+            };
+            if let Err(error) = ended {
+                tracing::error!(%error, "workflows are no longer served");
+            }
+        });
+        tracing::info!(%address, tls = is_secured, "serving workflows");
+        Ok(Self {
+            address,
+            is_secured,
+            engine,
+            store,
+            serving,
+        })
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Where clients on this machine reach them.
+    pub(crate) fn url(&self) -> String {
+        let url = crate::server::url_of(self.address);
+        match url.strip_prefix("http:") {
+            Some(rest) if self.is_secured => format!("https:{rest}"),
+            _ => url,
+        }
+    }
+
+    /// Stops handing out tasks. Everything acknowledged is durable, so workers that still poll are not waited for.
+    pub(crate) async fn stop(self) {
+        self.engine.close();
+        self.serving.abort();
+        self.store.close().await;
+    }
+}
+
+fn plain(listener: TcpListener) -> impl Stream<Item = TcpStream> + Send {
+    stream::unfold(listener, async |listener| {
+        let (stream, _peer) = serve::accept(&listener).await;
+        Some((stream, listener))
+    })
+}
+
+/// A client that dawdles over its handshake holds up no other.
+fn secured(listener: TcpListener, tls: TlsAcceptor) -> impl Stream<Item = TlsStream<TcpStream>> + Send {
+    plain(listener)
+        .map(move |stream| serve::handshake(tls.clone(), stream))
+        .buffer_unordered(HANDSHAKES)
+        .filter_map(std::future::ready)
+}
+
+#[derive(Debug)]
+struct KeysOfTheApi(Sandboxes);
+
+#[async_trait::async_trait]
+impl Keys for KeysOfTheApi {
+    async fn project_of(&self, secret: &str) -> std::result::Result<Option<String>, String> {
+        match self.0.authenticate(secret).await {
+            Ok(caller) => Ok(caller.map(|caller| caller.project.to_string())),
+            Err(fault) => Err(fault.to_string()),
+        }
+    }
+}

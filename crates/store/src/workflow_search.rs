@@ -1,0 +1,312 @@
+//! Finding workflow runs: a tree of conditions becomes one SQL statement with parameters.
+
+use rusqlite::ToSql;
+use rusqlite::types::{ToSqlOutput, Value, ValueRef};
+
+use crate::workflows::read_run;
+use crate::{Error, Store, WorkflowRunRow};
+
+/// What a condition may be about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WorkflowField {
+    Column(WorkflowColumn),
+    /// A member of the search object.
+    Attribute(String),
+    /// A member of the search object that is a list.
+    List(String),
+    /// A member of the search object that is a sentence, compared word by word.
+    Text(String),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WorkflowColumn {
+    WorkflowId,
+    RunId,
+    WorkflowType,
+    StartedAt,
+    ExecutionAt,
+    ClosedAt,
+    Status,
+    TaskQueue,
+    HistoryLength,
+    HistoryBytes,
+    Transitions,
+    Duration,
+    ParentId,
+    ParentRunId,
+    RootId,
+    RootRunId,
+}
+
+impl WorkflowColumn {
+    fn sql(self) -> &'static str {
+        match self {
+            Self::WorkflowId => "workflow_id",
+            Self::RunId => "run_id",
+            Self::WorkflowType => "workflow_type",
+            Self::StartedAt => "started_at",
+            Self::ExecutionAt => "execution_at",
+            Self::ClosedAt => "closed_at",
+            Self::Status => "status",
+            Self::TaskQueue => "task_queue",
+            // Known once the run has ended, as with those who thought of it.
+            Self::HistoryLength => "CASE WHEN closed_at IS NULL THEN NULL ELSE history_length END",
+            Self::HistoryBytes => "CASE WHEN closed_at IS NULL THEN NULL ELSE history_bytes END",
+            Self::Transitions => "CASE WHEN closed_at IS NULL THEN NULL ELSE transitions END",
+            Self::Duration => "(closed_at - execution_at)",
+            Self::ParentId => "parent_id",
+            Self::ParentRunId => "parent_run_id",
+            Self::RootId => "root_id",
+            Self::RootRunId => "root_run_id",
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum WorkflowValue {
+    Text(String),
+    Int(i64),
+    Float(f64),
+    Bool(bool),
+}
+
+impl ToSql for WorkflowValue {
+    fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
+        Ok(match self {
+            Self::Text(text) => ToSqlOutput::Borrowed(ValueRef::Text(text.as_bytes())),
+            Self::Int(value) => ToSqlOutput::Owned(Value::Integer(*value)),
+            Self::Float(value) => ToSqlOutput::Owned(Value::Real(*value)),
+            Self::Bool(value) => ToSqlOutput::Owned(Value::Integer(i64::from(*value))),
+        })
+    }
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum WorkflowTest {
+    Equal(WorkflowValue),
+    NotEqual(WorkflowValue),
+    Less(WorkflowValue),
+    LessOrEqual(WorkflowValue),
+    Greater(WorkflowValue),
+    GreaterOrEqual(WorkflowValue),
+    In(Vec<WorkflowValue>),
+    NotIn(Vec<WorkflowValue>),
+    Between(WorkflowValue, WorkflowValue),
+    NotBetween(WorkflowValue, WorkflowValue),
+    StartsWith(String),
+    NotStartsWith(String),
+    IsNull,
+    IsNotNull,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum WorkflowFilter {
+    All(Vec<Self>),
+    Any(Vec<Self>),
+    Not(Box<Self>),
+    Is(WorkflowField, WorkflowTest),
+}
+
+/// A field, and whether the largest comes first.
+pub type WorkflowOrder = (WorkflowField, bool);
+
+#[derive(Debug, Clone, Default)]
+pub struct WorkflowPage {
+    /// Skip as many.
+    pub offset: usize,
+    pub limit: usize,
+    /// Without any: open ones first, then the last closed, then the last started.
+    pub order: Vec<WorkflowOrder>,
+}
+
+impl Store {
+    pub async fn find_workflow_runs(
+        &self,
+        namespace: String,
+        filter: WorkflowFilter,
+        page: WorkflowPage,
+    ) -> Result<Vec<WorkflowRunRow>, Error> {
+        self.read("list workflows", move |db| {
+            let mut query = Query::new(&namespace);
+            let condition = query.condition(&filter);
+            let mut order: Vec<String> = page
+                .order
+                .iter()
+                .map(|(field, descending)| {
+                    format!("{}{}", query.field(field), if *descending { " DESC" } else { "" })
+                })
+                .collect();
+            if order.is_empty() {
+                order.push("COALESCE(closed_at, 9223372036854775807) DESC, started_at DESC".to_owned());
+            }
+            let text = format!(
+                "SELECT * FROM workflow_runs WHERE namespace = ?1 AND {condition} ORDER BY {}, run_id LIMIT {} OFFSET {}",
+                order.join(", "),
+                page.limit,
+                page.offset
+            );
+            let mut statement = db.prepare(&text)?;
+            let rows = statement.query_map(query.values().as_slice(), read_run)?;
+            Ok(rows.collect::<rusqlite::Result<_>>()?)
+        })
+        .await
+    }
+
+    /// How many there are, per status.
+    pub async fn count_workflow_runs(
+        &self,
+        namespace: String,
+        filter: WorkflowFilter,
+    ) -> Result<Vec<(i32, i64)>, Error> {
+        self.read("count workflows", move |db| {
+            let mut query = Query::new(&namespace);
+            let condition = query.condition(&filter);
+            let text = format!(
+                "SELECT status, COUNT(*) FROM workflow_runs WHERE namespace = ?1 AND {condition} GROUP BY status \
+                 ORDER BY status"
+            );
+            let mut statement = db.prepare(&text)?;
+            let rows = statement.query_map(query.values().as_slice(), |row| Ok((row.get(0)?, row.get(1)?)))?;
+            Ok(rows.collect::<rusqlite::Result<_>>()?)
+        })
+        .await
+    }
+}
+
+/// A statement in the making. Everything that came from outside is a parameter.
+struct Query {
+    values: Vec<WorkflowValue>,
+}
+
+impl Query {
+    fn new(namespace: &str) -> Self {
+        Self {
+            values: vec![WorkflowValue::Text(namespace.to_owned())],
+        }
+    }
+
+    fn values(&self) -> Vec<&dyn ToSql> {
+        self.values.iter().map(|value| value as &dyn ToSql).collect()
+    }
+
+    fn bind(&mut self, value: WorkflowValue) -> String {
+        self.values.push(value);
+        format!("?{}", self.values.len())
+    }
+
+    fn field(&mut self, field: &WorkflowField) -> String {
+        match field {
+            WorkflowField::Column(column) => format!("({})", column.sql()),
+            WorkflowField::Attribute(name) | WorkflowField::List(name) | WorkflowField::Text(name) => {
+                let path = self.path(name);
+                format!("json_extract(search, {path})")
+            }
+        }
+    }
+
+    fn path(&mut self, name: &str) -> String {
+        self.bind(WorkflowValue::Text(format!("$.\"{}\"", name.replace('"', ""))))
+    }
+
+    fn condition(&mut self, filter: &WorkflowFilter) -> String {
+        match filter {
+            WorkflowFilter::All(parts) if parts.is_empty() => "1".to_owned(),
+            WorkflowFilter::All(parts) => self.join(parts, " AND "),
+            WorkflowFilter::Any(parts) => self.join(parts, " OR "),
+            WorkflowFilter::Not(part) => format!("NOT COALESCE({}, 0)", self.condition(part)),
+            WorkflowFilter::Is(field @ WorkflowField::List(_), test) => self.list(field, test),
+            WorkflowFilter::Is(field @ WorkflowField::Text(_), test) => self.words(field, test),
+            WorkflowFilter::Is(field, test) => self.test(field, test),
+        }
+    }
+
+    fn join(&mut self, parts: &[WorkflowFilter], with: &str) -> String {
+        let parts: Vec<_> = parts.iter().map(|part| self.condition(part)).collect();
+        format!("({})", parts.join(with))
+    }
+
+    fn test(&mut self, field: &WorkflowField, test: &WorkflowTest) -> String {
+        let name = self.field(field);
+        let mut compare = |operator: &str, value: &WorkflowValue| {
+            let value = self.bind(value.clone());
+            format!("{name} {operator} {value}")
+        };
+        match test {
+            WorkflowTest::Equal(value) => compare("=", value),
+            WorkflowTest::NotEqual(value) => compare("!=", value),
+            WorkflowTest::Less(value) => compare("<", value),
+            WorkflowTest::LessOrEqual(value) => compare("<=", value),
+            WorkflowTest::Greater(value) => compare(">", value),
+            WorkflowTest::GreaterOrEqual(value) => compare(">=", value),
+            WorkflowTest::In(values) | WorkflowTest::NotIn(values) => {
+                let not = if matches!(test, WorkflowTest::NotIn(_)) {
+                    "NOT "
+                } else {
+                    ""
+                };
+                let values: Vec<_> = values.iter().map(|value| self.bind(value.clone())).collect();
+                format!("{name} {not}IN ({})", values.join(", "))
+            }
+            WorkflowTest::Between(low, high) | WorkflowTest::NotBetween(low, high) => {
+                let not = if matches!(test, WorkflowTest::NotBetween(..)) {
+                    "NOT "
+                } else {
+                    ""
+                };
+                let (low, high) = (self.bind(low.clone()), self.bind(high.clone()));
+                format!("{name} {not}BETWEEN {low} AND {high}")
+            }
+            WorkflowTest::StartsWith(prefix) | WorkflowTest::NotStartsWith(prefix) => {
+                let operator = if matches!(test, WorkflowTest::StartsWith(_)) {
+                    "="
+                } else {
+                    "!="
+                };
+                let length = prefix.chars().count();
+                let prefix = self.bind(WorkflowValue::Text(prefix.clone()));
+                format!("substr({name}, 1, {length}) {operator} {prefix}")
+            }
+            WorkflowTest::IsNull => format!("{name} IS NULL"),
+            WorkflowTest::IsNotNull => format!("{name} IS NOT NULL"),
+        }
+    }
+
+    fn list(&mut self, field: &WorkflowField, test: &WorkflowTest) -> String {
+        let (values, not) = match test {
+            WorkflowTest::Equal(value) => (vec![value.clone()], ""),
+            WorkflowTest::NotEqual(value) => (vec![value.clone()], "NOT "),
+            WorkflowTest::In(values) => (values.clone(), ""),
+            WorkflowTest::NotIn(values) => (values.clone(), "NOT "),
+            other => return self.test(field, other),
+        };
+        let WorkflowField::List(name) = field else {
+            return "0".to_owned();
+        };
+        let path = self.path(name);
+        let values: Vec<_> = values.into_iter().map(|value| self.bind(value)).collect();
+        format!(
+            "{not}EXISTS (SELECT 1 FROM json_each(search, {path}) WHERE json_each.value IN ({}))",
+            values.join(", ")
+        )
+    }
+
+    fn words(&mut self, field: &WorkflowField, test: &WorkflowTest) -> String {
+        let (value, not) = match test {
+            WorkflowTest::Equal(WorkflowValue::Text(value)) => (value, ""),
+            WorkflowTest::NotEqual(WorkflowValue::Text(value)) => (value, "NOT "),
+            other => return self.test(field, other),
+        };
+        let name = self.field(field);
+        let words: Vec<_> = value
+            .split_whitespace()
+            .map(|word| {
+                let word = self.bind(WorkflowValue::Text(format!(" {} ", word.to_lowercase())));
+                format!("instr(' ' || lower({name}) || ' ', {word}) > 0")
+            })
+            .collect();
+        if words.is_empty() {
+            return "0".to_owned();
+        }
+        format!("{not}COALESCE({}, 0)", words.join(" OR "))
+    }
+}

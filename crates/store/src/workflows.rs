@@ -1,0 +1,320 @@
+//! Runs of durable workflows: a row per run, its events beside it, and a few items per namespace.
+//!
+//! What must hold:
+//! - One commit takes a run from one state to the next: row and new events together, and with them the run that follows it.
+//! - At most one run of a workflow id is current.
+//! - Events are only ever added, and go when their run goes.
+//!
+//! States and events are opaque here: whoever decides about workflows writes and reads them.
+
+use rusqlite::{Connection, Row, ToSql};
+
+use crate::{Error, Store, sql};
+
+/// A run as it is to be written.
+#[derive(Debug, Clone)]
+pub struct WorkflowRunWrite {
+    pub row: WorkflowRunRow,
+    /// The run was not there before.
+    pub is_new: bool,
+    pub is_open: bool,
+    pub is_ready: bool,
+    pub deadline: Option<i64>,
+    /// The id of the first of the new events, and all of them.
+    pub events: Option<(i64, Vec<u8>)>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkflowRunRow {
+    pub run_id: String,
+    pub namespace: String,
+    pub workflow_id: String,
+    pub is_current: bool,
+    pub status: i32,
+    pub workflow_type: String,
+    pub task_queue: String,
+    pub started_at: i64,
+    pub execution_at: i64,
+    pub closed_at: Option<i64>,
+    pub history_length: i64,
+    pub history_bytes: i64,
+    pub transitions: i64,
+    /// Workflow and run that started it.
+    pub parent: Option<(String, String)>,
+    pub root: Option<(String, String)>,
+    /// A JSON object.
+    pub search: String,
+    pub state: Vec<u8>,
+}
+
+/// A run that a server which starts has to look at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpenWorkflowRun {
+    pub namespace: String,
+    pub workflow_id: String,
+    pub run_id: String,
+    pub is_ready: bool,
+    pub deadline: Option<i64>,
+}
+
+/// Something small that belongs to a namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkflowItem {
+    pub namespace: String,
+    pub id: String,
+    pub body: Vec<u8>,
+}
+
+impl Store {
+    /// All or nothing. The runs that stop being current come before the one that becomes it.
+    pub async fn write_workflow_runs(&self, runs: Vec<WorkflowRunWrite>) -> Result<(), Error> {
+        self.write("save the workflow", move |db| {
+            for run in &runs {
+                write_run(db, run)?;
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    pub async fn workflow_run(&self, run_id: String) -> Result<Option<WorkflowRunRow>, Error> {
+        self.read("read the workflow", move |db| {
+            sql::row(
+                db,
+                "SELECT * FROM workflow_runs WHERE run_id = ?1",
+                &[&run_id],
+                read_run,
+            )
+        })
+        .await
+    }
+
+    pub async fn current_workflow_run(
+        &self,
+        namespace: String,
+        workflow_id: String,
+    ) -> Result<Option<WorkflowRunRow>, Error> {
+        self.read("find the workflow", move |db| {
+            sql::row(
+                db,
+                "SELECT * FROM workflow_runs WHERE namespace = ?1 AND workflow_id = ?2 AND is_current = 1",
+                &[&namespace, &workflow_id],
+                read_run,
+            )
+        })
+        .await
+    }
+
+    /// The batches of events of a run, oldest first.
+    pub async fn workflow_events(&self, run_id: String) -> Result<Vec<Vec<u8>>, Error> {
+        self.read("read the history", move |db| {
+            sql::rows(
+                db,
+                "SELECT body FROM workflow_events WHERE run_id = ?1 ORDER BY first_id",
+                &[&run_id],
+                |row| row.get(0),
+            )
+        })
+        .await
+    }
+
+    pub async fn open_workflow_runs(&self) -> Result<Vec<OpenWorkflowRun>, Error> {
+        self.read("find open workflows", |db| {
+            sql::rows(
+                db,
+                "SELECT namespace, workflow_id, run_id, is_ready, deadline FROM workflow_runs WHERE is_open = 1",
+                &[],
+                |row| {
+                    Ok(OpenWorkflowRun {
+                        namespace: row.get(0)?,
+                        workflow_id: row.get(1)?,
+                        run_id: row.get(2)?,
+                        is_ready: row.get(3)?,
+                        deadline: row.get(4)?,
+                    })
+                },
+            )
+        })
+        .await
+    }
+
+    /// Closed runs of a namespace that ended before `closed_before`, as workflow id and run id.
+    pub async fn expired_workflow_runs(
+        &self,
+        namespace: String,
+        closed_before: i64,
+        limit: usize,
+    ) -> Result<Vec<(String, String)>, Error> {
+        self.read("find expired workflows", move |db| {
+            sql::rows(
+                db,
+                "SELECT workflow_id, run_id FROM workflow_runs
+                 WHERE namespace = ?1 AND is_open = 0 AND COALESCE(closed_at, 9223372036854775807) < ?2 LIMIT ?3",
+                &[&namespace, &closed_before, &sql::as_limit(limit)],
+                |row| Ok((row.get(0)?, row.get(1)?)),
+            )
+        })
+        .await
+    }
+
+    /// False if it was not there.
+    pub async fn delete_workflow_run(&self, run_id: String) -> Result<bool, Error> {
+        self.write("delete the workflow", move |db| {
+            sql::execute(db, "DELETE FROM workflow_events WHERE run_id = ?1", &[&run_id])?;
+            Ok(sql::execute(db, "DELETE FROM workflow_runs WHERE run_id = ?1", &[&run_id])? > 0)
+        })
+        .await
+    }
+
+    pub async fn put_workflow_item(&self, kind: &'static str, item: WorkflowItem) -> Result<(), Error> {
+        self.write("save the item", move |db| {
+            sql::execute(
+                db,
+                "INSERT INTO workflow_items (kind, namespace, id, body) VALUES (?1, ?2, ?3, ?4)
+                 ON CONFLICT DO UPDATE SET body = excluded.body",
+                &[&kind, &item.namespace, &item.id, &item.body],
+            )?;
+            Ok(())
+        })
+        .await
+    }
+
+    pub async fn delete_workflow_item(
+        &self,
+        kind: &'static str,
+        namespace: String,
+        id: String,
+    ) -> Result<(), Error> {
+        self.write("delete the item", move |db| {
+            sql::execute(
+                db,
+                "DELETE FROM workflow_items WHERE kind = ?1 AND namespace = ?2 AND id = ?3",
+                &[&kind, &namespace, &id],
+            )?;
+            Ok(())
+        })
+        .await
+    }
+
+    pub async fn workflow_items(&self, kind: &'static str) -> Result<Vec<WorkflowItem>, Error> {
+        self.read("read the items", move |db| {
+            sql::rows(
+                db,
+                "SELECT namespace, id, body FROM workflow_items WHERE kind = ?1 ORDER BY namespace, id",
+                &[&kind],
+                |row| {
+                    Ok(WorkflowItem {
+                        namespace: row.get(0)?,
+                        id: row.get(1)?,
+                        body: row.get(2)?,
+                    })
+                },
+            )
+        })
+        .await
+    }
+}
+
+fn write_run(db: &Connection, run: &WorkflowRunWrite) -> Result<(), Error> {
+    let row = &run.row;
+    let split = |pair: &Option<(String, String)>| match pair {
+        Some((id, run_id)) => (Some(id.clone()), Some(run_id.clone())),
+        None => (None, None),
+    };
+    if run.is_new {
+        let (parent_id, parent_run_id) = split(&row.parent);
+        let (root_id, root_run_id) = split(&row.root);
+        let values: [&dyn ToSql; 22] = [
+            &row.run_id,
+            &row.namespace,
+            &row.workflow_id,
+            &row.is_current,
+            &row.status,
+            &row.workflow_type,
+            &row.task_queue,
+            &row.started_at,
+            &row.execution_at,
+            &row.closed_at,
+            &row.history_length,
+            &row.history_bytes,
+            &row.transitions,
+            &parent_id,
+            &parent_run_id,
+            &root_id,
+            &root_run_id,
+            &row.search,
+            &run.is_open,
+            &run.is_ready,
+            &run.deadline,
+            &row.state,
+        ];
+        sql::execute(
+            db,
+            "INSERT INTO workflow_runs (run_id, namespace, workflow_id, is_current, status, workflow_type, task_queue,
+                started_at, execution_at, closed_at, history_length, history_bytes, transitions, parent_id,
+                parent_run_id, root_id, root_run_id, search, is_open, is_ready, deadline, state)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22)",
+            &values,
+        )?;
+    } else {
+        let changed = sql::execute(
+            db,
+            "UPDATE workflow_runs SET is_current = ?2, status = ?3, execution_at = ?4, closed_at = ?5,
+                history_length = ?6, history_bytes = ?7, transitions = ?8, search = ?9, is_open = ?10, is_ready = ?11,
+                deadline = ?12, state = ?13
+             WHERE run_id = ?1",
+            &[
+                &row.run_id,
+                &row.is_current,
+                &row.status,
+                &row.execution_at,
+                &row.closed_at,
+                &row.history_length,
+                &row.history_bytes,
+                &row.transitions,
+                &row.search,
+                &run.is_open,
+                &run.is_ready,
+                &run.deadline,
+                &row.state,
+            ],
+        )?;
+        if changed == 0 {
+            return Err(Error::NotFound {
+                what: "workflow run",
+                id: row.run_id.clone(),
+            });
+        }
+    }
+    if let Some((first_id, body)) = &run.events {
+        sql::execute(
+            db,
+            "INSERT INTO workflow_events (run_id, first_id, body) VALUES (?1, ?2, ?3)",
+            &[&row.run_id, first_id, body],
+        )?;
+    }
+    Ok(())
+}
+
+pub(crate) fn read_run(row: &Row<'_>) -> rusqlite::Result<WorkflowRunRow> {
+    let pair = |id: Option<String>, run: Option<String>| Some((id?, run?));
+    Ok(WorkflowRunRow {
+        run_id: row.get("run_id")?,
+        namespace: row.get("namespace")?,
+        workflow_id: row.get("workflow_id")?,
+        is_current: row.get("is_current")?,
+        status: row.get("status")?,
+        workflow_type: row.get("workflow_type")?,
+        task_queue: row.get("task_queue")?,
+        started_at: row.get("started_at")?,
+        execution_at: row.get("execution_at")?,
+        closed_at: row.get("closed_at")?,
+        history_length: row.get("history_length")?,
+        history_bytes: row.get("history_bytes")?,
+        transitions: row.get("transitions")?,
+        parent: pair(row.get("parent_id")?, row.get("parent_run_id")?),
+        root: pair(row.get("root_id")?, row.get("root_run_id")?),
+        search: row.get("search")?,
+        state: row.get("state")?,
+    })
+}

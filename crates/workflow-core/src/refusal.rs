@@ -1,0 +1,61 @@
+//! Why an input was refused, told apart by what the caller can do about it.
+
+use crate::words::failure::Failure;
+
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Refusal {
+    #[error("{0}")]
+    NotFound(String),
+    #[error("Namespace {0} is not found.")]
+    NamespaceNotFound(String),
+    #[error("Namespace already exists.")]
+    NamespaceExists(String),
+    #[error("{0}")]
+    InvalidArgument(String),
+    #[error("{message}")]
+    AlreadyStarted {
+        message: String,
+        request_id: String,
+        run_id: String,
+        first_run_id: String,
+    },
+    #[error("{0}")]
+    AlreadyExists(String),
+    #[error("cancellation already requested for workflow execution")]
+    CancelAlreadyRequested,
+    #[error("{0}")]
+    FailedPrecondition(String),
+    #[error("{0}")]
+    NotReady(String),
+    #[error("{message}")]
+    QueryFailed {
+        message: String,
+        failure: Option<Box<Failure>>,
+    },
+    #[error("{0}")]
+    ResourceExhausted(String),
+    #[error("{0}")]
+    PermissionDenied(String),
+    #[error("{0}")]
+    DeadlineExceeded(String),
+    #[error("{0}")]
+    Aborted(String),
+    /// Nothing is wrong with the request; it may be sent again.
+    #[error("{0}")]
+    Unavailable(String),
+    #[error("{0}")]
+    Unimplemented(String),
+    #[error("Update-with-Start could not be executed.")]
+    MultiOperation {
+        start: Option<Box<Self>>,
+        update: Option<Box<Self>>,
+    },
+    #[error("{0}")]
+    Internal(String),
+}
+
+impl Refusal {
+    pub(crate) fn completed() -> Self {
+        Self::NotFound("workflow execution already completed".to_owned())
+    }
+}

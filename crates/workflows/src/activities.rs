@@ -1,0 +1,334 @@
+//! Activity tasks: polled, kept alive, answered, by token or by name.
+
+use std::time::Duration;
+
+use atoll_workflow_core::{
+    ActivityFinish, ActivityStart, GoOn, Heartbeat, Refusal, Run, TaskToken, Which, duration, stamp,
+};
+use temporalio_protos::temporal::api::common::v1::{Payloads, WorkflowExecution, WorkflowType};
+use temporalio_protos::temporal::api::workflowservice::v1 as service;
+
+use crate::Engine;
+use crate::cells::Key;
+use crate::queues::{Asking, Kind, QueueKey, Task, What};
+
+impl Engine {
+    /// Waits for an activity. An empty answer means that there was none.
+    pub async fn poll_activity_task(
+        &self,
+        request: service::PollActivityTaskQueueRequest,
+        wait: Option<Duration>,
+    ) -> Result<service::PollActivityTaskQueueResponse, Refusal> {
+        self.inner.namespaces.check(&request.namespace)?;
+        let queue = request.task_queue.unwrap_or_default();
+        if queue.name.is_empty() {
+            return Err(Refusal::InvalidArgument(
+                "TaskQueue is not set on request.".to_owned(),
+            ));
+        }
+        let key = QueueKey {
+            namespace: request.namespace,
+            name: queue.name,
+            kind: Kind::Activity,
+        };
+        let asking = Asking {
+            identity: request.identity.clone(),
+            worker: request.worker_instance_key,
+            now: self.now(),
+            rate: request
+                .task_queue_metadata
+                .and_then(|metadata| metadata.max_tasks_per_second),
+        };
+        let deadline = tokio::time::Instant::now() + self.poll_time(wait);
+        loop {
+            let left = deadline.saturating_duration_since(tokio::time::Instant::now());
+            let Some(task) = self.inner.queues.poll(&key, &asking, left).await else {
+                return Ok(service::PollActivityTaskQueueResponse::default());
+            };
+            match self.take_activity(task, &request.identity).await {
+                Err(Refusal::NotFound(_)) => {}
+                other => return other,
+            }
+        }
+    }
+
+    async fn take_activity(
+        &self,
+        task: Task,
+        identity: &str,
+    ) -> Result<service::PollActivityTaskQueueResponse, Refusal> {
+        let What::Activity { scheduled_id, stamp } = task.what else {
+            return Err(Refusal::NotFound("not an activity".to_owned()));
+        };
+        let identity = identity.to_owned();
+        self.change(task.key, &task.run_id, move |slot, turn| {
+            let started = slot.run.start_activity(scheduled_id, stamp, &identity, turn)?;
+            Ok(activity_response(&slot.run, started))
+        })
+        .await
+    }
+
+    async fn finish_activity(
+        &self,
+        token: TaskToken,
+        finish: ActivityFinish,
+        identity: String,
+    ) -> Result<(), Refusal> {
+        let key = Key::new(&token.namespace, &token.workflow_id);
+        let run_id = token.run_id.clone();
+        self.change(key, &run_id, move |slot, turn| {
+            slot.run.finish_activity(&token, finish, &identity, turn)
+        })
+        .await
+    }
+
+    async fn heartbeat(&self, token: TaskToken, details: Option<Payloads>) -> Result<Heartbeat, Refusal> {
+        let key = Key::new(&token.namespace, &token.workflow_id);
+        let run_id = token.run_id.clone();
+        self.change(key, &run_id, move |slot, turn| {
+            slot.run.heartbeat(&token, details, turn)
+        })
+        .await
+    }
+
+    pub async fn complete_activity(
+        &self,
+        request: service::RespondActivityTaskCompletedRequest,
+    ) -> Result<service::RespondActivityTaskCompletedResponse, Refusal> {
+        let token = TaskToken::decode(&request.namespace, &request.task_token)?;
+        self.finish_activity(token, ActivityFinish::Completed(request.result), request.identity)
+            .await?;
+        Ok(service::RespondActivityTaskCompletedResponse {})
+    }
+
+    pub async fn complete_activity_by_id(
+        &self,
+        request: service::RespondActivityTaskCompletedByIdRequest,
+    ) -> Result<service::RespondActivityTaskCompletedByIdResponse, Refusal> {
+        let token = by_id(
+            request.namespace,
+            request.workflow_id,
+            request.run_id,
+            request.activity_id,
+        )?;
+        self.finish_activity(token, ActivityFinish::Completed(request.result), request.identity)
+            .await?;
+        Ok(service::RespondActivityTaskCompletedByIdResponse {})
+    }
+
+    pub async fn fail_activity(
+        &self,
+        request: service::RespondActivityTaskFailedRequest,
+    ) -> Result<service::RespondActivityTaskFailedResponse, Refusal> {
+        let token = TaskToken::decode(&request.namespace, &request.task_token)?;
+        let finish = ActivityFinish::Failed {
+            failure: request.failure.unwrap_or_default(),
+            heartbeat: request.last_heartbeat_details,
+        };
+        self.finish_activity(token, finish, request.identity).await?;
+        Ok(service::RespondActivityTaskFailedResponse::default())
+    }
+
+    pub async fn fail_activity_by_id(
+        &self,
+        request: service::RespondActivityTaskFailedByIdRequest,
+    ) -> Result<service::RespondActivityTaskFailedByIdResponse, Refusal> {
+        let token = by_id(
+            request.namespace,
+            request.workflow_id,
+            request.run_id,
+            request.activity_id,
+        )?;
+        let finish = ActivityFinish::Failed {
+            failure: request.failure.unwrap_or_default(),
+            heartbeat: request.last_heartbeat_details,
+        };
+        self.finish_activity(token, finish, request.identity).await?;
+        Ok(service::RespondActivityTaskFailedByIdResponse::default())
+    }
+
+    pub async fn cancel_activity(
+        &self,
+        request: service::RespondActivityTaskCanceledRequest,
+    ) -> Result<service::RespondActivityTaskCanceledResponse, Refusal> {
+        let token = TaskToken::decode(&request.namespace, &request.task_token)?;
+        self.finish_activity(token, ActivityFinish::Canceled(request.details), request.identity)
+            .await?;
+        Ok(service::RespondActivityTaskCanceledResponse {})
+    }
+
+    pub async fn cancel_activity_by_id(
+        &self,
+        request: service::RespondActivityTaskCanceledByIdRequest,
+    ) -> Result<service::RespondActivityTaskCanceledByIdResponse, Refusal> {
+        let token = by_id(
+            request.namespace,
+            request.workflow_id,
+            request.run_id,
+            request.activity_id,
+        )?;
+        self.finish_activity(token, ActivityFinish::Canceled(request.details), request.identity)
+            .await?;
+        Ok(service::RespondActivityTaskCanceledByIdResponse {})
+    }
+
+    pub async fn heartbeat_activity(
+        &self,
+        request: service::RecordActivityTaskHeartbeatRequest,
+    ) -> Result<service::RecordActivityTaskHeartbeatResponse, Refusal> {
+        let token = TaskToken::decode(&request.namespace, &request.task_token)?;
+        let beat = self.heartbeat(token, request.details).await?;
+        Ok(service::RecordActivityTaskHeartbeatResponse {
+            cancel_requested: beat.cancel_requested,
+            activity_paused: beat.paused,
+            activity_reset: beat.reset,
+        })
+    }
+
+    pub async fn heartbeat_activity_by_id(
+        &self,
+        request: service::RecordActivityTaskHeartbeatByIdRequest,
+    ) -> Result<service::RecordActivityTaskHeartbeatByIdResponse, Refusal> {
+        let token = by_id(
+            request.namespace,
+            request.workflow_id,
+            request.run_id,
+            request.activity_id,
+        )?;
+        let beat = self.heartbeat(token, request.details).await?;
+        Ok(service::RecordActivityTaskHeartbeatByIdResponse {
+            cancel_requested: beat.cancel_requested,
+            activity_paused: beat.paused,
+            activity_reset: beat.reset,
+        })
+    }
+}
+
+impl Engine {
+    pub async fn pause_activity(
+        &self,
+        request: service::PauseActivityRequest,
+    ) -> Result<service::PauseActivityResponse, Refusal> {
+        use service::pause_activity_request::Activity;
+        self.inner.namespaces.check(&request.namespace)?;
+        let which = match request.activity.ok_or_else(unnamed)? {
+            Activity::Id(id) => Which::Id(id),
+            Activity::Type(kind) => Which::Type(kind),
+        };
+        let execution = request.execution.unwrap_or_default();
+        let key = Key::new(&request.namespace, &execution.workflow_id);
+        self.change(key, &execution.run_id, move |slot, turn| {
+            slot.run
+                .pause_activities(&which, &request.identity, &request.reason, turn)
+        })
+        .await?;
+        Ok(service::PauseActivityResponse {})
+    }
+
+    /// A start that is spread over some time (jitter) may be at once.
+    pub async fn unpause_activity(
+        &self,
+        request: service::UnpauseActivityRequest,
+    ) -> Result<service::UnpauseActivityResponse, Refusal> {
+        use service::unpause_activity_request::Activity;
+        self.inner.namespaces.check(&request.namespace)?;
+        let which = match request.activity.ok_or_else(unnamed)? {
+            Activity::Id(id) => Which::Id(id),
+            Activity::Type(kind) => Which::Type(kind),
+            Activity::UnpauseAll(_) => Which::All,
+        };
+        let how = GoOn {
+            reset_attempts: request.reset_attempts,
+            reset_heartbeat: request.reset_heartbeat,
+        };
+        let execution = request.execution.unwrap_or_default();
+        let key = Key::new(&request.namespace, &execution.workflow_id);
+        self.change(key, &execution.run_id, move |slot, turn| {
+            slot.run.unpause_activities(&which, how, turn)
+        })
+        .await?;
+        Ok(service::UnpauseActivityResponse {})
+    }
+
+    pub async fn reset_activity(
+        &self,
+        request: service::ResetActivityRequest,
+    ) -> Result<service::ResetActivityResponse, Refusal> {
+        use service::reset_activity_request::Activity;
+        self.inner.namespaces.check(&request.namespace)?;
+        let which = match request.activity.ok_or_else(unnamed)? {
+            Activity::Id(id) => Which::Id(id),
+            Activity::Type(kind) => Which::Type(kind),
+            Activity::MatchAll(_) => Which::All,
+        };
+        let execution = request.execution.unwrap_or_default();
+        let key = Key::new(&request.namespace, &execution.workflow_id);
+        self.change(key, &execution.run_id, move |slot, turn| {
+            slot.run
+                .reset_activities(&which, request.keep_paused, request.reset_heartbeat, turn)
+        })
+        .await?;
+        Ok(service::ResetActivityResponse {})
+    }
+}
+
+fn unnamed() -> Refusal {
+    Refusal::InvalidArgument("Either activity id or activity type must be provided.".to_owned())
+}
+
+/// An activity by the names that people know.
+fn by_id(
+    namespace: String,
+    workflow_id: String,
+    run_id: String,
+    activity_id: String,
+) -> Result<TaskToken, Refusal> {
+    if workflow_id.is_empty() {
+        return Err(Refusal::InvalidArgument(
+            "WorkflowId is not set on request.".to_owned(),
+        ));
+    }
+    if activity_id.is_empty() {
+        return Err(Refusal::InvalidArgument(
+            "ActivityId is not set on request.".to_owned(),
+        ));
+    }
+    Ok(TaskToken {
+        namespace,
+        workflow_id,
+        run_id,
+        activity_id,
+        ..Default::default()
+    })
+}
+
+pub(crate) fn activity_response(run: &Run, started: ActivityStart) -> service::PollActivityTaskQueueResponse {
+    let scheduled = started.scheduled;
+    service::PollActivityTaskQueueResponse {
+        task_token: started.token.encode(),
+        workflow_namespace: run.state.namespace.clone(),
+        workflow_type: Some(WorkflowType {
+            name: run.workflow_type().to_owned(),
+        }),
+        workflow_execution: Some(WorkflowExecution {
+            workflow_id: run.state.workflow_id.clone(),
+            run_id: run.state.run_id.clone(),
+        }),
+        activity_type: scheduled.activity_type,
+        activity_id: scheduled.activity_id,
+        header: scheduled.header,
+        input: scheduled.input,
+        heartbeat_details: started.heartbeat,
+        scheduled_time: Some(stamp(started.scheduled_at)),
+        current_attempt_scheduled_time: Some(stamp(started.attempt_scheduled_at)),
+        started_time: Some(stamp(started.started_at)),
+        attempt: started.attempt,
+        // Clients fail if these are absent.
+        schedule_to_close_timeout: scheduled.schedule_to_close_timeout.or(Some(duration(0))),
+        start_to_close_timeout: scheduled.start_to_close_timeout.or(Some(duration(0))),
+        heartbeat_timeout: scheduled.heartbeat_timeout.or(Some(duration(0))),
+        retry_policy: scheduled.retry_policy,
+        priority: scheduled.priority,
+        ..Default::default()
+    }
+}

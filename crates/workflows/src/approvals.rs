@@ -1,0 +1,492 @@
+//! Approvals: durable questions to people, asked by workflows, each bound to the digest of one exact action.
+//!
+//! What must hold:
+//! - One question for one activity of a run: whoever asks again finds it.
+//! - A decision is about the action that was asked about, is durable before its workflow hears of it, and stands.
+//! - Silence means no. So does a workflow that has ended, or has taken its question back.
+//!
+//! They are few, and people are slow: all of them are in memory, and one task looks after them.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use atoll_store::{Store, WorkflowItem};
+use atoll_workflow_core::{Nanos, Refusal};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+use temporalio_protos::temporal::api::enums::v1::PendingActivityState;
+use temporalio_protos::temporal::api::workflowservice::v1 as service;
+use tokio::sync::Notify;
+
+use crate::cells::Key;
+use crate::steps::{self, IDENTITY};
+use crate::{Engine, unavailable};
+
+const KIND: &str = "approval";
+/// How many questions of a namespace may be open.
+const MOST_OPEN: usize = 10_000;
+/// How long a decision is kept to be looked at.
+const KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
+/// How often questions are looked at whose time is not up.
+const ROUND: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Approval {
+    pub id: String,
+    pub namespace: String,
+    pub workflow_id: String,
+    pub run_id: String,
+    pub activity_id: String,
+    /// What is to be done, exactly.
+    pub action: Value,
+    /// Of the action, see [`digest`].
+    pub digest: String,
+    /// Why, in words for the person.
+    pub reason: String,
+    pub asked_at: Nanos,
+    /// From then on it is a no.
+    pub deadline: Nanos,
+    pub decision: Option<Decision>,
+    /// The workflow has heard of the decision, or does not listen any more.
+    told: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Decision {
+    pub granted: bool,
+    /// A person's name for themselves, or what decided in their place.
+    pub by: String,
+    pub note: String,
+    pub at: Nanos,
+}
+
+/// What a workflow asks.
+#[derive(Debug, Clone)]
+pub struct Question {
+    pub namespace: String,
+    pub workflow_id: String,
+    pub run_id: String,
+    pub activity_id: String,
+    pub action: Value,
+    pub reason: String,
+    pub limit: Duration,
+}
+
+/// What a person answers.
+#[derive(Debug, Clone)]
+pub struct Verdict {
+    pub granted: bool,
+    /// Of the action that they were shown.
+    pub digest: String,
+    pub by: String,
+    pub note: String,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Approvals {
+    all: Mutex<BTreeMap<String, Approval>>,
+    /// Held while one is changed, so that what was checked still holds when it is written.
+    changing: tokio::sync::Mutex<()>,
+    decided: Notify,
+}
+
+impl Approvals {
+    pub(crate) async fn load(store: &Store) -> Result<Self, Refusal> {
+        let items = store.workflow_items(KIND).await.map_err(unavailable)?;
+        let mut all = BTreeMap::new();
+        for item in items {
+            let approval: Approval = serde_json::from_slice(&item.body).map_err(|error| {
+                Refusal::Internal(format!("approval {} cannot be read: {error}", item.id))
+            })?;
+            all.insert(item.id, approval);
+        }
+        Ok(Self {
+            all: Mutex::new(all),
+            ..Self::default()
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Approval>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// SHA-256 over the JSON text with sorted keys and without spaces.
+pub fn digest(action: &Value) -> String {
+    let mut text = String::new();
+    write_canonical(action, &mut text);
+    let sum = Sha256::digest(text.as_bytes());
+    let hex: String = sum.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("sha256:{hex}")
+}
+
+fn write_canonical(value: &Value, into: &mut String) {
+    match value {
+        Value::Object(fields) => {
+            let sorted: BTreeMap<_, _> = fields.iter().collect();
+            into.push('{');
+            for (index, (name, value)) in sorted.into_iter().enumerate() {
+                if index > 0 {
+                    into.push(',');
+                }
+                into.push_str(&Value::from(name.as_str()).to_string());
+                into.push(':');
+                write_canonical(value, into);
+            }
+            into.push('}');
+        }
+        Value::Array(items) => {
+            into.push('[');
+            for (index, value) in items.iter().enumerate() {
+                if index > 0 {
+                    into.push(',');
+                }
+                write_canonical(value, into);
+            }
+            into.push(']');
+        }
+        plain => into.push_str(&plain.to_string()),
+    }
+}
+
+/// The same for the same activity of the same run, so that asking twice asks once.
+fn id_of(question: &Question) -> String {
+    let mut sum = Sha256::new();
+    for part in [&question.namespace, &question.run_id, &question.activity_id] {
+        sum.update(part.as_bytes());
+        sum.update([0]);
+    }
+    let alphabet = b"abcdefghijklmnopqrstuvwxyz234567";
+    let bare: String = sum
+        .finalize()
+        .iter()
+        .take(20)
+        .map(|byte| char::from(alphabet[usize::from(byte & 31)]))
+        .collect();
+    format!("apr_{bare}")
+}
+
+impl Engine {
+    /// Asks, or finds what was asked before.
+    pub async fn ask_approval(&self, question: Question) -> Result<Approval, Refusal> {
+        let id = id_of(&question);
+        let approvals = &self.inner.approvals;
+        let _changing = approvals.changing.lock().await;
+        {
+            let all = approvals.lock();
+            if let Some(known) = all.get(&id) {
+                return Ok(known.clone());
+            }
+            let open = all
+                .values()
+                .filter(|other| other.namespace == question.namespace && other.decision.is_none());
+            if open.count() >= MOST_OPEN {
+                return Err(Refusal::ResourceExhausted(format!(
+                    "{MOST_OPEN} approvals wait in this namespace already"
+                )));
+            }
+        }
+        let now = self.now();
+        let limit = i64::try_from(question.limit.as_nanos()).unwrap_or(i64::MAX);
+        let approval = Approval {
+            id,
+            digest: digest(&question.action),
+            namespace: question.namespace,
+            workflow_id: question.workflow_id,
+            run_id: question.run_id,
+            activity_id: question.activity_id,
+            action: question.action,
+            reason: question.reason,
+            asked_at: now,
+            deadline: now.saturating_add(limit),
+            decision: None,
+            told: false,
+        };
+        self.keep_approval(approval.clone()).await?;
+        Ok(approval)
+    }
+
+    /// Those of a project, oldest first.
+    pub fn approvals(&self, project: &str) -> Vec<Approval> {
+        let mut found: Vec<_> = self.inner.approvals.lock().values().cloned().collect();
+        found.retain(|approval| self.check_project(project, &approval.namespace).is_ok());
+        found.sort_by(|one, other| (one.asked_at, &one.id).cmp(&(other.asked_at, &other.id)));
+        found
+    }
+
+    pub fn approval(&self, project: &str, id: &str) -> Result<Approval, Refusal> {
+        let found = self.inner.approvals.lock().get(id).cloned();
+        found
+            .filter(|approval| self.check_project(project, &approval.namespace).is_ok())
+            .ok_or_else(|| Refusal::NotFound(format!("there is no approval {id}")))
+    }
+
+    /// Grants or denies, once and for all.
+    pub async fn decide_approval(
+        &self,
+        project: &str,
+        id: &str,
+        verdict: Verdict,
+    ) -> Result<Approval, Refusal> {
+        let changing = self.inner.approvals.changing.lock().await;
+        let mut approval = self.approval(project, id)?;
+        if let Some(decision) = &approval.decision {
+            let word = if decision.granted { "granted" } else { "denied" };
+            return Err(Refusal::FailedPrecondition(format!(
+                "approval {id} was {word} already, by {}",
+                decision.by
+            )));
+        }
+        let now = self.now();
+        if now >= approval.deadline {
+            return Err(Refusal::FailedPrecondition(format!(
+                "the time for approval {id} is up, which means no"
+            )));
+        }
+        if verdict.digest != approval.digest {
+            return Err(Refusal::InvalidArgument(format!(
+                "approval {id} is about an action with the digest {}, not {}",
+                approval.digest, verdict.digest
+            )));
+        }
+        approval.decision = Some(Decision {
+            granted: verdict.granted,
+            by: verdict.by,
+            note: verdict.note,
+            at: now,
+        });
+        self.keep_approval(approval.clone()).await?;
+        drop(changing);
+        self.inner.approvals.decided.notify_one();
+        Ok(approval)
+    }
+
+    /// Writes it down, then remembers it.
+    async fn keep_approval(&self, approval: Approval) -> Result<(), Refusal> {
+        let body = serde_json::to_vec(&approval)
+            .map_err(|error| Refusal::Internal(format!("an approval cannot be written: {error}")))?;
+        let item = WorkflowItem {
+            namespace: approval.namespace.clone(),
+            id: approval.id.clone(),
+            body,
+        };
+        let written = self.inner.store.put_workflow_item(KIND, item).await;
+        written.map_err(unavailable)?;
+        self.inner.approvals.lock().insert(approval.id.clone(), approval);
+        Ok(())
+    }
+
+    /// Tells workflows what was decided, and decides where nobody does.
+    pub(crate) async fn keep_approvals(self) {
+        loop {
+            tokio::select! {
+                () = self.inner.stop.cancelled() => return,
+                () = self.inner.approvals.decided.notified() => {}
+                () = tokio::time::sleep(ROUND) => {}
+            }
+            let all: Vec<_> = self.inner.approvals.lock().values().cloned().collect();
+            for approval in all {
+                let id = approval.id.clone();
+                match self.look_after(approval).await {
+                    // Between two attempts there is nobody to tell; it is told when it asks again.
+                    Ok(()) | Err(Refusal::NotFound(_)) => {}
+                    Err(error) => {
+                        tracing::warn!(id, %error, "an approval could not be looked after; trying again");
+                    }
+                }
+            }
+        }
+    }
+
+    async fn look_after(&self, approval: Approval) -> Result<(), Refusal> {
+        let kept = i64::try_from(KEPT.as_nanos()).unwrap_or(i64::MAX);
+        match &approval.decision {
+            Some(decision) if approval.told => {
+                if self.now().saturating_sub(decision.at) > kept {
+                    return self.forget_approval(approval).await;
+                }
+                Ok(())
+            }
+            Some(decision) => {
+                self.tell(&approval, decision).await?;
+                self.change_approval(&approval.id, |approval| approval.told = true)
+                    .await
+            }
+            None if self.now() >= approval.deadline => {
+                self.decide_for(&approval.id, "the time limit", false).await
+            }
+            None => match self.stance(&approval).await? {
+                Stance::Waits => Ok(()),
+                Stance::TakesBack => {
+                    self.decide_for(&approval.id, "the workflow, which took it back", false)
+                        .await
+                }
+                Stance::Gone => {
+                    self.decide_for(&approval.id, "the workflow, which went on", true)
+                        .await
+                }
+            },
+        }
+    }
+
+    /// A no that no person said.
+    async fn decide_for(&self, id: &str, by: &str, told: bool) -> Result<(), Refusal> {
+        let now = self.now();
+        self.change_approval(id, |approval| {
+            // A person may have been quicker.
+            if approval.decision.is_none() {
+                approval.told = told;
+                approval.decision = Some(Decision {
+                    granted: false,
+                    by: by.to_owned(),
+                    note: String::new(),
+                    at: now,
+                });
+            }
+        })
+        .await?;
+        self.inner.approvals.decided.notify_one();
+        Ok(())
+    }
+
+    async fn change_approval(&self, id: &str, change: impl FnOnce(&mut Approval)) -> Result<(), Refusal> {
+        let _changing = self.inner.approvals.changing.lock().await;
+        let Some(mut approval) = self.inner.approvals.lock().get(id).cloned() else {
+            return Ok(());
+        };
+        change(&mut approval);
+        self.keep_approval(approval).await
+    }
+
+    async fn forget_approval(&self, approval: Approval) -> Result<(), Refusal> {
+        let _changing = self.inner.approvals.changing.lock().await;
+        let (namespace, id) = (approval.namespace, approval.id);
+        let deleted = self
+            .inner
+            .store
+            .delete_workflow_item(KIND, namespace, id.clone())
+            .await;
+        deleted.map_err(unavailable)?;
+        self.inner.approvals.lock().remove(&id);
+        Ok(())
+    }
+
+    /// Whether the activity that asked still waits.
+    async fn stance(&self, approval: &Approval) -> Result<Stance, Refusal> {
+        let key = Key::new(&approval.namespace, &approval.workflow_id);
+        let seen = self
+            .see(&key, &approval.run_id, |slot| {
+                let pending = slot.run.pending_activities().into_iter();
+                Ok(pending
+                    .filter(|activity| activity.activity_id == approval.activity_id)
+                    .map(|activity| activity.state)
+                    .next())
+            })
+            .await;
+        match seen {
+            Ok(Some(state)) if state == i32::from(PendingActivityState::CancelRequested) => {
+                Ok(Stance::TakesBack)
+            }
+            Ok(Some(_)) => Ok(Stance::Waits),
+            Ok(None) | Err(Refusal::NotFound(_) | Refusal::NamespaceNotFound(_)) => Ok(Stance::Gone),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Answers the activity. One that is between two attempts is told when it asks again.
+    async fn tell(&self, approval: &Approval, decision: &Decision) -> Result<(), Refusal> {
+        match self.stance(approval).await? {
+            Stance::Gone => Ok(()),
+            Stance::TakesBack => self
+                .cancel_activity_by_id(service::RespondActivityTaskCanceledByIdRequest {
+                    namespace: approval.namespace.clone(),
+                    workflow_id: approval.workflow_id.clone(),
+                    run_id: approval.run_id.clone(),
+                    activity_id: approval.activity_id.clone(),
+                    identity: IDENTITY.to_owned(),
+                    ..Default::default()
+                })
+                .await
+                .map(drop),
+            Stance::Waits if decision.granted => self
+                .complete_activity_by_id(service::RespondActivityTaskCompletedByIdRequest {
+                    namespace: approval.namespace.clone(),
+                    workflow_id: approval.workflow_id.clone(),
+                    run_id: approval.run_id.clone(),
+                    activity_id: approval.activity_id.clone(),
+                    identity: IDENTITY.to_owned(),
+                    result: Some(steps::json(approval.granted_result(decision))),
+                    ..Default::default()
+                })
+                .await
+                .map(drop),
+            Stance::Waits => self
+                .fail_activity_by_id(service::RespondActivityTaskFailedByIdRequest {
+                    namespace: approval.namespace.clone(),
+                    workflow_id: approval.workflow_id.clone(),
+                    run_id: approval.run_id.clone(),
+                    activity_id: approval.activity_id.clone(),
+                    identity: IDENTITY.to_owned(),
+                    failure: Some(steps::failure(
+                        DENIED.to_owned(),
+                        approval.denied_message(decision),
+                        false,
+                    )),
+                    ..Default::default()
+                })
+                .await
+                .map(drop),
+        }
+    }
+}
+
+/// What a workflow's activity fails with when the answer is no: whoever forgets to look cannot go on.
+pub const DENIED: &str = "ApprovalDenied";
+
+impl Approval {
+    /// What the workflow gets when the answer is yes: a JSON text.
+    pub fn granted_result(&self, decision: &Decision) -> Vec<u8> {
+        let result = json!({
+            "approval": self.id,
+            "digest": self.digest,
+            "by": decision.by,
+            "note": decision.note,
+        });
+        result.to_string().into_bytes()
+    }
+
+    pub fn denied_message(&self, decision: &Decision) -> String {
+        let mut message = format!("{} was denied by {}", self.id, decision.by);
+        if !decision.note.is_empty() {
+            message.push_str(": ");
+            message.push_str(&decision.note);
+        }
+        message
+    }
+}
+
+enum Stance {
+    Waits,
+    TakesBack,
+    Gone,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_digest_depends_on_what_is_said_and_not_on_how() {
+        let one: Value = serde_json::from_str(r#"{"b": [1, {"y": "é", "x": null}], "a": true}"#).unwrap();
+        let same: Value = serde_json::from_str(r#"{"a":true,"b":[1,{"x":null,"y":"\u00e9"}]}"#).unwrap();
+        let other: Value = serde_json::from_str(r#"{"a":true,"b":[1,{"x":null,"y":"e"}]}"#).unwrap();
+        assert_eq!(digest(&one), digest(&same));
+        assert_ne!(digest(&one), digest(&other));
+        assert_eq!(
+            digest(&json!({})),
+            "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
+        );
+    }
+}

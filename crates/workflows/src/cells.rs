@@ -1,0 +1,531 @@
+//! Workflows in memory: one cell per workflow id, whose runs change one transition at a time.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use atoll_store::{WorkflowRunRow, WorkflowRunWrite};
+use atoll_workflow_core::{Effect, Refusal, Run, State, Turn};
+use prost::Message as _;
+use temporalio_protos::temporal::api::history::v1::History;
+use tokio::sync::watch;
+
+use crate::queues::{Kind, QueueKey, Task, What};
+use crate::{Engine, fresh_id, unavailable, visibility};
+
+/// A workflow: a namespace and an id.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Key {
+    pub(crate) namespace: Arc<str>,
+    pub(crate) workflow_id: Arc<str>,
+}
+
+impl Key {
+    pub(crate) fn new(namespace: &str, workflow_id: &str) -> Self {
+        Self {
+            namespace: namespace.into(),
+            workflow_id: workflow_id.into(),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Cell {
+    pub(crate) key: Key,
+    loaded: Arc<tokio::sync::Mutex<Loaded>>,
+    /// Counts commits, for those who wait for something to happen.
+    changes: watch::Sender<u64>,
+}
+
+/// The runs of a workflow that are in memory.
+#[derive(Debug, Default)]
+pub(crate) struct Loaded {
+    /// Known once somebody has looked.
+    current: Option<Option<String>>,
+    runs: HashMap<String, Slot>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub(crate) run: Run,
+    /// Queries that go along with the next workflow task.
+    pub(crate) queries: Vec<String>,
+    /// The deadline that the clock knows.
+    armed: i64,
+    /// Somebody is delivering its letters.
+    pub(crate) posting: bool,
+    is_new: bool,
+}
+
+impl Slot {
+    fn new(run: Run, is_new: bool) -> Self {
+        Self {
+            run,
+            queries: Vec::new(),
+            armed: 0,
+            posting: false,
+            is_new,
+        }
+    }
+
+    pub(crate) fn rearm(&mut self, deadline: i64) {
+        self.armed = deadline;
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Cells {
+    all: Mutex<HashMap<Key, (Arc<Cell>, Instant)>>,
+}
+
+impl Cells {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, (Arc<Cell>, Instant)>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn get(&self, key: &Key) -> Arc<Cell> {
+        let mut all = self.lock();
+        let now = Instant::now();
+        if let Some((cell, used)) = all.get_mut(key) {
+            *used = now;
+            return Arc::clone(cell);
+        }
+        let cell = Arc::new(Cell {
+            key: key.clone(),
+            loaded: Arc::default(),
+            changes: watch::Sender::new(0),
+        });
+        all.insert(key.clone(), (Arc::clone(&cell), now));
+        cell
+    }
+
+    /// Forgets cells that nobody holds or has used for a while, unless something would be lost with them.
+    pub(crate) fn evict(&self, idle: Duration) {
+        self.lock().retain(|_, (cell, used)| {
+            if Arc::strong_count(cell) > 1 || used.elapsed() < idle {
+                return true;
+            }
+            let Ok(loaded) = cell.loaded.try_lock() else {
+                return true;
+            };
+            loaded
+                .runs
+                .values()
+                .any(|slot| slot.run.has_memory() || slot.posting || !slot.queries.is_empty())
+        });
+    }
+}
+
+impl Cell {
+    pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+}
+
+/// A cell that is locked, with what a transition needs.
+pub(crate) struct Locked {
+    engine: Engine,
+    cell: Arc<Cell>,
+    loaded: tokio::sync::OwnedMutexGuard<Loaded>,
+    fresh: String,
+    now: i64,
+    dirty: HashSet<String>,
+}
+
+impl Engine {
+    pub(crate) async fn lock(&self, key: &Key) -> Locked {
+        let cell = self.inner.cells.get(key);
+        let loaded = Arc::clone(&cell.loaded).lock_owned().await;
+        Locked {
+            engine: self.clone(),
+            cell,
+            loaded,
+            fresh: fresh_id(),
+            now: self.now(),
+            dirty: HashSet::new(),
+        }
+    }
+
+    /// One transition of one run (the current one if no id is given): decided, committed, and only then told. It is
+    /// finished even if the caller goes away.
+    pub(crate) async fn change<T: Send + 'static>(
+        &self,
+        key: Key,
+        run_id: &str,
+        decide: impl FnOnce(&mut Slot, Turn<'_>) -> Result<T, Refusal> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let engine = self.clone();
+        let run_id = run_id.to_owned();
+        finish(async move {
+            let mut locked = engine.lock(&key).await;
+            let run_id = locked.resolve(&run_id).await?;
+            let result = locked.decide(&run_id, decide)?;
+            locked.commit().await?;
+            Ok(result)
+        })
+        .await
+    }
+
+    /// Looks at a run without changing it.
+    pub(crate) async fn see<T>(
+        &self,
+        key: &Key,
+        run_id: &str,
+        look: impl FnOnce(&Slot) -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
+        let mut locked = self.lock(key).await;
+        let run_id = locked.resolve(run_id).await?;
+        look(locked.slot(&run_id)?)
+    }
+
+    /// Puts on the queues what a restart took off them.
+    pub(crate) async fn dispatch_again(&self, key: Key, run_id: &str) -> Result<(), Refusal> {
+        let mut locked = self.lock(&key).await;
+        let run_id = locked.resolve(run_id).await?;
+        let slot = locked.slot(&run_id)?;
+        let effects = slot.run.dispatch_again();
+        locked.release(&run_id, effects);
+        Ok(())
+    }
+
+    pub(crate) async fn delete_run(
+        &self,
+        namespace: &str,
+        workflow_id: &str,
+        run_id: &str,
+    ) -> Result<(), Refusal> {
+        let mut locked = self.lock(&Key::new(namespace, workflow_id)).await;
+        let run_id = locked.resolve(run_id).await?;
+        self.inner
+            .store
+            .delete_workflow_run(run_id.clone())
+            .await
+            .map_err(unavailable)?;
+        locked.loaded.runs.remove(&run_id);
+        locked.loaded.current = None;
+        locked.cell.changes.send_modify(|count| *count += 1);
+        Ok(())
+    }
+}
+
+/// Runs a future to its end, whatever happens to the caller.
+pub(crate) async fn finish<T: Send + 'static>(
+    work: impl Future<Output = Result<T, Refusal>> + Send + 'static,
+) -> Result<T, Refusal> {
+    match tokio::spawn(work).await {
+        Ok(result) => result,
+        Err(error) => {
+            tracing::error!(%error, "a transition did not finish");
+            Err(Refusal::Internal("the transition did not finish".to_owned()))
+        }
+    }
+}
+
+impl Locked {
+    pub(crate) fn now(&self) -> i64 {
+        self.now
+    }
+
+    pub(crate) fn fresh_run_id(&self) -> &str {
+        &self.fresh
+    }
+
+    /// Loads the run that is meant and says its id.
+    pub(crate) async fn resolve(&mut self, run_id: &str) -> Result<String, Refusal> {
+        let missing = || {
+            Refusal::NotFound(format!(
+                "workflow not found for ID: {}{}",
+                self.cell.key.workflow_id,
+                if run_id.is_empty() {
+                    String::new()
+                } else {
+                    format!(" and RunID: {run_id}")
+                }
+            ))
+        };
+        let refusal = missing();
+        if run_id.is_empty() {
+            return self.current().await?.ok_or(refusal);
+        }
+        if self.loaded.runs.contains_key(run_id) {
+            return Ok(run_id.to_owned());
+        }
+        let row = self
+            .engine
+            .inner
+            .store
+            .workflow_run(run_id.to_owned())
+            .await
+            .map_err(unavailable)?
+            .filter(|row| {
+                *row.namespace == *self.cell.key.namespace && *row.workflow_id == *self.cell.key.workflow_id
+            })
+            .ok_or(refusal)?;
+        self.load(row).await
+    }
+
+    /// The run that the workflow id means, if there is any.
+    pub(crate) async fn current(&mut self) -> Result<Option<String>, Refusal> {
+        if let Some(known) = &self.loaded.current
+            && known
+                .as_ref()
+                .is_none_or(|run_id| self.loaded.runs.contains_key(run_id))
+        {
+            return Ok(known.clone());
+        }
+        let row = self
+            .engine
+            .inner
+            .store
+            .current_workflow_run(
+                self.cell.key.namespace.to_string(),
+                self.cell.key.workflow_id.to_string(),
+            )
+            .await
+            .map_err(unavailable)?;
+        let Some(row) = row else {
+            self.loaded.current = Some(None);
+            return Ok(None);
+        };
+        let run_id = row.run_id.clone();
+        if !self.loaded.runs.contains_key(&run_id) {
+            self.load(row).await?;
+        }
+        self.loaded.current = Some(Some(run_id.clone()));
+        Ok(Some(run_id))
+    }
+
+    async fn load(&mut self, row: WorkflowRunRow) -> Result<String, Refusal> {
+        let corrupt = |what: &str| Refusal::Internal(format!("{what} of run {} cannot be read", row.run_id));
+        let state = State::decode(row.state.as_slice()).map_err(|_| corrupt("the state"))?;
+        let batches = self
+            .engine
+            .inner
+            .store
+            .workflow_events(row.run_id.clone())
+            .await
+            .map_err(unavailable)?;
+        let mut events = Vec::new();
+        for batch in batches {
+            let batch = History::decode(batch.as_slice()).map_err(|_| corrupt("the history"))?;
+            events.extend(batch.events);
+        }
+        let run = Run::restore(state, events);
+        self.loaded.runs.insert(row.run_id.clone(), Slot::new(run, false));
+        Ok(row.run_id)
+    }
+
+    pub(crate) fn slot(&mut self, run_id: &str) -> Result<&mut Slot, Refusal> {
+        self.loaded
+            .runs
+            .get_mut(run_id)
+            .ok_or_else(|| Refusal::Internal(format!("run {run_id} is not in memory")))
+    }
+
+    /// Lets a run decide. If it refuses, nothing has changed.
+    pub(crate) fn decide<T>(
+        &mut self,
+        run_id: &str,
+        decide: impl FnOnce(&mut Slot, Turn<'_>) -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
+        let limits = self.engine.inner.options.limits;
+        let fresh = self.fresh.clone();
+        let turn = Turn {
+            now: self.now,
+            fresh_run_id: &fresh,
+            limits: &limits,
+        };
+        let slot = self.slot(run_id)?;
+        let result = decide(slot, turn)?;
+        let successor = slot.run.take_successor();
+        self.dirty.insert(run_id.to_owned());
+        if let Some(mut successor) = successor {
+            // What the last run did not get to answer, the next one is asked.
+            for request in self.slot(run_id)?.run.unanswered_updates() {
+                let _ = successor.update(request, turn);
+            }
+            self.add(successor);
+        }
+        Ok(result)
+    }
+
+    /// Takes in a new run, which is the current one from now on.
+    pub(crate) fn add(&mut self, run: Run) {
+        let run_id = run.state.run_id.clone();
+        if let Some(Some(previous)) = self.loaded.current.replace(Some(run_id.clone()))
+            && previous != run_id
+        {
+            self.dirty.insert(previous);
+        }
+        self.loaded.runs.insert(run_id.clone(), Slot::new(run, true));
+        self.dirty.insert(run_id);
+    }
+
+    /// Makes everything durable that was decided, then tells whom it concerns.
+    pub(crate) async fn commit(&mut self) -> Result<(), Refusal> {
+        let current = self.loaded.current.clone().flatten();
+        let mut ids: Vec<_> = self.dirty.drain().collect();
+        // The one that becomes current comes last: no id ever means two runs.
+        ids.sort_by_key(|run_id| current.as_ref() == Some(run_id));
+        let mut writes = Vec::new();
+        for run_id in &ids {
+            let is_current = match &current {
+                Some(current) => current == run_id,
+                None => false,
+            };
+            if let Some(slot) = self.loaded.runs.get(run_id) {
+                writes.push(write(
+                    slot,
+                    is_current || self.loaded.current.is_none() && slot.is_new,
+                ));
+            }
+        }
+        // Without having looked for the current run we do not know whether this is it.
+        if self.loaded.current.is_none() {
+            self.current().await?;
+            let current = self.loaded.current.clone().flatten();
+            for write in &mut writes {
+                write.row.is_current = current.as_ref() == Some(&write.row.run_id);
+            }
+        }
+        if let Err(error) = self.engine.inner.store.write_workflow_runs(writes).await {
+            // Memory is ahead of the disk: it is the disk that counts.
+            self.loaded.runs.clear();
+            self.loaded.current = None;
+            return Err(unavailable(error));
+        }
+        for run_id in ids {
+            let Some(slot) = self.loaded.runs.get_mut(&run_id) else {
+                continue;
+            };
+            slot.run.mark_saved();
+            slot.is_new = false;
+            let effects = slot.run.take_effects();
+            self.release(&run_id, effects);
+        }
+        self.cell.changes.send_modify(|count| *count += 1);
+        Ok(())
+    }
+
+    /// Tells queues, clock and post what a run wants.
+    fn release(&mut self, run_id: &str, effects: Vec<Effect>) {
+        let key = self.cell.key.clone();
+        for effect in effects {
+            self.engine.dispatch(&key, run_id, effect);
+        }
+        let engine = self.engine.clone();
+        let Some(slot) = self.loaded.runs.get_mut(run_id) else {
+            return;
+        };
+        let deadline = slot.run.deadline();
+        if deadline != 0 && deadline != slot.armed {
+            slot.armed = deadline;
+            engine.inner.clock.arm(deadline, &key, run_id);
+        }
+        if !slot.run.state.outbox.is_empty() && !slot.posting {
+            slot.posting = true;
+            tokio::spawn(engine.clone().deliver(key.clone(), run_id.to_owned()));
+        }
+        if !slot.queries.is_empty() && slot.run.state.task.is_none() {
+            for id in std::mem::take(&mut slot.queries) {
+                engine.dispatch_query(&key, &slot.run, &id);
+            }
+        }
+    }
+}
+
+impl Engine {
+    fn dispatch(&self, key: &Key, run_id: &str, effect: Effect) {
+        let namespace = key.namespace.to_string();
+        let (queue, what) = match effect {
+            Effect::WorkflowTask { queue, sticky, stamp } => {
+                let queue = QueueKey {
+                    namespace,
+                    name: queue,
+                    kind: Kind::Workflow,
+                };
+                if sticky && !self.inner.queues.is_alive(&queue) {
+                    self.unstick(key.clone(), run_id.to_owned());
+                    return;
+                }
+                (queue, What::Workflow { stamp, sticky })
+            }
+            Effect::ActivityTask {
+                queue,
+                scheduled_id,
+                stamp,
+            } => {
+                let queue = QueueKey {
+                    namespace,
+                    name: queue,
+                    kind: Kind::Activity,
+                };
+                (queue, What::Activity { scheduled_id, stamp })
+            }
+        };
+        let task = Task {
+            key: key.clone(),
+            run_id: run_id.to_owned(),
+            what,
+        };
+        self.inner.queues.push(&queue, task);
+    }
+
+    /// The worker that remembers the workflow is gone: any other may have the task.
+    pub(crate) fn unstick(&self, key: Key, run_id: String) {
+        let engine = self.clone();
+        tokio::spawn(async move {
+            let result = engine
+                .change(key, &run_id, |slot, turn| {
+                    slot.run.clear_sticky(turn);
+                    Ok(())
+                })
+                .await;
+            if let Err(error) = result {
+                tracing::debug!(run_id, %error, "a workflow task could not be given to another worker");
+            }
+        });
+    }
+}
+
+fn write(slot: &Slot, is_current: bool) -> WorkflowRunWrite {
+    let run = &slot.run;
+    let state = &run.state;
+    let started = run.started();
+    let pair = |execution: &temporalio_protos::temporal::api::common::v1::WorkflowExecution| {
+        (execution.workflow_id.clone(), execution.run_id.clone())
+    };
+    let unsaved = run.unsaved();
+    let deadline = run.deadline();
+    WorkflowRunWrite {
+        row: WorkflowRunRow {
+            run_id: state.run_id.clone(),
+            namespace: state.namespace.clone(),
+            workflow_id: state.workflow_id.clone(),
+            is_current,
+            status: state.status,
+            workflow_type: run.workflow_type().to_owned(),
+            task_queue: run.task_queue().to_owned(),
+            started_at: state.started_at,
+            execution_at: state.first_task_at,
+            closed_at: (state.closed_at != 0).then_some(state.closed_at),
+            history_length: run.last_event_id(),
+            history_bytes: state.history_bytes,
+            transitions: state.transitions,
+            parent: started.parent_workflow_execution.as_ref().map(pair),
+            root: Some(pair(&run.root())),
+            search: visibility::search_object(state.search_attributes.as_ref()),
+            state: state.encode_to_vec(),
+        },
+        is_new: slot.is_new,
+        is_open: run.is_running() || !state.outbox.is_empty(),
+        is_ready: run.is_ready(),
+        deadline: (deadline != 0).then_some(deadline),
+        events: unsaved.first().map(|first| {
+            let batch = History {
+                events: unsaved.to_vec(),
+            };
+            (first.event_id, batch.encode_to_vec())
+        }),
+    }
+}

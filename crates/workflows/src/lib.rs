@@ -1,0 +1,217 @@
+//! The engine of durable workflows: decides with `workflow-core`, remembers with `store`, hands tasks to workers.
+//!
+//! ```text
+//!   request ──> cell of its workflow id (one at a time) ──> Run decides ──> one commit: row + events (+ next run)
+//!                                                                              │ only then
+//!               task queues <── tasks ──┬── deadline ──> clock ──> tick <───────┤
+//!               other workflows <───────┴── letters                            └──> answer, waiters
+//! ```
+//!
+//! What must hold:
+//! - Nothing is answered, handed out or sent before its commit is durable.
+//! - A transition that has begun is finished even if its caller goes away.
+//! - Everything in memory can be lost: cells are loaded again, queues and the clock are filled from the rows, letters stay
+//!   in the outbox until they are delivered, and delivering one twice does nothing.
+//! - No two cells are locked at once; workflows reach each other through letters only.
+
+#![allow(
+    deprecated,
+    reason = "clients still send, and read, what the wire has deprecated"
+)]
+
+mod activities;
+mod approvals;
+mod cells;
+mod clock;
+mod filter;
+mod history;
+mod letters;
+mod namespaces;
+mod queries;
+mod queues;
+mod requests;
+mod schedules;
+mod starts;
+mod steps;
+mod tasks;
+mod updates;
+mod views;
+mod visibility;
+mod workers;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use atoll_store::Store;
+use atoll_workflow_core::{Limits, Nanos};
+use tokio_util::sync::CancellationToken;
+
+pub use approvals::{Approval, DENIED, Decision, Question, Verdict, digest};
+pub use atoll_workflow_core::Refusal;
+pub use namespaces::Namespace;
+pub use steps::{Step, StepEnd};
+pub use views::{ActivityView, EventView, WorkflowName, WorkflowView};
+
+use approvals::Approvals;
+use cells::Cells;
+use clock::Clock;
+use namespaces::Namespaces;
+use queries::Queries;
+use queues::Queues;
+use schedules::Schedules;
+
+/// How long the engine lets callers wait, and how much it keeps in memory.
+#[derive(Debug, Clone)]
+pub struct Options {
+    pub limits: Limits,
+    /// A worker's poll.
+    pub poll: Duration,
+    /// A client that waits for a history to grow, or for an update.
+    pub long_poll: Duration,
+    /// Workflows that nobody has used for this long leave the memory.
+    pub idle: Duration,
+    /// Namespaces that are made when the engine opens, if they are not there.
+    pub namespaces: Vec<String>,
+    /// The project that those belong to.
+    pub project: String,
+    /// How long closed runs of those are kept.
+    pub retention: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            limits: Limits::default(),
+            poll: Duration::from_secs(60),
+            long_poll: Duration::from_secs(20),
+            idle: Duration::from_secs(20),
+            namespaces: vec!["default".to_owned()],
+            project: String::new(),
+            retention: Duration::from_secs(72 * 3600),
+        }
+    }
+}
+
+/// A handle to the engine; cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    store: Store,
+    options: Options,
+    cells: Cells,
+    queues: Queues,
+    queries: Queries,
+    clock: Clock,
+    namespaces: Namespaces,
+    schedules: Schedules,
+    approvals: Approvals,
+    last_time: AtomicI64,
+    stop: CancellationToken,
+}
+
+impl Engine {
+    /// Reads what was left by the server before, and goes on with it.
+    pub async fn open(store: Store, options: Options) -> Result<Self, Refusal> {
+        let namespaces = Namespaces::load(&store, &options).await?;
+        let schedules = Schedules::load(&store).await?;
+        let approvals = Approvals::load(&store).await?;
+        let engine = Self {
+            inner: Arc::new(Inner {
+                store,
+                options,
+                cells: Cells::default(),
+                queues: Queues::default(),
+                queries: Queries::default(),
+                clock: Clock::default(),
+                namespaces,
+                schedules,
+                approvals,
+                last_time: AtomicI64::new(0),
+                stop: CancellationToken::new(),
+            }),
+        };
+        engine.resume().await?;
+        tokio::spawn(engine.clone().keep_time());
+        tokio::spawn(engine.clone().keep_schedules());
+        tokio::spawn(engine.clone().keep_approvals());
+        tokio::spawn(engine.clone().keep_house());
+        Ok(engine)
+    }
+
+    /// Stops handing out work. What was acknowledged is durable already.
+    pub fn close(&self) {
+        self.inner.stop.cancel();
+    }
+
+    /// Nanoseconds since 1970, never going back.
+    fn now(&self) -> Nanos {
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| i64::try_from(since.as_nanos()).unwrap_or(i64::MAX));
+        self.inner.last_time.fetch_max(now, Ordering::Relaxed).max(now)
+    }
+
+    /// Puts back what a restart has taken out of memory.
+    async fn resume(&self) -> Result<(), Refusal> {
+        let open = self.inner.store.open_workflow_runs().await.map_err(unavailable)?;
+        for run in open {
+            let key = cells::Key::new(&run.namespace, &run.workflow_id);
+            if let Some(deadline) = run.deadline {
+                self.inner.clock.arm(deadline, &key, &run.run_id);
+            }
+            if run.is_ready {
+                self.dispatch_again(key, &run.run_id).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Evicts, forgets and expires, every now and then.
+    async fn keep_house(self) {
+        let mut rounds: u64 = 0;
+        loop {
+            tokio::select! {
+                () = self.inner.stop.cancelled() => return,
+                () = tokio::time::sleep(Duration::from_secs(2)) => {}
+            }
+            self.inner.cells.evict(self.inner.options.idle);
+            rounds += 1;
+            if rounds.is_multiple_of(30) {
+                self.inner.queues.sweep();
+                self.expire().await;
+            }
+        }
+    }
+
+    async fn expire(&self) {
+        for (namespace, retention) in self.inner.namespaces.retentions() {
+            let before = self.now().saturating_sub(retention);
+            let expired = self
+                .inner
+                .store
+                .expired_workflow_runs(namespace.clone(), before, 1_000)
+                .await;
+            for (workflow_id, run_id) in expired.unwrap_or_default() {
+                if let Err(error) = self.delete_run(&namespace, &workflow_id, &run_id).await {
+                    tracing::warn!(namespace, workflow_id, run_id, %error, "a closed run could not be deleted");
+                }
+            }
+        }
+    }
+}
+
+/// The store did not do as asked: nothing was decided, and the caller may try again.
+#[expect(clippy::needless_pass_by_value, reason = "the shape that map_err wants")]
+fn unavailable(error: atoll_store::Error) -> Refusal {
+    tracing::error!(%error, "the store failed");
+    Refusal::Unavailable(format!("the store failed: {error}"))
+}
+
+fn fresh_id() -> String {
+    uuid::Uuid::now_v7().to_string()
+}

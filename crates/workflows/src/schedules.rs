@@ -1,0 +1,551 @@
+//! Schedules: kept in memory, written with each change, woken when their time has come.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use atoll_store::{Store, WorkflowItem};
+use atoll_workflow_core::{Act, Nanos, Refusal, Scheduler, Start, Waiting, nanos, stamp, time_text, unstamp};
+use prost::Message as _;
+use temporalio_protos::temporal::api::common::v1::{Payload, WorkflowExecution};
+use temporalio_protos::temporal::api::enums::v1::{
+    WorkflowExecutionStatus as Status, WorkflowIdConflictPolicy as Conflict, WorkflowIdReusePolicy as Reuse,
+};
+use temporalio_protos::temporal::api::history::v1::history_event::Attributes;
+use temporalio_protos::temporal::api::schedule::v1 as proto;
+use temporalio_protos::temporal::api::workflowservice::v1 as service;
+use tokio::sync::Notify;
+
+use crate::cells::Key;
+use crate::starts::{Along, Policy};
+use crate::{Engine, unavailable};
+
+const KIND: &str = "schedule";
+const LISTED: usize = 5;
+
+type Name = (String, String);
+
+#[derive(Debug, Default)]
+pub(crate) struct Schedules {
+    all: Mutex<BTreeMap<Name, Scheduler>>,
+    /// One change at a time, from decision to disk.
+    turn: tokio::sync::Mutex<()>,
+    watched: Mutex<BTreeSet<(String, WorkflowKey)>>,
+    changed: Notify,
+}
+
+type WorkflowKey = (String, String, String);
+
+impl Schedules {
+    pub(crate) async fn load(store: &Store) -> Result<Self, Refusal> {
+        let mut all = BTreeMap::new();
+        for item in store.workflow_items(KIND).await.map_err(unavailable)? {
+            let scheduler = Scheduler::decode(item.body.as_slice())
+                .map_err(|_| Refusal::Internal(format!("schedule {} cannot be read", item.id)))?;
+            all.insert((item.namespace, item.id), scheduler);
+        }
+        Ok(Self {
+            all: Mutex::new(all),
+            ..Default::default()
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Name, Scheduler>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn get(&self, name: &Name) -> Result<Scheduler, Refusal> {
+        self.lock()
+            .get(name)
+            .cloned()
+            .ok_or_else(|| Refusal::NotFound(format!("schedule {:?} not found", name.1)))
+    }
+
+    /// Schedules whose time has come, and when the next one's does.
+    fn due(&self, now: Nanos) -> (Vec<Name>, Option<Nanos>) {
+        let all = self.lock();
+        let mut due = Vec::new();
+        let mut next: Option<Nanos> = None;
+        for (name, scheduler) in all.iter() {
+            match scheduler.next_at() {
+                Some(at) if at <= now => due.push(name.clone()),
+                Some(at) => next = Some(next.map_or(at, |known| known.min(at))),
+                None => {}
+            }
+        }
+        (due, next)
+    }
+}
+
+impl Engine {
+    /// Wakes schedules until the engine closes.
+    pub(crate) async fn keep_schedules(self) {
+        let running: Vec<_> = self.inner.schedules.lock().values().cloned().collect();
+        for scheduler in running {
+            self.watch_all(&scheduler);
+        }
+        loop {
+            let (due, next) = self.inner.schedules.due(self.now());
+            for name in due {
+                if let Err(error) = self.wake(&name).await {
+                    tracing::warn!(schedule = name.1, %error, "a schedule could not act");
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+            }
+            let wait = next.map_or(Duration::from_secs(3600), |at| {
+                Duration::from_nanos(u64::try_from(at - self.now()).unwrap_or(0))
+            });
+            tokio::select! {
+                () = self.inner.stop.cancelled() => return,
+                () = self.inner.schedules.changed.notified() => {}
+                () = tokio::time::sleep(wait) => {}
+            }
+        }
+    }
+
+    /// Changes a schedule, then does what has become its turn. All of it is durable when this returns.
+    async fn change_schedule<T: Send>(
+        &self,
+        name: &Name,
+        change: impl FnOnce(&mut Scheduler, Nanos) -> Result<T, Refusal> + Send,
+    ) -> Result<T, Refusal> {
+        let _turn = self.inner.schedules.turn.lock().await;
+        let mut scheduler = self.inner.schedules.get(name)?;
+        let result = change(&mut scheduler, self.now())?;
+        self.act(&mut scheduler).await;
+        self.put_schedule(scheduler).await?;
+        Ok(result)
+    }
+
+    async fn wake(&self, name: &Name) -> Result<(), Refusal> {
+        match self.change_schedule(name, |_, _| Ok(())).await {
+            // Deleted in the meantime.
+            Err(Refusal::NotFound(_)) => Ok(()),
+            other => other,
+        }
+    }
+
+    async fn put_schedule(&self, scheduler: Scheduler) -> Result<(), Refusal> {
+        let name = (scheduler.namespace.clone(), scheduler.id.clone());
+        let item = WorkflowItem {
+            namespace: name.0.clone(),
+            id: name.1.clone(),
+            body: scheduler.encode_to_vec(),
+        };
+        self.inner
+            .store
+            .put_workflow_item(KIND, item)
+            .await
+            .map_err(unavailable)?;
+        self.watch_all(&scheduler);
+        self.inner.schedules.lock().insert(name, scheduler);
+        self.inner.schedules.changed.notify_one();
+        Ok(())
+    }
+
+    /// Starting is idempotent: a start that was carried out, but not noted before a crash, is found again by its id.
+    async fn act(&self, scheduler: &mut Scheduler) {
+        for act in scheduler.tick(self.now()) {
+            match act {
+                Act::Start(start) => match self.start_scheduled(scheduler, &start).await {
+                    Ok((workflow_id, run_id)) => scheduler.started(&start, &workflow_id, &run_id, self.now()),
+                    Err(error) => {
+                        tracing::warn!(schedule = scheduler.id, %error, "a scheduled workflow did not start");
+                    }
+                },
+                Act::Cancel(target) | Act::Terminate(target) if target.workflow_id.is_empty() => {}
+                Act::Cancel(target) => self.stop_scheduled(scheduler, &target, false).await,
+                Act::Terminate(target) => self.stop_scheduled(scheduler, &target, true).await,
+            }
+        }
+    }
+
+    async fn stop_scheduled(&self, scheduler: &Scheduler, target: &WorkflowExecution, terminate: bool) {
+        let key = Key::new(&scheduler.namespace, &target.workflow_id);
+        let reason = "schedule overlap policy";
+        let stopped = self
+            .stop_run(key, &target.run_id, terminate, reason, "temporal-scheduler", None)
+            .await;
+        if let Err(error) = stopped {
+            tracing::debug!(schedule = scheduler.id, %error, "a scheduled workflow could not be stopped");
+        }
+    }
+
+    async fn start_scheduled(
+        &self,
+        scheduler: &Scheduler,
+        start: &Waiting,
+    ) -> Result<(String, String), Refusal> {
+        let workflow = scheduler
+            .new_workflow()
+            .cloned()
+            .ok_or_else(|| Refusal::InvalidArgument("the schedule has no action".to_owned()))?;
+        let workflow_id = scheduler.workflow_id(start);
+        let mut attributes = workflow.search_attributes.unwrap_or_default();
+        attributes.indexed_fields.insert(
+            "TemporalScheduledStartTime".to_owned(),
+            json(&format!("{:?}", time_text(start.nominal))),
+        );
+        attributes.indexed_fields.insert(
+            "TemporalScheduledById".to_owned(),
+            json(&format!("{:?}", scheduler.id)),
+        );
+        let start = Start {
+            namespace: scheduler.namespace.clone(),
+            workflow_id: workflow_id.clone(),
+            workflow_type: workflow.workflow_type.unwrap_or_default().name,
+            task_queue: workflow.task_queue.unwrap_or_default().name,
+            input: workflow.input,
+            execution_timeout: nanos(workflow.workflow_execution_timeout.as_ref()),
+            run_timeout: nanos(workflow.workflow_run_timeout.as_ref()),
+            task_timeout: nanos(workflow.workflow_task_timeout.as_ref()),
+            identity: format!("temporal-scheduler-{}-{}", scheduler.namespace, scheduler.id),
+            request_id: format!("{}:{}:{}", scheduler.id, start.nominal, start.manual),
+            retry_policy: workflow.retry_policy,
+            memo: workflow.memo,
+            search_attributes: Some(attributes),
+            header: workflow.header,
+            user_metadata: workflow.user_metadata,
+            priority: workflow.priority,
+            versioning_override: workflow.versioning_override,
+            last_result: scheduler.last_result.clone(),
+            continued_failure: scheduler.last_failure.clone(),
+            ..Default::default()
+        };
+        let policy = Policy::new(Reuse::AllowDuplicate.into(), Conflict::Fail.into())?;
+        let started = self.start_run(start, policy, Along::default()).await?;
+        Ok((workflow_id, started.run_id))
+    }
+
+    fn watch_all(&self, scheduler: &Scheduler) {
+        let running = scheduler
+            .info
+            .as_ref()
+            .map_or(&[][..], |info| info.running_workflows.as_slice());
+        for workflow in running {
+            let key = (
+                scheduler.id.clone(),
+                (
+                    scheduler.namespace.clone(),
+                    workflow.workflow_id.clone(),
+                    workflow.run_id.clone(),
+                ),
+            );
+            let mut watched = self
+                .inner
+                .schedules
+                .watched
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            if watched.insert(key.clone()) {
+                let name = (scheduler.namespace.clone(), scheduler.id.clone());
+                tokio::spawn(self.clone().watch(name, workflow.clone(), key));
+            }
+        }
+    }
+
+    /// Waits for a workflow that a schedule has started, through all of its runs, to end.
+    async fn watch(self, name: Name, workflow: WorkflowExecution, watched: (String, WorkflowKey)) {
+        let key = Key::new(&name.0, &workflow.workflow_id);
+        let cell = self.inner.cells.get(&key);
+        let mut changes = cell.subscribe();
+        let mut run_id = workflow.run_id.clone();
+        let end = loop {
+            changes.borrow_and_update();
+            let seen = self
+                .see(&key, &run_id, |slot| {
+                    let run = &slot.run;
+                    Ok((
+                        run.is_running(),
+                        run.state.successor.clone(),
+                        Status::try_from(run.state.status).unwrap_or_default(),
+                        run.events.last().and_then(|event| event.attributes.clone()),
+                    ))
+                })
+                .await;
+            match seen {
+                Ok((true, ..)) => {
+                    tokio::select! {
+                        () = self.inner.stop.cancelled() => return,
+                        _ = changes.changed() => {}
+                    }
+                }
+                Ok((false, successor, ..)) if !successor.is_empty() => run_id = successor,
+                Ok((false, _, status, last)) => break (status, last),
+                Err(_) => break (Status::Unspecified, None),
+            }
+        };
+        let (status, last) = end;
+        let (result, failure) = match last {
+            Some(Attributes::WorkflowExecutionCompletedEventAttributes(completed)) => {
+                (completed.result, None)
+            }
+            Some(Attributes::WorkflowExecutionFailedEventAttributes(failed)) => (None, failed.failure),
+            _ => (None, None),
+        };
+        let noted = self
+            .change_schedule(&name, |scheduler, _| {
+                scheduler.ended(&workflow, status, result, failure);
+                Ok(())
+            })
+            .await;
+        if let Err(error) = noted {
+            tracing::debug!(schedule = name.1, %error, "the end of a scheduled workflow could not be noted");
+        }
+        self.inner
+            .schedules
+            .watched
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&watched);
+    }
+
+    /// What the workflows of a schedule are searched by has a type, as everywhere.
+    fn typed_action(&self, namespace: &str, schedule: proto::Schedule) -> Result<proto::Schedule, Refusal> {
+        let mut schedule = schedule;
+        if let Some(proto::schedule_action::Action::StartWorkflow(workflow)) =
+            schedule.action.as_mut().and_then(|action| action.action.as_mut())
+        {
+            workflow.search_attributes = self
+                .inner
+                .namespaces
+                .typed(namespace, workflow.search_attributes.take())?;
+        }
+        Ok(schedule)
+    }
+
+    pub async fn create_schedule(
+        &self,
+        request: service::CreateScheduleRequest,
+    ) -> Result<service::CreateScheduleResponse, Refusal> {
+        self.inner.namespaces.check(&request.namespace)?;
+        if request.schedule_id.is_empty() {
+            return Err(Refusal::InvalidArgument(
+                "ScheduleId is not set on request.".to_owned(),
+            ));
+        }
+        let name = (request.namespace.clone(), request.schedule_id.clone());
+        let _turn = self.inner.schedules.turn.lock().await;
+        if let Ok(known) = self.inner.schedules.get(&name) {
+            if !request.request_id.is_empty() && known.request_id == request.request_id {
+                return Ok(service::CreateScheduleResponse {
+                    conflict_token: token(&known),
+                });
+            }
+            return Err(Refusal::AlreadyStarted {
+                message: format!("schedule {:?} is already registered", request.schedule_id),
+                request_id: known.request_id,
+                run_id: String::new(),
+                first_run_id: String::new(),
+            });
+        }
+        let now = self.now();
+        let schedule = self.typed_action(&request.namespace, request.schedule.unwrap_or_default())?;
+        let mut scheduler = Scheduler::new(&request.namespace, &request.schedule_id, schedule, now)?;
+        scheduler.memo = request.memo;
+        scheduler.request_id = request.request_id;
+        scheduler.search_attributes = self
+            .inner
+            .namespaces
+            .typed(&request.namespace, request.search_attributes)?;
+        if let Some(patch) = request.initial_patch {
+            scheduler.patch(&patch, now);
+        }
+        self.act(&mut scheduler).await;
+        let conflict_token = token(&scheduler);
+        self.put_schedule(scheduler).await?;
+        Ok(service::CreateScheduleResponse { conflict_token })
+    }
+
+    pub async fn describe_schedule(
+        &self,
+        request: service::DescribeScheduleRequest,
+    ) -> Result<service::DescribeScheduleResponse, Refusal> {
+        self.inner.namespaces.check(&request.namespace)?;
+        // After whatever is being done.
+        let _turn = self.inner.schedules.turn.lock().await;
+        let scheduler = self
+            .inner
+            .schedules
+            .get(&(request.namespace, request.schedule_id))?;
+        let (schedule, info) = scheduler.view(self.now());
+        Ok(service::DescribeScheduleResponse {
+            schedule: Some(schedule),
+            info: Some(info),
+            conflict_token: token(&scheduler),
+            memo: Some(scheduler.memo.unwrap_or_default()),
+            search_attributes: Some(scheduler.search_attributes.unwrap_or_default()),
+        })
+    }
+
+    pub async fn update_schedule(
+        &self,
+        request: service::UpdateScheduleRequest,
+    ) -> Result<service::UpdateScheduleResponse, Refusal> {
+        self.inner.namespaces.check(&request.namespace)?;
+        let attributes = self
+            .inner
+            .namespaces
+            .typed(&request.namespace, request.search_attributes)?;
+        let schedule = self.typed_action(&request.namespace, request.schedule.unwrap_or_default())?;
+        let name = (request.namespace, request.schedule_id);
+        self.change_schedule(&name, move |scheduler, now| {
+            if !request.conflict_token.is_empty() && request.conflict_token != token(scheduler) {
+                return Err(Refusal::FailedPrecondition(
+                    "mismatched conflict token".to_owned(),
+                ));
+            }
+            if attributes.is_some() {
+                scheduler.search_attributes = attributes;
+            }
+            if request.memo.is_some() {
+                scheduler.memo = request.memo;
+            }
+            scheduler.replace(schedule, now)
+        })
+        .await?;
+        Ok(service::UpdateScheduleResponse {})
+    }
+
+    pub async fn patch_schedule(
+        &self,
+        request: service::PatchScheduleRequest,
+    ) -> Result<service::PatchScheduleResponse, Refusal> {
+        self.inner.namespaces.check(&request.namespace)?;
+        let name = (request.namespace, request.schedule_id);
+        let patch = request.patch.unwrap_or_default();
+        self.change_schedule(&name, move |scheduler, now| {
+            scheduler.patch(&patch, now);
+            Ok(())
+        })
+        .await?;
+        Ok(service::PatchScheduleResponse {})
+    }
+
+    pub async fn delete_schedule(
+        &self,
+        request: service::DeleteScheduleRequest,
+    ) -> Result<service::DeleteScheduleResponse, Refusal> {
+        self.inner.namespaces.check(&request.namespace)?;
+        let _turn = self.inner.schedules.turn.lock().await;
+        let name = (request.namespace, request.schedule_id);
+        self.inner.schedules.get(&name)?;
+        self.inner
+            .store
+            .delete_workflow_item(KIND, name.0.clone(), name.1.clone())
+            .await
+            .map_err(unavailable)?;
+        self.inner.schedules.lock().remove(&name);
+        Ok(service::DeleteScheduleResponse {})
+    }
+
+    pub async fn schedule_times(
+        &self,
+        request: service::ListScheduleMatchingTimesRequest,
+    ) -> Result<service::ListScheduleMatchingTimesResponse, Refusal> {
+        self.inner.namespaces.check(&request.namespace)?;
+        let scheduler = self
+            .inner
+            .schedules
+            .get(&(request.namespace, request.schedule_id))?;
+        let from = unstamp(request.start_time.as_ref());
+        let until = unstamp(request.end_time.as_ref());
+        let times = scheduler.times(from, until, 1_000);
+        Ok(service::ListScheduleMatchingTimesResponse {
+            start_time: times.into_iter().map(|(_, actual)| stamp(actual)).collect(),
+        })
+    }
+
+    fn matching_schedules(&self, namespace: &str, query: &str) -> Result<Vec<Scheduler>, Refusal> {
+        self.inner.namespaces.check(namespace)?;
+        let filter = self
+            .parse_query(namespace, &query.replace("ScheduleId", "WorkflowId"))?
+            .filter;
+        let all = self.inner.schedules.lock();
+        let matching = all.values().filter(|scheduler| {
+            scheduler.namespace == namespace && crate::filter::fits(&filter, &searched(scheduler))
+        });
+        Ok(matching.cloned().collect())
+    }
+
+    pub async fn list_schedules(
+        &self,
+        request: service::ListSchedulesRequest,
+    ) -> Result<service::ListSchedulesResponse, Refusal> {
+        let now = self.now();
+        let matching = self.matching_schedules(&request.namespace, &request.query)?;
+        let after = String::from_utf8(request.next_page_token)
+            .map_err(|_| Refusal::InvalidArgument("Invalid NextPageToken.".to_owned()))?;
+        let limit = usize::try_from(request.maximum_page_size)
+            .ok()
+            .filter(|size| *size > 0)
+            .unwrap_or(100)
+            .min(1_000);
+        let mut rest = matching.into_iter().filter(|scheduler| scheduler.id > after);
+        let page: Vec<_> = rest.by_ref().take(limit).collect();
+        let token = match (rest.next(), page.last()) {
+            (Some(_), Some(last)) => last.id.clone().into_bytes(),
+            _ => Vec::new(),
+        };
+        Ok(service::ListSchedulesResponse {
+            schedules: page.iter().map(|scheduler| entry(scheduler, now)).collect(),
+            next_page_token: token,
+        })
+    }
+
+    pub async fn count_schedules(
+        &self,
+        request: service::CountSchedulesRequest,
+    ) -> Result<service::CountSchedulesResponse, Refusal> {
+        let matching = self.matching_schedules(&request.namespace, &request.query)?;
+        Ok(service::CountSchedulesResponse {
+            count: i64::try_from(matching.len()).unwrap_or(i64::MAX),
+            groups: Vec::new(),
+        })
+    }
+}
+
+fn token(scheduler: &Scheduler) -> Vec<u8> {
+    scheduler.revision.to_be_bytes().to_vec()
+}
+
+fn json(text: &str) -> Payload {
+    Payload {
+        metadata: [("encoding".to_owned(), b"json/plain".to_vec())].into(),
+        data: text.as_bytes().to_vec(),
+        ..Default::default()
+    }
+}
+
+/// What a schedule is searched by.
+fn searched(scheduler: &Scheduler) -> serde_json::Map<String, serde_json::Value> {
+    let object = crate::visibility::search_object(scheduler.search_attributes.as_ref());
+    let mut object: serde_json::Map<_, _> = serde_json::from_str(&object).unwrap_or_default();
+    object.insert("TemporalSchedulePaused".to_owned(), scheduler.is_paused().into());
+    object.insert("WorkflowId".to_owned(), scheduler.id.clone().into());
+    object
+}
+
+fn entry(scheduler: &Scheduler, now: Nanos) -> proto::ScheduleListEntry {
+    let (schedule, info) = scheduler.view(now);
+    let state = schedule.state.unwrap_or_default();
+    let workflow_type = scheduler
+        .new_workflow()
+        .and_then(|workflow| workflow.workflow_type.clone())
+        .unwrap_or_default();
+    let recent = info.recent_actions.len().saturating_sub(LISTED);
+    proto::ScheduleListEntry {
+        schedule_id: scheduler.id.clone(),
+        memo: Some(scheduler.memo.clone().unwrap_or_default()),
+        search_attributes: Some(scheduler.search_attributes.clone().unwrap_or_default()),
+        info: Some(proto::ScheduleListInfo {
+            spec: schedule.spec,
+            workflow_type: Some(workflow_type),
+            notes: state.notes,
+            paused: state.paused,
+            recent_actions: info.recent_actions[recent..].to_vec(),
+            future_action_times: info.future_action_times.into_iter().take(LISTED).collect(),
+            ..Default::default()
+        }),
+    }
+}

@@ -1,0 +1,76 @@
+//! Workers and the queues that they poll.
+
+use atoll_workflow_core::{Refusal, duration, stamp};
+use temporalio_protos::temporal::api::enums::v1::TaskQueueType;
+use temporalio_protos::temporal::api::taskqueue::v1::{PollerInfo, TaskQueueStats};
+use temporalio_protos::temporal::api::workflowservice::v1 as service;
+
+use crate::Engine;
+use crate::queues::{Kind, QueueKey, What};
+
+impl Engine {
+    /// A worker stops: its polls are answered, and what waits for it goes to others.
+    pub fn shutdown_worker(
+        &self,
+        request: service::ShutdownWorkerRequest,
+    ) -> Result<service::ShutdownWorkerResponse, Refusal> {
+        self.inner.namespaces.check(&request.namespace)?;
+        if !request.sticky_task_queue.is_empty() {
+            let queue = QueueKey {
+                namespace: request.namespace,
+                name: request.sticky_task_queue,
+                kind: Kind::Workflow,
+            };
+            for task in self.inner.queues.leave(&queue) {
+                if matches!(task.what, What::Workflow { .. }) {
+                    self.unstick(task.key, task.run_id);
+                }
+            }
+        }
+        self.inner.queues.release(&request.worker_instance_key);
+        Ok(service::ShutdownWorkerResponse {})
+    }
+
+    pub fn describe_task_queue(
+        &self,
+        request: service::DescribeTaskQueueRequest,
+    ) -> Result<service::DescribeTaskQueueResponse, Refusal> {
+        self.inner.namespaces.check(&request.namespace)?;
+        let name = request.task_queue.unwrap_or_default().name;
+        if name.is_empty() {
+            return Err(Refusal::InvalidArgument(
+                "TaskQueue is not set on request.".to_owned(),
+            ));
+        }
+        let kind = if request.task_queue_type == i32::from(TaskQueueType::Activity) {
+            Kind::Activity
+        } else {
+            Kind::Workflow
+        };
+        let sight = self.inner.queues.look(&QueueKey {
+            namespace: request.namespace,
+            name,
+            kind,
+        });
+        let pollers = sight
+            .pollers
+            .into_iter()
+            .map(|(identity, poller)| PollerInfo {
+                last_access_time: Some(stamp(poller.at)),
+                identity,
+                rate_per_second: poller.rate,
+                ..Default::default()
+            })
+            .collect();
+        let stats = TaskQueueStats {
+            approximate_backlog_count: i64::try_from(sight.backlog).unwrap_or(i64::MAX),
+            approximate_backlog_age: Some(duration(i64::try_from(sight.oldest.as_nanos()).unwrap_or(0))),
+            ..Default::default()
+        };
+        Ok(service::DescribeTaskQueueResponse {
+            pollers,
+            stats: request.report_stats.then_some(stats),
+            ..Default::default()
+        })
+    }
+}
