@@ -22,6 +22,7 @@ use utoipa_axum::routes;
 use crate::App;
 use crate::error::{Answer, ErrorDetail, Failure};
 use crate::extract::{As, At, Json, wants_events};
+use crate::sandboxes::idempotency_key;
 use crate::wire::{self, TextCutter};
 
 /// How much of each output stream is kept for an answer in one piece.
@@ -127,6 +128,7 @@ impl ExecRequest {
                     .transpose()?,
                 background: self.background,
                 lossless: false,
+                idempotency_key: None,
             },
             stdin,
         })
@@ -194,9 +196,12 @@ pub(crate) struct ExecResult {
 ///
 /// By default the answer comes when the command has ended. With `Accept: text/event-stream` it is a stream of events:
 /// `started`, then `stdout` and `stderr` with `{"text"}` or, where it is not UTF-8, `{"base64"}`, then `exited`; or
-/// `error`. Hanging up ends the command, unless it runs in the background.
+/// `error`. Hanging up ends the command, unless it runs in the background or has an `Idempotency-Key`: who comes again with
+/// the same key gets the same command, its output and its end, for as long as the sandbox remembers it.
 #[utoipa::path(
     post, path = "/v1/sandboxes/{id}/exec", tag = "commands", request_body = ExecRequest,
+    params(("Idempotency-Key" = Option<String>, Header, min_length = 1, max_length = 255,
+        description = "A request that comes again with the same key finds the command that the first one started.")),
     responses(
         (status = 200, description = "It is over; or its events.", content(
             (ExecResult = "application/json"), (String = "text/event-stream"))),
@@ -211,7 +216,8 @@ pub(crate) async fn exec(
     Json(body): Json<ExecRequest>,
 ) -> Answer<Response> {
     let began = Instant::now();
-    let Run { spec, stdin } = body.into_run()?;
+    let Run { mut spec, stdin } = body.into_run()?;
+    spec.idempotency_key = idempotency_key(&headers)?;
     let background = spec.background;
     let Execution {
         command,
@@ -290,7 +296,9 @@ async fn collect(events: &mut ExecEvents) -> Result<(CommandState, Captured, Cap
                 OutputStream::Stderr => stderr.take(&bytes),
             },
             ExecEvent::Exited(state) => return Ok((state, stdout, stderr)),
-            ExecEvent::Started { .. } | ExecEvent::Dropped { .. } => {}
+            // Only of one that was found again, whose log keeps the last of it.
+            ExecEvent::Dropped { bytes } => stdout.total += bytes,
+            ExecEvent::Started { .. } => {}
         }
     }
     Err(broken("the output ended before the command did"))

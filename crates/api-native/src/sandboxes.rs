@@ -84,7 +84,7 @@ pub(crate) async fn create_sandbox(
     Ok(response)
 }
 
-fn idempotency_key(headers: &HeaderMap) -> Answer<Option<String>> {
+pub(crate) fn idempotency_key(headers: &HeaderMap) -> Answer<Option<String>> {
     let Some(value) = headers.get("idempotency-key") else {
         return Ok(None);
     };

@@ -4,7 +4,7 @@ use atoll_sandboxes::{Snapshot, TakeSnapshot};
 use atoll_types::{Fault, SandboxId};
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -13,7 +13,7 @@ use utoipa_axum::routes;
 
 use crate::error::Answer;
 use crate::extract::{Args, As, At, MaybeJson};
-use crate::sandboxes::{IsolationName, SaveKindName};
+use crate::sandboxes::{IsolationName, SaveKindName, idempotency_key};
 use crate::{App, upload, wire};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
@@ -114,17 +114,21 @@ pub(crate) struct SnapshotPage {
 /// Takes a snapshot of a running, paused or stopped sandbox, and answers when it is durable.
 #[utoipa::path(
     post, path = "/v1/sandboxes/{id}/snapshots", tag = "snapshots", request_body = Option<SnapshotRequest>,
+    params(("Idempotency-Key" = Option<String>, Header, min_length = 1, max_length = 255,
+        description = "A request that comes again with the same key finds the snapshot that the first one took.")),
     responses((status = 201, description = "It is taken.", body = SnapshotView))
 )]
 pub(crate) async fn take_snapshot(
     State(app): State<App>,
     As(caller): As,
     At(id): At<SandboxId>,
+    headers: HeaderMap,
     MaybeJson(body): MaybeJson<SnapshotRequest>,
 ) -> Answer<(StatusCode, axum::Json<SnapshotView>)> {
     let request = TakeSnapshot {
         name: body.name,
         kind: body.kind.map(SaveKindName::into_kind),
+        idempotency_key: idempotency_key(&headers)?,
     };
     let snapshot = app.sandboxes.take_snapshot(&caller, &id, request).await?;
     Ok((StatusCode::CREATED, axum::Json(SnapshotView::of(snapshot))))

@@ -204,6 +204,10 @@ pass_on! {
     list_schedules: ListSchedulesRequest -> ListSchedulesResponse = list_schedules;
     count_schedules: CountSchedulesRequest -> CountSchedulesResponse = count_schedules;
     list_schedule_matching_times: ListScheduleMatchingTimesRequest -> ListScheduleMatchingTimesResponse = schedule_times;
+    start_batch_operation: StartBatchOperationRequest -> StartBatchOperationResponse = start_batch;
+    stop_batch_operation: StopBatchOperationRequest -> StopBatchOperationResponse = stop_batch;
+    describe_batch_operation: DescribeBatchOperationRequest -> DescribeBatchOperationResponse = describe_batch now;
+    list_batch_operations: ListBatchOperationsRequest -> ListBatchOperationsResponse = list_batches now;
     reset_sticky_task_queue: ResetStickyTaskQueueRequest -> ResetStickyTaskQueueResponse = reset_sticky;
     shutdown_worker: ShutdownWorkerRequest -> ShutdownWorkerResponse = shutdown_worker now;
     describe_task_queue: DescribeTaskQueueRequest -> DescribeTaskQueueResponse = describe_task_queue now;

@@ -4,6 +4,7 @@ mod args;
 mod assets;
 mod attach;
 mod bench;
+mod child;
 mod client;
 mod commands;
 mod config;
@@ -18,6 +19,7 @@ mod server;
 mod steps;
 mod tls;
 mod transfer;
+mod workflow_client;
 mod workflows;
 
 use std::process::ExitCode;

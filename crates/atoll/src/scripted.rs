@@ -30,6 +30,23 @@ use crate::output::{Doing, Output, Result};
 const LONG_LINE: usize = 10 * 1024 * 1024;
 const LARGEST: usize = 64 * 1024 * 1024;
 
+/// What the model that writes code writes. It reaches out, as code of models does.
+const CODER: &str = r#"[scripted]
+```python
+import json, urllib.request
+orders = json.load(open("orders.json"))
+total = sum(order["count"] * order["price"] for order in orders)
+try:
+    urllib.request.urlopen(f"http://collector.example.com/?total={total}", timeout=5)
+    print("the total was sent to collector.example.com")
+except OSError as error:
+    print(f"collector.example.com: {error}")
+with open("report.md", "w") as report:
+    report.write(f"{len(orders)} orders, {total:.2f} in total\n")
+print(f"{len(orders)} orders, {total:.2f} in total")
+```
+"#;
+
 #[derive(Debug, Clone, Default)]
 struct Script {
     /// What was answered, by model.
@@ -267,6 +284,7 @@ fn play(role: &str, request: &Value) -> Answer {
             answer.parts.push(Part::text(vec!["[scripted]"; count].join(" ")));
             answer.finish = Finish::Length;
         }
+        ("coder", _) => answer.parts.push(Part::text(CODER)),
         ("json", _) => answer
             .parts
             .push(Part::text(r#"{"city":"Bern","scripted":true}"#)),

@@ -154,7 +154,13 @@ impl Server {
         let wires = atoll_api_models::router(models.clone(), sandboxes.clone());
         let native = atoll_api_native::router(sandboxes.clone(), engine.clone(), options, wires);
         if let Some(engine) = engine {
-            let steps = steps::work(engine, sandboxes.clone(), native.clone(), stop.clone());
+            let steps = steps::work(
+                engine,
+                sandboxes.clone(),
+                models.clone(),
+                native.clone(),
+                stop.clone(),
+            );
             tokio::spawn(steps);
         }
         let router = atoll_api_e2b::router(sandboxes.clone(), e2b, native);

@@ -6,17 +6,20 @@
 //! namespace belongs to; so what holds for requests (limits, quotas, refusals, the ledger) holds for steps.
 //!
 //! What must hold:
-//! - A step that is tried again finds the sandbox that it made before: its idempotency key is run and activity.
+//! - A step that is tried again finds the sandbox, the command or the snapshot that it made before: its idempotency key is
+//!   run and activity.
 //! - What a workflow made goes when the workflow is over, unless it was told to stay ([`owned`]).
 //! - A step that was asked to stop, stops: whoever drops a request ends what it does.
 
 mod call;
+mod model;
 mod owned;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use atoll_models::Models;
 use atoll_sandboxes::{Caller, Sandboxes};
 use atoll_types::ProjectId;
 use atoll_workflows::{Engine, Question, Refusal, Step, StepEnd};
@@ -39,15 +42,23 @@ const DEFAULT_LIMIT: Duration = Duration::from_secs(24 * 3600);
 struct Worker {
     engine: Engine,
     router: Router,
+    models: Models,
     places: Arc<Semaphore>,
     stop: CancellationToken,
 }
 
 /// Carries out steps until `stop`.
-pub(crate) async fn work(engine: Engine, sandboxes: Sandboxes, router: Router, stop: CancellationToken) {
+pub(crate) async fn work(
+    engine: Engine,
+    sandboxes: Sandboxes,
+    models: Models,
+    router: Router,
+    stop: CancellationToken,
+) {
     let worker = Worker {
         engine: engine.clone(),
         router,
+        models,
         places: Arc::new(Semaphore::new(AT_ONCE)),
         stop: stop.clone(),
     };
@@ -107,12 +118,17 @@ impl Worker {
     }
 
     async fn carry_out(&self, step: Step, caller: Caller) {
+        let mut undo = None;
         let end = tokio::select! {
-            end = self.perform(&step, &caller) => end,
+            end = self.perform(&step, &caller, &mut undo) => end,
             () = self.until_told_to_stop(&step) => Some(StepEnd::Canceled),
             // What is unanswered is tried again by the next server.
             () = self.stop.cancelled() => return,
         };
+        if let (Some(StepEnd::Canceled), Some(undo)) = (&end, undo) {
+            // What is over, or gone with its sandbox, needs no end.
+            let _ended = undo.send(self.router.clone(), caller.clone()).await;
+        }
         let Some(end) = end else {
             return;
         };
@@ -140,8 +156,8 @@ impl Worker {
         }
     }
 
-    /// How it ended; `None` if that is told later.
-    async fn perform(&self, step: &Step, caller: &Caller) -> Option<StepEnd> {
+    /// How it ended; `None` if that is told later. `undo` ends what would go on if this is dropped.
+    async fn perform(&self, step: &Step, caller: &Caller, undo: &mut Option<call::Call>) -> Option<StepEnd> {
         let input = match step.input.as_deref().map(serde_json::from_slice::<Value>) {
             None => json!({}),
             Some(Ok(input)) if input.is_object() => input,
@@ -151,12 +167,18 @@ impl Worker {
         if step.name == "approval.request" {
             return self.ask(step, caller, input).await;
         }
-        let planned = match self.approved(step, caller, input) {
-            Ok(input) => call::plan(step, input),
+        let input = match self.approved(step, caller, input) {
+            Ok(input) => input,
             Err(end) => return Some(end),
         };
-        Some(match planned {
-            Ok(call) => call.send(self.router.clone(), caller.clone()).await,
+        if step.name == "model.call" {
+            return Some(model::call(&self.models, step, caller, input).await);
+        }
+        Some(match call::plan(step, input) {
+            Ok(mut call) => {
+                *undo = call.take_undo();
+                call.send(self.router.clone(), caller.clone()).await
+            }
             Err(end) => end,
         })
     }

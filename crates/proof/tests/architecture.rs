@@ -35,7 +35,10 @@ const LAYERS: [(&str, &[&str]); 7] = [
         ],
     ),
     ("application", &["sandboxes", "models", "workflows"]),
-    ("translate", &["api-native", "api-e2b", "api-models", "api-temporal"]),
+    (
+        "translate",
+        &["api-native", "api-e2b", "api-models", "api-temporal"],
+    ),
     ("programs", &["guest", "jailer", "atoll"]),
     ("proof", &["proof"]),
 ];
@@ -64,7 +67,11 @@ const UNSAFE: [&str; 6] = ["guest", "jailer", "links", "runtime", "vault", "volu
 
 /// A third-party crate, and who may depend on it.
 const OWNED: [(&str, &[&str], &str); 11] = [
-    ("tonic", &["api-temporal"], "only a front end knows gRPC"),
+    (
+        "tonic",
+        &["api-temporal", "atoll"],
+        "only a front end, and the client that demo and bench need, know gRPC",
+    ),
     ("rusqlite", &["store"], "only the store speaks SQL"),
     (
         "axum",
@@ -96,8 +103,14 @@ const OWNED: [(&str, &[&str], &str); 11] = [
 /// What has no place in crates that only name or decide: time, tasks, wires.
 const NOT_FOR_WORDS_AND_DECISIONS: [&str; 6] =
     ["tokio", "serde_json", "hyper", "axum", "reqwest", "getrandom"];
-const WORDS_AND_DECISIONS: [&str; 6] =
-    ["types", "guest-protocol", "lifecycle", "policy", "gateway-core", "workflow-core"];
+const WORDS_AND_DECISIONS: [&str; 6] = [
+    "types",
+    "guest-protocol",
+    "lifecycle",
+    "policy",
+    "gateway-core",
+    "workflow-core",
+];
 const DECISIONS: [&str; 5] = ["lifecycle", "policy", "gateway-core", "dialects", "workflow-core"];
 
 /// Longer files are hard to read and to review.

@@ -626,12 +626,7 @@ impl Drop for Held {
 }
 
 fn idempotency(key: String, spec: &SandboxSpec) -> Result<Idempotency, Fault> {
-    if key.is_empty() || key.len() > 256 || key.chars().any(char::is_control) {
-        return Err(Fault::invalid(
-            "idempotency_key_invalid",
-            "an idempotency key has 1 to 256 printable characters",
-        ));
-    }
+    crate::keyed::check(&key)?;
     let request =
         serde_json::to_vec(spec).map_err(|e| Fault::internal(format!("a spec has no JSON form: {e}")))?;
     Ok(Idempotency {

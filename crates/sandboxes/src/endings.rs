@@ -84,6 +84,13 @@ impl OpenCommands {
             )
             .hint("wait for one to end, or kill the sandbox"));
         }
+        if open.contains_key(id) {
+            return Err(Fault::new(
+                FaultKind::Conflict,
+                crate::faults::ALREADY_EXISTS,
+                format!("{id} has begun"),
+            ));
+        }
         let entry = Open {
             started_at,
             start: Some(start),

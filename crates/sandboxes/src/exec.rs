@@ -6,11 +6,11 @@ use std::time::Duration;
 use atoll_guest_protocol::{CommandInfo, CommandState, Exec, Message, PtySize, Request, SUB_STDERR};
 use atoll_runtime::channel::{ChannelError, Guest, Incoming, StreamReceiver, StreamSender};
 use atoll_store::Fact;
-use atoll_types::{CommandId, Fault, SandboxId, Timestamp};
+use atoll_types::{CommandId, Fault, FaultKind, SandboxId, Timestamp};
 use bytes::Bytes;
 
 use crate::cell::{Cell, InUse};
-use crate::faults::{ANSWER_WITHIN, from_channel, unexpected, unreachable_guest};
+use crate::faults::{ALREADY_EXISTS, ANSWER_WITHIN, from_channel, unexpected, unreachable_guest};
 use crate::{Caller, Command, ExecEvent, ExecSpec, OutputStream, Sandboxes};
 
 /// What a command's log keeps for those who attach later.
@@ -31,8 +31,70 @@ impl Sandboxes {
                 "a command needs at least the name of a program",
             ));
         }
+        let command = match &spec.idempotency_key {
+            None => crate::entropy::id::<CommandId>(),
+            Some(key) => {
+                if spec.stdin || spec.pty.is_some() {
+                    return Err(Fault::invalid(
+                        "idempotency_key_with_input",
+                        "an idempotency key goes with commands that read no input and have no terminal",
+                    )
+                    .hint("put the input into a file of the sandbox first"));
+                }
+                crate::keyed::id(id, key)?
+            }
+        };
+        if spec.idempotency_key.is_none() {
+            return self.exec_as(caller, id, spec, command).await;
+        }
+        let argv = spec.argv.clone();
+        if let Some(found) = self.rejoin(caller, id, &command, &argv).await? {
+            return Ok(found);
+        }
+        match self.exec_as(caller, id, spec, command.clone()).await {
+            // Somebody with the same key was faster.
+            Err(fault) if fault.code == ALREADY_EXISTS => self
+                .rejoin(caller, id, &command, &argv)
+                .await?
+                .ok_or_else(|| begun(&command)),
+            other => other,
+        }
+    }
+
+    /// Attaches to the command that the same key started before, if there is one.
+    async fn rejoin(
+        &self,
+        caller: &Caller,
+        id: &SandboxId,
+        command: &CommandId,
+        argv: &[Vec<u8>],
+    ) -> Result<Option<Execution>, Fault> {
+        let all = self.commands(caller, id).await?;
+        let Some(found) = all.into_iter().find(|known| known.id == *command) else {
+            return Ok(None);
+        };
+        if found.argv != argv {
+            return Err(Fault::new(
+                FaultKind::Conflict,
+                "idempotency_conflict",
+                format!("this idempotency key has started another command, {command}"),
+            )
+            .hint("use a new key for a new request"));
+        }
+        let mut execution = self.attach(caller, id, command, 0).await?;
+        execution.events.first = Some(ExecEvent::Started { pid: found.pid });
+        Ok(Some(execution))
+    }
+
+    async fn exec_as(
+        &self,
+        caller: &Caller,
+        id: &SandboxId,
+        spec: ExecSpec,
+        command: CommandId,
+    ) -> Result<Execution, Fault> {
+        let stays = spec.background || spec.idempotency_key.is_some();
         let (cell, guest, in_use) = self.enter(caller, id).await?;
-        let command = crate::entropy::id::<CommandId>();
         let started = Fact::CommandStarted {
             command: command.clone(),
             program: String::from_utf8_lossy(&spec.argv[0]).chars().take(200).collect(),
@@ -49,13 +111,9 @@ impl Sandboxes {
             pty: spec.pty,
             stdin: spec.stdin,
             timeout_millis: spec.timeout_millis,
-            log_bytes: if spec.background {
-                LOG_BYTES
-            } else {
-                FOREGROUND_LOG_BYTES
-            },
+            log_bytes: if stays { LOG_BYTES } else { FOREGROUND_LOG_BYTES },
             wait_for_reader: !spec.background || spec.lossless,
-            kill_on_close: !spec.background,
+            kill_on_close: !stays,
         });
         self.follow_commands(&cell, &guest).await?;
         cell.commands.begin(&command, started, self.now())?;
@@ -207,6 +265,15 @@ async fn list(cell: &Cell, guest: &Guest) -> Result<Vec<CommandInfo>, Fault> {
         }
     }
     Ok(all)
+}
+
+fn begun(command: &CommandId) -> Fault {
+    Fault::new(
+        FaultKind::LimitExceeded,
+        "command_begins",
+        format!("{command} is being started by another request with the same idempotency key"),
+    )
+    .hint("ask again")
 }
 
 fn check_signal(signal: i32) -> Result<(), Fault> {

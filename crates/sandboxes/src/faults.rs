@@ -11,12 +11,15 @@ use crate::cell::Cell;
 /// A guest that works answers within milliseconds; one whose agent was stopped by its own root never does.
 pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
+/// Something of this name is there.
+pub(crate) const ALREADY_EXISTS: &str = "already_exists";
+
 /// A failure that the guest reported for one operation.
 pub(crate) fn from_failure(failure: &Failure) -> Fault {
     let (kind, code) = match failure.kind {
         FailureKind::Invalid => (FaultKind::Invalid, "invalid_in_sandbox"),
         FailureKind::NotFound => (FaultKind::NotFound, "not_found_in_sandbox"),
-        FailureKind::AlreadyExists => (FaultKind::Conflict, "already_exists"),
+        FailureKind::AlreadyExists => (FaultKind::Conflict, ALREADY_EXISTS),
         FailureKind::PermissionDenied => (FaultKind::Forbidden, "permission_denied_in_sandbox"),
         FailureKind::NotADirectory => (FaultKind::Invalid, "not_a_directory"),
         FailureKind::IsADirectory => (FaultKind::Invalid, "is_a_directory"),

@@ -28,6 +28,7 @@ mod fitness;
 mod forks;
 mod garbage;
 mod hooks;
+mod keyed;
 mod keys;
 mod lives;
 mod loops;
@@ -74,6 +75,7 @@ pub use exec::{ExecEvents, ExecInput, Execution};
 pub use files::Watch;
 pub use forks::{ForkSandbox, MAX_COPIES};
 pub use garbage::Collected;
+pub use keyed::keyed_command;
 pub use keys::ModelCaller;
 pub use network::{
     ExplainNetwork, NetworkExplanation, NetworkUsage, NetworkView, Outside, PolicySource, Recorder, WayOut,

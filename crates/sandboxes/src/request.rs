@@ -74,6 +74,9 @@ pub struct ExecSpec {
     pub background: bool,
     /// Whether a background command waits for whoever is attached to it, rather than lose output that they have not read.
     pub lossless: bool,
+    /// A request that comes again with the same key finds the command that the first one started. Such a command goes on
+    /// when its caller hangs up: who comes again wants its end.
+    pub idempotency_key: Option<String>,
 }
 
 impl ExecSpec {
@@ -88,6 +91,7 @@ impl ExecSpec {
             timeout_millis: None,
             background: false,
             lossless: false,
+            idempotency_key: None,
         }
     }
 }

@@ -22,6 +22,8 @@ pub struct TakeSnapshot {
     pub name: Option<String>,
     /// `None`: with memory where the tier can (of one that rests: what it rests on).
     pub kind: Option<SaveKind>,
+    /// A request that comes again with the same key finds the snapshot that the first one took.
+    pub idempotency_key: Option<String>,
 }
 
 /// A snapshot as callers see it.
@@ -72,6 +74,15 @@ impl Sandboxes {
         id: &SandboxId,
         request: TakeSnapshot,
     ) -> Result<Snapshot, Fault> {
+        let snapshot = match &request.idempotency_key {
+            None => entropy::id(),
+            Some(key) => crate::keyed::id(id, key)?,
+        };
+        if request.idempotency_key.is_some()
+            && let Some(taken) = self.taken_before(caller, &snapshot).await?
+        {
+            return Ok(taken);
+        }
         if let Some(name) = &request.name {
             check_name(name)?;
             let found = self.store().snapshot_by_name(&caller.project, name).await;
@@ -84,16 +95,43 @@ impl Sandboxes {
         let task = self
             .inner
             .tasks
-            .spawn(async move { service.take_snapshot_here(&cell, request).await });
+            .spawn(async move { service.take_snapshot_here(&cell, snapshot, request).await });
         task.await
             .map_err(|_| Fault::internal("the snapshot was interrupted"))?
     }
 
-    async fn take_snapshot_here(&self, cell: &Arc<Cell>, request: TakeSnapshot) -> Result<Snapshot, Fault> {
+    /// What the same key took, or a refusal while it is being taken.
+    async fn taken_before(&self, caller: &Caller, id: &SnapshotId) -> Result<Option<Snapshot>, Fault> {
+        if self.unfinished().contains(id.as_str()) {
+            return Err(being_taken(id));
+        }
+        let found = self.store().snapshot(&caller.project, id).await;
+        Ok(found.map_err(|e| from_store(&e))?.map(view))
+    }
+
+    async fn take_snapshot_here(
+        &self,
+        cell: &Arc<Cell>,
+        snapshot: SnapshotId,
+        request: TakeSnapshot,
+    ) -> Result<Snapshot, Fault> {
         self.check_storage(&cell.project).await?;
         let row = cell.last_seen();
-        let snapshot: SnapshotId = entropy::id();
-        let _unfinished = Unfinished::new(self, &snapshot);
+        let _unfinished = Unfinished::claim(self, &snapshot).ok_or_else(|| being_taken(&snapshot))?;
+        if request.idempotency_key.is_some() {
+            // Whoever was faster has let go of it only after the row was there.
+            let found = self.store().snapshot(&row.project, &snapshot).await;
+            if let Some(found) = found.map_err(|e| from_store(&e))? {
+                return Ok(view(found));
+            }
+            // A server that was killed may have left bytes of this name, whose row never came.
+            let (vault, left) = (self.inner.vault.clone(), snapshot.to_string());
+            blocking(move || match vault.contains(&left) {
+                true => vault.delete(&left),
+                false => Ok(()),
+            })
+            .await?;
+        }
         let taken = match (row.record.state, row.record.saved.clone()) {
             (SandboxState::Paused | SandboxState::Stopped, Some(saved)) => {
                 if request.kind.is_some_and(|kind| kind != saved.kind) {
@@ -299,6 +337,7 @@ pub(crate) struct Unfinished {
 }
 
 impl Unfinished {
+    /// For an id that nobody else has.
     pub(crate) fn new(service: &Sandboxes, id: &SnapshotId) -> Self {
         let id = id.to_string();
         service.unfinished().insert(id.clone());
@@ -306,6 +345,15 @@ impl Unfinished {
             service: service.clone(),
             id,
         }
+    }
+
+    /// For an id that follows from a key: `None` while another request has it.
+    fn claim(service: &Sandboxes, id: &SnapshotId) -> Option<Self> {
+        let fresh = service.unfinished().insert(id.to_string());
+        fresh.then(|| Self {
+            service: service.clone(),
+            id: id.to_string(),
+        })
     }
 }
 
@@ -322,6 +370,15 @@ pub(crate) async fn blocking<T: Send + 'static>(
         .await
         .map_err(|_| Fault::internal("work on saved state was interrupted"))?
         .map_err(|e| from_vault(&e))
+}
+
+fn being_taken(id: &SnapshotId) -> Fault {
+    Fault::new(
+        FaultKind::LimitExceeded,
+        "snapshot_begins",
+        format!("{id} is being taken by another request with the same idempotency key"),
+    )
+    .hint("ask again")
 }
 
 pub(crate) fn check_name(name: &str) -> Result<(), Fault> {

@@ -21,6 +21,7 @@
 
 mod activities;
 mod approvals;
+mod batches;
 mod cells;
 mod clock;
 mod filter;
@@ -54,6 +55,7 @@ pub use steps::{Step, StepEnd};
 pub use views::{ActivityView, EventView, WorkflowName, WorkflowView};
 
 use approvals::Approvals;
+use batches::Batches;
 use cells::Cells;
 use clock::Clock;
 use namespaces::Namespaces;
@@ -110,6 +112,7 @@ struct Inner {
     namespaces: Namespaces,
     schedules: Schedules,
     approvals: Approvals,
+    batches: Batches,
     last_time: AtomicI64,
     stop: CancellationToken,
 }
@@ -120,6 +123,7 @@ impl Engine {
         let namespaces = Namespaces::load(&store, &options).await?;
         let schedules = Schedules::load(&store).await?;
         let approvals = Approvals::load(&store).await?;
+        let batches = Batches::load(&store).await?;
         let engine = Self {
             inner: Arc::new(Inner {
                 store,
@@ -131,11 +135,13 @@ impl Engine {
                 namespaces,
                 schedules,
                 approvals,
+                batches,
                 last_time: AtomicI64::new(0),
                 stop: CancellationToken::new(),
             }),
         };
         engine.resume().await?;
+        engine.resume_batches();
         tokio::spawn(engine.clone().keep_time());
         tokio::spawn(engine.clone().keep_schedules());
         tokio::spawn(engine.clone().keep_approvals());

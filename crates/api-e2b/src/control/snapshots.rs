@@ -80,6 +80,7 @@ pub(crate) async fn create(
     let taken = TakeSnapshot {
         name: request.name.map(|name| without_tag(&name).to_owned()),
         kind: (request.memory == Some(false)).then_some(SaveKind::Filesystem),
+        idempotency_key: None,
     };
     // A name that is taken moves to the new one, as a tag does.
     if let Some(name) = &taken.name {

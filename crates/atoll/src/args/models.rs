@@ -215,7 +215,7 @@ pub(crate) struct SpendArgs {
 ///
 /// Speaks OpenAI's, Anthropic's and Gemini's wire, costs nothing, needs no key, and says in every answer that it is scripted.
 /// The name of the model says what it does: scripted-echo, scripted-think, scripted-tool, scripted-full (as many tokens as
-/// allowed), scripted-slow-MS, scripted-stream-COUNT, and ways to misbehave: scripted-429, -500, -hang, -garbage, -html,
+/// allowed), scripted-slow-MS, scripted-stream-COUNT, scripted-coder, and ways to misbehave: scripted-429, -500, -hang, -garbage, -html,
 /// -cut, -longline.
 #[derive(Debug, Args)]
 pub(crate) struct ScriptedArgs {

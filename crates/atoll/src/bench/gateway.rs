@@ -381,7 +381,7 @@ struct LiteLlm {
 
 impl LiteLlm {
     async fn start(program: &std::ffi::OsStr, provider: &str) -> Result<Self> {
-        let dir = super::subject::scratch()?;
+        let dir = crate::child::scratch()?;
         let config = json!({"model_list": [{"model_name": "scripted-slow-20", "litellm_params": {
             "model": "openai/scripted-slow-20", "api_base": provider, "api_key": "none",
         }}]});

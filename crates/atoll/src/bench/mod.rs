@@ -18,8 +18,8 @@ use std::path::{Path, PathBuf};
 use atoll_image::Templates;
 
 use crate::args::{
-    BenchArgs, BenchE2bArgs, BenchEgressArgs, BenchGatewayArgs, BenchSandboxArgs, BenchStateArgs, BenchWorkflowArgs, Global,
-    ServerArgs,
+    BenchArgs, BenchE2bArgs, BenchEgressArgs, BenchGatewayArgs, BenchSandboxArgs, BenchStateArgs,
+    BenchWorkflowArgs, Global, ServerArgs,
 };
 use crate::config::Config;
 use crate::output::{Doing, Error, Output, Result, stderr};
@@ -224,7 +224,7 @@ fn prepare(global: &Global, args: &BenchArgs, many: usize) -> Result<Setting> {
         templates: config.templates,
         runsc: args.peer_runsc.clone().or(config.runsc),
         // Where ours are too: what a peer writes must meet the same disk.
-        dir: subject::scratch()?,
+        dir: crate::child::scratch()?,
     })
 }
 

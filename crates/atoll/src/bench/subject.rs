@@ -1,18 +1,17 @@
 //! The server under test: this very program as a process of its own, measured through its public API only.
 
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use futures_util::TryStreamExt;
 use reqwest::Method;
 use serde_json::{Value, json};
-use tokio::process::{Child, Command};
+use tokio::process::Child;
 
 use super::peers::{ECHO, millis};
+use crate::child::{ServerProcess, scratch};
 use crate::client::{Client, events, from_wire};
-use crate::data;
-use crate::output::{Doing, Error, Result};
+use crate::output::{Error, Result};
 
 #[derive(Debug)]
 pub(crate) struct Subject {
@@ -28,50 +27,16 @@ pub(crate) struct Subject {
 impl Subject {
     /// Starts a server on fresh data with the given templates. `arguments` go to `atoll server`.
     pub(crate) async fn start(templates: &Path, arguments: &[&str]) -> Result<Self> {
-        let program = std::env::current_exe().doing("cannot find this program")?;
         let dir = scratch()?;
         let data = dir.path().join("data");
-        let log = std::fs::File::create(dir.path().join("server.log")).doing("cannot write a log")?;
-        let mut process = Command::new(program)
-            .arg("server")
-            .args(["--listen", "127.0.0.1:0", "--data"])
-            .arg(&data)
-            .arg("--templates")
-            .arg(templates)
-            .args(arguments)
-            .env("ATOLL_LOG", "warn")
-            .env_remove("ATOLL_URL")
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log)
-            .kill_on_drop(true)
-            .spawn()
-            .doing("cannot start the server")?;
-        let pid = process
-            .id()
-            .ok_or_else(|| Error::new("the server ended at once"))?;
-        let began = Instant::now();
-        loop {
-            if let (Some(server), Some(key)) = (data::running_server(&data), data::read_admin_key(&data)) {
-                let client = Client::new(&server.url, Some(key))?;
-                return Ok(Self {
-                    process,
-                    pid,
-                    client,
-                    data,
-                    _dir: dir,
-                });
-            }
-            let ended = process.try_wait().doing("cannot watch the server")?;
-            if ended.is_some() || began.elapsed() > Duration::from_secs(60) {
-                let log = std::fs::read_to_string(dir.path().join("server.log")).unwrap_or_default();
-                return Err(Error::new(format!(
-                    "the server under test did not start: {}",
-                    log.trim()
-                )));
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        let server = ServerProcess::start(&data, templates, arguments).await?;
+        Ok(Self {
+            pid: server.pid,
+            process: server.process,
+            client: server.client,
+            data,
+            _dir: dir,
+        })
     }
 
     /// Kills every sandbox, then the server.
@@ -113,16 +78,6 @@ impl Subject {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
-}
-
-/// A directory on a real disk, where people keep their data; /tmp may be memory.
-pub(crate) fn scratch() -> Result<tempfile::TempDir> {
-    let var = PathBuf::from("/var/tmp");
-    let parent = if var.is_dir() { var } else { std::env::temp_dir() };
-    tempfile::Builder::new()
-        .prefix("atoll-bench-")
-        .tempdir_in(parent)
-        .doing("cannot make a directory")
 }
 
 pub(crate) async fn create(client: &Client, body: &Value) -> Result<String> {

@@ -14,7 +14,7 @@ use super::owned;
 use crate::client::segment;
 
 /// The most that an answer may hold: workflows keep it in their history.
-const MOST: usize = 1024 * 1024;
+pub(super) const MOST: usize = 1024 * 1024;
 
 #[derive(Debug)]
 pub(super) struct Call {
@@ -23,6 +23,8 @@ pub(super) struct Call {
     query: Vec<(&'static str, String)>,
     body: Option<Content>,
     idempotency: Option<String>,
+    /// Ends what goes on when nobody waits for it any more.
+    undo: Option<Box<Self>>,
     /// The answer is the content of a file.
     is_file: bool,
 }
@@ -41,6 +43,19 @@ pub(super) fn invalid(message: impl Into<String>) -> StepEnd {
     }
 }
 
+pub(super) fn too_large() -> StepEnd {
+    StepEnd::Failed {
+        kind: "TooLarge".to_owned(),
+        message: format!("the answer is larger than {MOST} bytes, the most that a step may return"),
+        again: false,
+    }
+}
+
+/// By which an attempt finds what an earlier one made.
+fn idempotency_key(step: &Step) -> String {
+    format!("{}/{}", step.run_id, step.activity_id)
+}
+
 /// What to ask of the API.
 pub(super) fn plan(step: &Step, input: Value) -> Result<Call, StepEnd> {
     let Value::Object(mut fields) = input else {
@@ -52,7 +67,7 @@ pub(super) fn plan(step: &Step, input: Value) -> Result<Call, StepEnd> {
             owned::label(step, &mut fields)?;
         }
         let mut call = Call::new(Method::POST, "/v1/sandboxes".to_owned(), Some(fields));
-        call.idempotency = Some(format!("{}/{}", step.run_id, step.activity_id));
+        call.idempotency = Some(idempotency_key(step));
         return Ok(call);
     }
     let known = [
@@ -71,7 +86,7 @@ pub(super) fn plan(step: &Step, input: Value) -> Result<Call, StepEnd> {
         return Err(StepEnd::Failed {
             kind: "UnknownStep".to_owned(),
             message: format!(
-                "there is no step `{}`; there are approval.request, sandbox.create, {known}",
+                "there is no step `{}`; there are approval.request, model.call, sandbox.create, {known}",
                 step.name
             ),
             again: false,
@@ -80,10 +95,26 @@ pub(super) fn plan(step: &Step, input: Value) -> Result<Call, StepEnd> {
     let sandbox = text(&mut fields, "sandbox")?.ok_or_else(|| invalid("`sandbox` is missing: its id"))?;
     let at = |rest: &str| format!("/v1/sandboxes/{}{rest}", segment(&sandbox));
     Ok(match step.name.as_str() {
-        "sandbox.exec" => Call::new(Method::POST, at("/exec"), Some(fields)),
+        "sandbox.exec" => {
+            // What reads input or has a terminal cannot be joined half way.
+            let is_alone = ["stdin", "stdin_base64", "pty"]
+                .iter()
+                .all(|name| fields.get(*name).is_none_or(Value::is_null));
+            let key = idempotency_key(step);
+            let mut call = Call::new(Method::POST, at("/exec"), Some(fields));
+            if is_alone {
+                call.undo = ending(&sandbox, &key);
+                call.idempotency = Some(key);
+            }
+            call
+        }
         "sandbox.pause" => Call::new(Method::POST, at("/pause"), Some(fields)),
         "sandbox.resume" => Call::new(Method::POST, at("/resume"), Some(fields)),
-        "sandbox.snapshot" => Call::new(Method::POST, at("/snapshots"), Some(fields)),
+        "sandbox.snapshot" => {
+            let mut call = Call::new(Method::POST, at("/snapshots"), Some(fields));
+            call.idempotency = Some(idempotency_key(step));
+            call
+        }
         "sandbox.fork" => Call::new(Method::POST, at("/fork"), Some(fields)),
         "artifact.save" => Call::new(Method::POST, at("/artifacts"), Some(fields)),
         "sandbox.delete" => {
@@ -115,6 +146,16 @@ pub(super) fn plan(step: &Step, input: Value) -> Result<Call, StepEnd> {
             call
         }
     })
+}
+
+/// A command with a key outlives its request, so it is ended by name.
+fn ending(sandbox: &str, key: &str) -> Option<Box<Call>> {
+    let id = sandbox.parse().ok()?;
+    let command = atoll_sandboxes::keyed_command(&id, key).ok()?;
+    let path = format!("/v1/sandboxes/{id}/commands/{command}/signal");
+    let mut fields = Map::new();
+    fields.insert("signal".to_owned(), json!("SIGKILL"));
+    Some(Box::new(Call::new(Method::POST, path, Some(fields))))
 }
 
 fn text(fields: &mut Map<String, Value>, name: &str) -> Result<Option<String>, StepEnd> {
@@ -151,8 +192,14 @@ impl Call {
             query: Vec::new(),
             body: body.map(|fields| Content::Json(Value::Object(fields))),
             idempotency: None,
+            undo: None,
             is_file: false,
         }
+    }
+
+    /// What to ask of the API when the step was told to stop.
+    pub(super) fn take_undo(&mut self) -> Option<Self> {
+        self.undo.take().map(|undo| *undo)
     }
 
     pub(super) async fn send(self, router: Router, caller: Caller) -> StepEnd {
@@ -168,15 +215,7 @@ impl Call {
         let status = response.status();
         let body = match axum::body::to_bytes(response.into_body(), MOST).await {
             Ok(body) => body,
-            Err(_) => {
-                return StepEnd::Failed {
-                    kind: "TooLarge".to_owned(),
-                    message: format!(
-                        "the answer is larger than {MOST} bytes, the most that a step may return"
-                    ),
-                    again: false,
-                };
-            }
+            Err(_) => return too_large(),
         };
         if !status.is_success() {
             return failed(status, &body);
@@ -290,7 +329,8 @@ mod tests {
         assert_eq!(
             labelled,
             json!({"template": "base", "labels": {
-                "a": "b", "atoll.owner": "workflow", "atoll.workflow": "default:0199:order 7"}})
+                "a": "b", "atoll.owner": "workflow", "atoll.workflow": "default:0199:order 7",
+                "workflow": "order 7", "run": "0199"}})
         );
         assert_eq!(made(json!({"keep": true})), json!({}));
     }

@@ -30,6 +30,9 @@ pub(super) fn label(step: &Step, request: &mut Map<String, Value>) -> Result<(),
     let workflow = format!("{}:{}:{}", step.namespace, step.run_id, step.workflow_id);
     labels.insert(OWNER.to_owned(), json!("workflow"));
     labels.insert(WORKFLOW.to_owned(), json!(workflow));
+    // What programs in it pay models is the workflow's.
+    labels.entry("workflow").or_insert(json!(step.workflow_id));
+    labels.entry("run").or_insert(json!(step.run_id));
     Ok(())
 }
 

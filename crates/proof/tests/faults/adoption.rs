@@ -13,6 +13,7 @@ on_every_tier!(
     a_stopped_server_is_succeeded,
     foreground_commands_end_with_their_server,
     commands_that_end_without_a_server_are_recorded,
+    a_command_with_a_key_is_found_by_the_next_server,
     the_channel_survives_a_torn_message,
     one_server_at_a_time,
 );
@@ -290,4 +291,35 @@ async fn one_server_at_a_time(server: &mut Server) {
         "{text}"
     );
     server.sandbox().await.assert_works().await;
+}
+
+/// As a step of a durable workflow does it: asked again, it is not done again.
+async fn a_command_with_a_key_is_found_by_the_next_server(server: &mut Server) {
+    let sandbox = server.sandbox().await;
+    let body = json!({"cmd": "echo ran | tee -a /tmp/times; while [ ! -e /tmp/go ]; do sleep 0.01; done; echo over"});
+    let ask = |sandbox: &Sandbox| {
+        let request = sandbox
+            .client
+            .request(Method::POST, &sandbox.path("/exec"))
+            .header("idempotency-key", "run/3")
+            .json(&body);
+        let client = sandbox.client.clone();
+        async move { client.try_send(request).await }
+    };
+    let first = tokio::spawn(ask(&sandbox));
+    sandbox
+        .sh("while [ ! -e /tmp/times ]; do sleep 0.01; done")
+        .await
+        .ok();
+    server.kill_9();
+    assert!(first.await.unwrap().is_err(), "its connection is gone");
+    server.start_again().await;
+    let sandbox = server.again(&sandbox);
+    sandbox.write("/tmp/go", b"").await;
+    let found = ask(&sandbox).await.unwrap().ok();
+    assert_eq!(
+        (&found["stdout"], &found["exit_code"]),
+        (&json!("ran\nover\n"), &json!(0))
+    );
+    assert_eq!(sandbox.read("/tmp/times").await, b"ran\n");
 }

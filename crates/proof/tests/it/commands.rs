@@ -1,7 +1,7 @@
 //! Commands that go on by themselves: listed, followed, replayed, signalled.
 
 use atoll_proof::stream::{Events, Session, chunk_bytes};
-use atoll_proof::{Server, json, on_every_tier};
+use atoll_proof::{Server, Value, json, on_every_tier};
 
 on_every_tier!(
     a_background_command_is_listed_and_read,
@@ -11,6 +11,7 @@ on_every_tier!(
     signals_reach_the_whole_group,
     the_log_keeps_the_latest,
     unknown_commands_are_refused,
+    an_idempotency_key_finds_the_first_command,
 );
 
 async fn a_background_command_is_listed_and_read(server: &Server) {
@@ -208,4 +209,64 @@ async fn unknown_commands_are_refused(server: &Server) {
         .await
         .expect(400)
         .error();
+}
+
+async fn an_idempotency_key_finds_the_first_command(server: &Server) {
+    let sandbox = server.sandbox().await;
+    let exec = |key: &'static str, body: Value| {
+        let request = sandbox
+            .client
+            .request(reqwest::Method::POST, &sandbox.path("/exec"))
+            .header("idempotency-key", key)
+            .json(&body);
+        sandbox.client.send(request)
+    };
+    // Who comes while it is being started is asked to come again.
+    let once = || async {
+        loop {
+            let answer = exec(
+                "once",
+                json!({"cmd": "echo ran | tee -a /tmp/times; echo oops >&2; exit 3"}),
+            )
+            .await;
+            match answer.status.as_u16() {
+                429 => assert_eq!(answer.error()["code"], "command_begins"),
+                _ => return answer.expect(200).json(),
+            }
+        }
+    };
+    let mut answers = futures_util::future::join_all((0..4).map(|_| once())).await;
+    answers.push(once().await);
+    for answer in &answers {
+        assert_eq!(answer["command"], answers[0]["command"]);
+        assert_eq!(
+            (&answer["stdout"], &answer["stderr"], &answer["exit_code"]),
+            (&json!("ran\n"), &json!("oops\n"), &json!(3))
+        );
+    }
+    assert_eq!(sandbox.read("/tmp/times").await, b"ran\n");
+
+    exec("once", json!({"cmd": "echo something else"}))
+        .await
+        .refused(409, "idempotency_conflict");
+    let second = exec("twice", json!({"cmd": "echo ran"})).await.ok();
+    assert_ne!(second["command"], answers[0]["command"]);
+    exec("thrice", json!({"cmd": "cat", "stdin": "x"}))
+        .await
+        .refused(400, "idempotency_key_with_input");
+
+    // Hanging up does not end it: who comes again wants its end.
+    let line = "echo begun; while [ ! -e /tmp/go ]; do sleep 0.01; done; echo over";
+    let body = json!({"cmd": line});
+    let request = sandbox
+        .client
+        .request(reqwest::Method::POST, &sandbox.path("/exec"))
+        .header("idempotency-key", "held")
+        .header("accept", "text/event-stream")
+        .json(&body);
+    let mut events = Events::of(sandbox.client.open(request).await);
+    events.find("stdout").await;
+    drop(events);
+    sandbox.write("/tmp/go", b"").await;
+    assert_eq!(exec("held", body).await.ok()["stdout"], "begun\nover\n");
 }

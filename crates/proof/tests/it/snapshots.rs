@@ -10,6 +10,7 @@ on_every_tier!(
     forks_go_their_own_ways,
     a_fork_is_all_or_none,
     names_and_kinds_are_checked,
+    an_idempotency_key_finds_the_first_snapshot,
 );
 
 fn keeps_memory(server: &Server) -> bool {
@@ -215,4 +216,33 @@ async fn names_and_kinds_are_checked(server: &Server) {
         .await
         .refused(404, "snapshot_not_found");
     sandbox.assert_works().await;
+}
+
+async fn an_idempotency_key_finds_the_first_snapshot(server: &Server) {
+    let sandbox = server.sandbox().await;
+    let snap = |key: &'static str| {
+        let request = sandbox
+            .client
+            .request(Method::POST, &sandbox.path("/snapshots"))
+            .header("idempotency-key", key)
+            .json(&json!({"name": format!("by-{key}")}));
+        sandbox.client.send(request)
+    };
+    // Who comes while it is being taken is asked to come again.
+    let once = || async {
+        loop {
+            let answer = snap("once").await;
+            match answer.status.as_u16() {
+                429 => assert_eq!(answer.error()["code"], "snapshot_begins"),
+                _ => return answer.expect(201).json(),
+            }
+        }
+    };
+    let mut taken = futures_util::future::join_all((0..3).map(|_| once())).await;
+    taken.push(once().await);
+    assert!(taken.iter().all(|one| *one == taken[0]), "{taken:?}");
+    let second = snap("twice").await.expect(201).json();
+    assert_ne!(second["id"], taken[0]["id"]);
+    let listed = server.client().get("/v1/snapshots").await.ok();
+    assert_eq!(listed["items"].as_array().unwrap().len(), 2, "{listed}");
 }

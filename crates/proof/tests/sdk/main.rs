@@ -3,11 +3,13 @@
 //!
 //! `./test` installs them and says where: `ATOLL_TEST_E2B_PYTHONS` (interpreters, separated by colons, one for each version)
 //! and `ATOLL_TEST_E2B_NODES` (directories with a `node_modules`), `ATOLL_TEST_E2B_CLIS` (the same, with `@e2b/cli`),
-//! `ATOLL_TEST_LANGCHAIN_PYTHONS` (interpreters with `langchain-e2b`), `ATOLL_TEST_TEMPORAL_PYTHONS` (with `temporalio`).
+//! `ATOLL_TEST_LANGCHAIN_PYTHONS` (interpreters with `langchain-e2b`), `ATOLL_TEST_TEMPORAL_PYTHONS` (with `temporalio`),
+//! `ATOLL_TEST_TEMPORAL_NODE` (the examples in TypeScript, with their `node_modules`).
 //! Without them the tests are skipped, loudly.
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod e2b;
 mod e2b_templates;
+mod examples;
 mod temporal;

@@ -19,7 +19,7 @@ fn script(name: &str) -> PathBuf {
 }
 
 /// The interpreters that the environment names, or none, loudly.
-fn interpreters() -> Vec<PathBuf> {
+pub(crate) fn interpreters() -> Vec<PathBuf> {
     const VARIABLE: &str = "ATOLL_TEST_TEMPORAL_PYTHONS";
     let named = std::env::var_os(VARIABLE).unwrap_or_default();
     let found: Vec<PathBuf> = std::env::split_paths(&named)
@@ -33,7 +33,7 @@ fn interpreters() -> Vec<PathBuf> {
 
 /// A server whose workflows stay where they are when it is started again: SDKs do not look for another port. The tier does
 /// not matter here; the jail works everywhere.
-async fn server() -> (Server, u16) {
+pub(crate) async fn server() -> (Server, u16) {
     // Nobody else takes it: the kernel hands out ports round about.
     let port = std::net::TcpListener::bind("127.0.0.1:0")
         .and_then(|listener| listener.local_addr())

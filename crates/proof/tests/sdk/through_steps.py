@@ -54,6 +54,64 @@ class Pipeline:
 
 
 @workflow.defn
+class Long:
+    """A command that outlives its server, a model that is paid for, and a budget that ends it."""
+
+    @workflow.run
+    async def run(self, spec: dict) -> list:
+        box = (await step("sandbox.create", **spec))["id"]
+        wait = "echo ran >> /tmp/times; until [ -e /tmp/go ]; do sleep 0.05; done; wc -l < /tmp/times"
+        done = await workflow.execute_activity(
+            "sandbox.exec",
+            {"sandbox": box, "cmd": wait},
+            task_queue="atoll",
+            start_to_close_timeout=timedelta(minutes=5),
+            heartbeat_timeout=timedelta(seconds=2),
+        )
+        snapshot = await step("sandbox.snapshot", sandbox=box)
+        call = {"model": "scripted-echo", "messages": [{"role": "user", "content": "good morning"}], "max_tokens": 50}
+        said = await step("model.call", **call)
+        try:
+            await step("model.call", **{**call, "max_tokens": 4_000_000})
+            raise ApplicationError("the budget did not hold", non_retryable=True)
+        except ActivityError as error:
+            refused = error.cause.type
+        text = said["answer"]["choices"][0]["message"]["content"]
+        return [done["stdout"].strip(), snapshot["sandbox"] == box, text, refused]
+
+
+@workflow.defn
+class Canceled:
+    @workflow.run
+    async def run(self, spec: dict) -> str:
+        box = (await step("sandbox.create", **spec))["id"]
+        running = workflow.start_activity(
+            "sandbox.exec",
+            {"sandbox": box, "cmd": "sleep 1000"},
+            task_queue="atoll",
+            start_to_close_timeout=timedelta(minutes=5),
+            heartbeat_timeout=timedelta(seconds=1),
+            cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+        )
+        await workflow.wait_condition(lambda: self.enough)
+        running.cancel()
+        try:
+            await running
+        except ActivityError:
+            pass
+        # It was ended, not left behind.
+        ps = await step("sandbox.exec", sandbox=box, cmd="pgrep -x sleep || echo none")
+        return ps["stdout"].strip()
+
+    def __init__(self) -> None:
+        self.enough = False
+
+    @workflow.signal
+    def stop(self) -> None:
+        self.enough = True
+
+
+@workflow.defn
 class Asks:
     @workflow.run
     async def run(self, limit: int) -> str:
@@ -100,13 +158,40 @@ async def told(process_says: str) -> None:
     await asyncio.to_thread(sys.stdin.readline)
 
 
+def boxes_of(workflow_id: str):
+    return [one["id"] for one in atoll("ls", "--label", f"workflow={workflow_id}")]
+
+
+async def through_a_kill(client: Client, queue: str, run: str, spec: dict, provider: str) -> None:
+    atoll("provider", "set", "scripted", "--kind", "openai", "--base-url", f"{provider}/v1", "--no-key")
+    atoll("model", "set", "scripted-echo", "--to", "scripted/scripted-echo")
+    atoll("model", "price", "set", "scripted/scripted-echo", "--input", "1", "--output", "1")
+    long = await client.start_workflow(Long.run, spec, id=f"{run}-long", task_queue=queue)
+    atoll("budget", "set", "long", "1", "--scope", "workflow", "--subject", long.id)
+    box = (await until(lambda: boxes_of(long.id)))[0]
+    await until(lambda: atoll("exec", box, "--", "sh", "-c", "cat /tmp/times || true")["stdout"])
+    await told("kill")
+    atoll("exec", box, "--", "touch", "/tmp/go")
+    times, taken, text, refused = await long.result()
+    assert (times, taken, text) == ("1", True, "[scripted] good morning"), (times, taken, text)
+    assert refused == "budget_exhausted", refused
+    spent = [row for row in atoll("spend", "--by", "workflow")["items"] if row["group"] == long.id]
+    assert len(spent) == 1 and spent[0]["calls"] == 1, spent
+
+    canceled = await client.start_workflow(Canceled.run, spec, id=f"{run}-canceled", task_queue=queue)
+    box = (await until(lambda: boxes_of(canceled.id)))[0]
+    await until(lambda: [one for one in atoll("ps", box) if one["state"] == "running"])
+    await canceled.signal(Canceled.stop)
+    assert await canceled.result() == "none"
+
+
 async def main() -> None:
     address, key = os.environ["TEMPORAL_ADDRESS"], os.environ["TEMPORAL_API_KEY"]
     spec = json.loads(os.environ["SANDBOX_SPEC"])
     client = await Client.connect(address, api_key=key, tls=False)
     queue, run = f"steps-{uuid.uuid4()}", uuid.uuid4().hex
     worker = Worker(
-        client, task_queue=queue, workflows=[Pipeline, Asks, Mistaken], workflow_runner=UnsandboxedWorkflowRunner()
+        client, task_queue=queue, workflows=[Pipeline, Long, Canceled, Asks, Mistaken], workflow_runner=UnsandboxedWorkflowRunner()
     )
     async with worker:
         name = f"{run}-pipeline"
@@ -134,6 +219,19 @@ async def main() -> None:
         assert kinds[0] == "WorkflowExecutionStarted" and kinds[-1] == "WorkflowExecutionCompleted", kinds
         assert kinds.count("ActivityTaskFailed") == 1, kinds
 
+        scripted = subprocess.Popen(
+            [os.environ["ATOLL_CLI"], "scripted-provider", "--listen", "127.0.0.1:0", "--json"],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        said = ""
+        while "}" not in said:
+            said += scripted.stdout.readline()
+        try:
+            await through_a_kill(client, queue, run, spec, json.loads(said)["url"])
+        finally:
+            scripted.kill()
+
         denied = await client.start_workflow(Asks.run, 600_000, id=f"{run}-denied", task_queue=queue)
         question = await until(lambda: question_of(denied.id))
         atoll("approval", "deny", question["id"], "--by", "Ada", "--note", "not today")
@@ -155,7 +253,7 @@ async def main() -> None:
         gone = await client.execute_workflow(Mistaken.run, "sandbox.exec", id=f"{run}-b", task_queue=queue)
         assert gone == "sandbox_not_found", gone
         listed = atoll("workflow", "list", "--query", f"WorkflowId STARTS_WITH '{run}-'")
-        assert len(listed) == 6, listed
+        assert len(listed) == 8, listed
     print("all ok")
 
 

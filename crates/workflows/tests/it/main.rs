@@ -12,7 +12,10 @@ use std::time::Duration;
 
 use atoll_store::Store;
 use atoll_workflow_core::{duration, validate};
-use atoll_workflows::{Engine, Options};
+use atoll_workflows::{Engine, Options, Refusal};
+use temporalio_protos::temporal::api::batch::v1::{
+    BatchOperationDeletion, BatchOperationSignal, BatchOperationTermination,
+};
 use temporalio_protos::temporal::api::command::v1 as command;
 use temporalio_protos::temporal::api::command::v1::command::Attributes;
 use temporalio_protos::temporal::api::common::v1 as common;
@@ -20,6 +23,7 @@ use temporalio_protos::temporal::api::enums::v1 as enums;
 use temporalio_protos::temporal::api::history::v1::HistoryEvent;
 use temporalio_protos::temporal::api::taskqueue::v1::TaskQueue;
 use temporalio_protos::temporal::api::workflowservice::v1 as service;
+use temporalio_protos::temporal::api::workflowservice::v1::start_batch_operation_request::Operation;
 
 const SECOND: i64 = 1_000_000_000;
 
@@ -294,4 +298,108 @@ async fn workflows_are_found_by_what_they_are() {
     let (page, token) = engine.list_workflows("default", "", 2, &[]).await.unwrap();
     let (rest, _) = engine.list_workflows("default", "", 10, &token).await.unwrap();
     assert_eq!((page.len(), rest.len()), (2, 3));
+}
+
+async fn batch(engine: &Engine, job: &str, operation: Operation) -> service::DescribeBatchOperationResponse {
+    let request = service::StartBatchOperationRequest {
+        namespace: "default".to_owned(),
+        job_id: job.to_owned(),
+        reason: "enough".to_owned(),
+        visibility_query: "ExecutionStatus = 'Running'".to_owned(),
+        operation: Some(operation),
+        ..Default::default()
+    };
+    engine.start_batch(request.clone()).await.unwrap();
+    assert!(
+        matches!(engine.start_batch(request).await, Err(Refusal::AlreadyExists(_))),
+        "a job has one name"
+    );
+    loop {
+        let told = engine
+            .describe_batch(service::DescribeBatchOperationRequest {
+                namespace: "default".to_owned(),
+                job_id: job.to_owned(),
+            })
+            .unwrap();
+        if told.state != i32::from(enums::BatchOperationState::Running) {
+            return told;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn a_batch_reaches_all_that_its_query_finds() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("workflows.db");
+    let (engine, _) = open(&path).await;
+    for id in ["a", "b", "c"] {
+        start(&engine, id).await;
+    }
+    let signal = Operation::SignalOperation(BatchOperationSignal {
+        signal: "go".to_owned(),
+        ..Default::default()
+    });
+    let told = batch(&engine, "signals", signal).await;
+    assert_eq!(
+        (told.total_operation_count, told.complete_operation_count),
+        (3, 3)
+    );
+    let told = batch(
+        &engine,
+        "ends",
+        Operation::TerminationOperation(BatchOperationTermination::default()),
+    )
+    .await;
+    assert_eq!(
+        (told.complete_operation_count, told.failure_operation_count),
+        (3, 0)
+    );
+    let none = batch(
+        &engine,
+        "again",
+        Operation::TerminationOperation(BatchOperationTermination::default()),
+    )
+    .await;
+    assert_eq!(none.total_operation_count, 0);
+    engine.close();
+    drop(engine);
+
+    // What was done is known after a restart, and is not done again.
+    let (engine, _) = open(&path).await;
+    let list = service::ListBatchOperationsRequest {
+        namespace: "default".to_owned(),
+        page_size: 2,
+        ..Default::default()
+    };
+    let page = engine.list_batches(list.clone()).unwrap();
+    assert_eq!(page.operation_info[0].job_id, "again");
+    let rest = engine
+        .list_batches(service::ListBatchOperationsRequest {
+            next_page_token: page.next_page_token,
+            ..list
+        })
+        .unwrap();
+    assert_eq!(rest.operation_info[0].job_id, "signals");
+    let stopped = engine
+        .stop_batch(service::StopBatchOperationRequest {
+            namespace: "default".to_owned(),
+            job_id: "ends".to_owned(),
+            ..Default::default()
+        })
+        .await;
+    assert!(
+        matches!(stopped, Err(Refusal::NotFound(_))),
+        "it has ended: {stopped:?}"
+    );
+    let refused = engine
+        .start_batch(service::StartBatchOperationRequest {
+            namespace: "default".to_owned(),
+            job_id: "nobody".to_owned(),
+            reason: "none".to_owned(),
+            operation: Some(Operation::DeletionOperation(BatchOperationDeletion::default())),
+            ..Default::default()
+        })
+        .await;
+    assert!(matches!(refused, Err(Refusal::InvalidArgument(_))), "{refused:?}");
 }

@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use prost::Message;
 use temporalio_protos::temporal::api::command::v1::command::Attributes;
 use temporalio_protos::temporal::api::command::v1::{
     Command, CompleteWorkflowExecutionCommandAttributes, ScheduleActivityTaskCommandAttributes,
@@ -12,69 +11,30 @@ use temporalio_protos::temporal::api::common::v1::{ActivityType, WorkflowType};
 use temporalio_protos::temporal::api::enums::v1::CommandType;
 use temporalio_protos::temporal::api::taskqueue::v1::TaskQueue;
 use temporalio_protos::temporal::api::workflowservice::v1 as service;
-use tonic::client::Grpc;
-use tonic::codegen::http::uri::PathAndQuery;
-use tonic::metadata::{Ascii, MetadataValue};
-use tonic::transport::{Channel, Endpoint};
-use tonic_prost::ProstCodec;
 
 use super::Target;
-use crate::output::{Doing, Error, Result};
+use crate::output::{Error, Result};
+use crate::workflow_client::WorkflowClient;
 
 const NAMESPACE: &str = "default";
 const MONTH: i64 = 30 * 24 * 3600;
 
 pub(super) struct Lane {
-    grpc: Grpc<Channel>,
-    authorization: Option<MetadataValue<Ascii>>,
+    client: WorkflowClient,
     queue: String,
     count: u64,
 }
 
 impl Lane {
     pub(super) async fn open(target: &Target, name: impl Into<String>) -> Result<Self> {
-        let channel = Endpoint::from_shared(target.url.clone())
-            .doing("cannot use the server's address")?
-            .tcp_nodelay(true)
-            .connect()
-            .await
-            .doing("cannot connect to the server")?;
-        let authorization = match &target.key {
-            Some(key) => Some(format!("Bearer {key}").parse().doing("cannot use the key")?),
-            None => None,
-        };
+        let client = WorkflowClient::open(&target.url, target.key.as_deref()).await?;
         // Queues of an earlier round may still hold what was left on them.
         let began = jiff::Timestamp::now().as_nanosecond();
         Ok(Self {
-            grpc: Grpc::new(channel),
-            authorization,
+            client,
             queue: format!("{}-{began}", name.into()),
             count: 0,
         })
-    }
-
-    async fn call<Q, A>(&mut self, method: &'static str, message: Q) -> Result<A>
-    where
-        Q: Message + Send + Sync + 'static,
-        A: Message + Default + Send + Sync + 'static,
-    {
-        let path: PathAndQuery = format!("/temporal.api.workflowservice.v1.WorkflowService/{method}")
-            .parse()
-            .doing("cannot call the server")?;
-        let mut request = tonic::Request::new(message);
-        request.set_timeout(Duration::from_secs(70));
-        if let Some(authorization) = &self.authorization {
-            request
-                .metadata_mut()
-                .insert("authorization", authorization.clone());
-        }
-        self.grpc.ready().await.doing("the server went away")?;
-        let answer = self
-            .grpc
-            .unary(request, path, ProstCodec::<Q, A>::default())
-            .await;
-        let answer = answer.map_err(|status| Error::new(format!("{method}: {}", status.message())))?;
-        Ok(answer.into_inner())
     }
 
     fn task_queue(&self) -> Option<TaskQueue> {
@@ -97,7 +57,8 @@ impl Lane {
             task_queue: self.task_queue(),
             ..Default::default()
         };
-        self.call::<_, service::StartWorkflowExecutionResponse>("StartWorkflowExecution", request)
+        self.client
+            .call::<_, service::StartWorkflowExecutionResponse>("StartWorkflowExecution", request)
             .await
             .map(drop)
     }
@@ -111,7 +72,7 @@ impl Lane {
             ..Default::default()
         };
         let task: service::PollWorkflowTaskQueueResponse =
-            self.call("PollWorkflowTaskQueue", request).await?;
+            self.client.call("PollWorkflowTaskQueue", request).await?;
         if task.task_token.is_empty() {
             return Err(Error::new("there was no workflow task"));
         }
@@ -126,7 +87,8 @@ impl Lane {
             }],
             ..Default::default()
         };
-        self.call::<_, service::RespondWorkflowTaskCompletedResponse>("RespondWorkflowTaskCompleted", request)
+        self.client
+            .call::<_, service::RespondWorkflowTaskCompletedResponse>("RespondWorkflowTaskCompleted", request)
             .await
             .map(drop)
     }
@@ -156,18 +118,16 @@ impl Lane {
             ..Default::default()
         };
         let task: service::PollActivityTaskQueueResponse =
-            self.call("PollActivityTaskQueue", request).await?;
+            self.client.call("PollActivityTaskQueue", request).await?;
         let request = service::RespondActivityTaskCompletedRequest {
             namespace: NAMESPACE.to_owned(),
             task_token: task.task_token,
             identity: "bench".to_owned(),
             ..Default::default()
         };
-        self.call::<_, service::RespondActivityTaskCompletedResponse>(
-            "RespondActivityTaskCompleted",
-            request,
-        )
-        .await?;
+        self.client
+            .call::<_, service::RespondActivityTaskCompletedResponse>("RespondActivityTaskCompleted", request)
+            .await?;
         self.decide(
             CommandType::CompleteWorkflowExecution,
             Attributes::CompleteWorkflowExecutionCommandAttributes(

@@ -1,9 +1,14 @@
-//! `atoll demo`: the whole path through the product in twenty seconds, calmly.
+//! `atoll demo`: the whole path through the product in less than a minute, calmly: first what a sandbox is ([`Demo`]), then
+//! one durable workflow through everything ([`story`]).
 //!
 //! Each step says what it does, does it through the public API, shows what came back and how long it took. A step that
 //! does not show what it should fails the demo.
 
+mod plan;
+mod story;
+
 use std::io::IsTerminal;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use reqwest::Method;
@@ -12,7 +17,9 @@ use serde_json::{Value, json};
 use super::{Connection, create_body, run, text};
 use crate::args::{Cli, Command, Global, SpecArgs};
 use crate::client::Client;
+use crate::config::Config;
 use crate::output::{Doing, Error, Output, Result};
+use story::Story;
 
 pub(crate) async fn run(global: &Global, output: Output) -> Result<()> {
     let began = Instant::now();
@@ -23,7 +30,8 @@ pub(crate) async fn run(global: &Global, output: Output) -> Result<()> {
         steps: Vec::new(),
         sandboxes: Vec::new(),
     };
-    let outcome = demo.play(began).await;
+    let templates = Config::embedded(global.data.as_deref())?.templates;
+    let outcome = demo.play(began, &templates).await;
     demo.clean_up().await;
     connection.close().await;
     outcome?;
@@ -40,7 +48,7 @@ struct Demo {
 }
 
 impl Demo {
-    async fn play(&mut self, began: Instant) -> Result<()> {
+    async fn play(&mut self, began: Instant, templates: &Path) -> Result<()> {
         self.output
             .line(style("\n  Atoll: a computer for untrusted code\n", Style::Bold));
         self.step(
@@ -119,6 +127,7 @@ impl Demo {
         );
 
         self.state().await?;
+        self.story(templates).await?;
 
         let total = began.elapsed();
         self.output.line(format_args!(
@@ -322,6 +331,65 @@ impl Demo {
         self.step(
             "fork",
             "running copies, each with a name of its own",
+            clock,
+            &lines.join("\n"),
+        );
+        Ok(())
+    }
+
+    /// One workflow through everything, on a server that is killed on the way.
+    async fn story(&mut self, templates: &Path) -> Result<()> {
+        self.output
+            .line(style("  And now the whole: a durable workflow\n", Style::Bold));
+        let clock = Instant::now();
+        let mut story = Story::begin(templates).await?;
+        let told = self.tell(&mut story, clock).await;
+        story.end().await;
+        told
+    }
+
+    async fn tell(&mut self, story: &mut Story, clock: Instant) -> Result<()> {
+        self.step(
+            "server",
+            "one of its own, because it will be killed",
+            clock,
+            "a scripted model (no network, no key), a budget of $0.01 for the workflow",
+        );
+        let clock = Instant::now();
+        let question = story.until_it_asks().await?;
+        self.step(
+            "workflow",
+            "a model writes code, a sandbox runs it, a person is asked",
+            clock,
+            &format!(
+                "{}\nexactly this: {}",
+                text(&question, "reason"),
+                question["action"]
+            ),
+        );
+        let clock = Instant::now();
+        let away = story.kill_and_return().await?;
+        let sandbox = story.still_there(&question).await?;
+        self.step(
+            "kill -9",
+            "the server, while the person thinks",
+            clock,
+            &format!("back after {away}; {sandbox} still runs, the question still stands"),
+        );
+        let clock = Instant::now();
+        let report = story.grant(&question).await?;
+        self.step(
+            "approval",
+            "granted; the workflow goes on where it was",
+            clock,
+            &report,
+        );
+        let clock = Instant::now();
+        let mut lines = story.timeline().await?;
+        lines.push(story.cost().await?);
+        self.step(
+            "timeline",
+            "from the ledger: what ran, what was refused, what it cost",
             clock,
             &lines.join("\n"),
         );
