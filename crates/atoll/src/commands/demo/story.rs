@@ -155,7 +155,8 @@ impl Story {
     /// The workflow's state, or why it did not get that far.
     async fn check_running(&self, began: Instant) -> Result<()> {
         let workflow = self.client().get(&format!("/v1/workflows/{WORKFLOW}")).await?;
-        if text(&workflow, "status") != "running" || began.elapsed() > PATIENCE {
+        let on_its_way = ["running", "completed"].contains(&text(&workflow, "status").as_str());
+        if !on_its_way || began.elapsed() > PATIENCE {
             let history = self
                 .client()
                 .list(&format!("/v1/workflows/{WORKFLOW}/history"), &[])
