@@ -53,7 +53,7 @@ class Trip:
                 await workflow.execute_activity(
                     take_back, booking, start_to_close_timeout=LIMIT, retry_policy=RetryPolicy(maximum_attempts=0)
                 )
-            return f"nothing is booked: {error.cause}"
+            return f"nothing is booked: {error.cause.message}"
 
 
 async def main() -> None:

@@ -8,7 +8,7 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 
 
-async def step(name: str, **fields):
+async def step(name: str, /, **fields):
     """An activity on the task queue `atoll`: the server carries it out, no worker of yours is needed."""
     return await workflow.execute_activity(
         name,

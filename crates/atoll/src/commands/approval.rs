@@ -1,5 +1,6 @@
 //! Approvals: what workflows ask people. Whoever answers has seen the action: its digest goes with the answer.
 
+use reqwest::Method;
 use serde_json::{Value, json};
 
 use super::{relative, text};
@@ -27,7 +28,8 @@ fn path(id: &str) -> String {
 }
 
 async fn list(client: &Client, output: Output, all: bool) -> Result<()> {
-    let mut answer = client.get(&format!("/v1/approvals?all={all}")).await?;
+    let request = client.request(Method::GET, "/v1/approvals");
+    let mut answer = client.json(request.query(&[("all", all)])).await?;
     let approvals = match answer["items"].take() {
         Value::Array(found) => found,
         _ => Vec::new(),
@@ -41,7 +43,12 @@ async fn list(client: &Client, output: Output, all: bool) -> Result<()> {
                 text(approval, "workflow"),
                 relative(approval, "asked_at"),
                 relative(approval, "deadline"),
-                text(approval, "reason"),
+                // `show` has all of it.
+                text(approval, "reason")
+                    .lines()
+                    .next()
+                    .unwrap_or_default()
+                    .to_owned(),
             ]
         })
         .collect();

@@ -229,7 +229,7 @@ async fn an_idempotency_key_finds_the_first_command(server: &Server) {
                 json!({"cmd": "echo ran | tee -a /tmp/times; echo oops >&2; exit 3"}),
             )
             .await;
-            match answer.status.as_u16() {
+            match answer.status {
                 429 => assert_eq!(answer.error()["code"], "command_begins"),
                 _ => return answer.expect(200).json(),
             }

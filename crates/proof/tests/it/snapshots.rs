@@ -232,7 +232,7 @@ async fn an_idempotency_key_finds_the_first_snapshot(server: &Server) {
     let once = || async {
         loop {
             let answer = snap("once").await;
-            match answer.status.as_u16() {
+            match answer.status {
                 429 => assert_eq!(answer.error()["code"], "snapshot_begins"),
                 _ => return answer.expect(201).json(),
             }

@@ -135,7 +135,7 @@ async fn workflows_survive_kills() {
 }
 
 /// What the server carries out itself, with a person at the command line; and a kill while the person thinks.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test]
 async fn steps_and_approvals_work_from_any_workflow() {
     for python in interpreters().into_iter().take(1) {
         let (mut server, port) = server().await;

@@ -19,7 +19,7 @@ from temporalio.exceptions import ActivityError, ApplicationError
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 
-async def step(name: str, **fields):
+async def step(name: str, /, **fields):
     return await workflow.execute_activity(
         name,
         fields,
@@ -135,7 +135,7 @@ class Mistaken:
 
 
 def atoll(*words: str):
-    done = subprocess.run([os.environ["ATOLL_CLI"], *words, "--json"], capture_output=True, text=True)
+    done = subprocess.run([os.environ["ATOLL_CLI"], "--json", *words], capture_output=True, text=True)
     assert done.returncode == 0, f"{words}: {done.stderr}"
     return json.loads(done.stdout) if done.stdout.strip() else None
 
@@ -159,7 +159,8 @@ async def told(process_says: str) -> None:
 
 
 def boxes_of(workflow_id: str):
-    return [one["id"] for one in atoll("ls", "--label", f"workflow={workflow_id}")]
+    found = atoll("ls", "--label", f"workflow={workflow_id}")
+    return [one["id"] for one in found if one["state"] == "running"]
 
 
 async def through_a_kill(client: Client, queue: str, run: str, spec: dict, provider: str) -> None:
@@ -180,7 +181,7 @@ async def through_a_kill(client: Client, queue: str, run: str, spec: dict, provi
 
     canceled = await client.start_workflow(Canceled.run, spec, id=f"{run}-canceled", task_queue=queue)
     box = (await until(lambda: boxes_of(canceled.id)))[0]
-    await until(lambda: [one for one in atoll("ps", box) if one["state"] == "running"])
+    await until(lambda: [one for one in atoll("ps", box)["items"] if one["state"] == "running"])
     await canceled.signal(Canceled.stop)
     assert await canceled.result() == "none"
 

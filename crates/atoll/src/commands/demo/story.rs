@@ -255,12 +255,19 @@ impl Story {
         let spend = self.client().json(request.query(&[("by", "workflow")])).await?;
         let row = spend["items"].as_array().and_then(|items| items.first());
         let row = row.ok_or_else(|| Error::new("nothing was spent"))?;
-        let usage = self.client().get("/v1/usage").await?;
+        let began = Instant::now();
+        let mut cpu = 0.0;
+        // The last of it is written behind.
+        while cpu == 0.0 && began.elapsed() < Duration::from_secs(5) {
+            let usage = self.client().get("/v1/usage").await?;
+            cpu = usage["cpu_micros"].as_f64().unwrap_or_default() / 1e6;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
         Ok(format!(
             "models: {} call for ${}; sandboxes: {:.2} s of CPU",
             row["calls"],
             text(row, "cost"),
-            usage["cpu_micros"].as_f64().unwrap_or_default() / 1e6
+            cpu
         ))
     }
 
