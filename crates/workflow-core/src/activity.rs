@@ -399,15 +399,9 @@ impl Run {
         let started = activity.started_at;
         let alive = started.max(activity.heartbeat_at);
         let unless = |condition: bool, at: Nanos| if condition { 0 } else { at };
-        // Of those that are due at once, the first is the one that is told.
+        // Of those that are due at once, the first is the one that is told: an activity that starts in the very moment it is
+        // scheduled has run out of the time for all attempts, not only of that for this one.
         [
-            (
-                unless(
-                    started == 0,
-                    after(started, nanos(scheduled.start_to_close_timeout.as_ref())),
-                ),
-                TimeoutType::StartToClose,
-            ),
             (
                 unless(
                     started != 0 || activity.paused,
@@ -424,6 +418,13 @@ impl Run {
                     nanos(scheduled.schedule_to_close_timeout.as_ref()),
                 ),
                 TimeoutType::ScheduleToClose,
+            ),
+            (
+                unless(
+                    started == 0,
+                    after(started, nanos(scheduled.start_to_close_timeout.as_ref())),
+                ),
+                TimeoutType::StartToClose,
             ),
             (
                 unless(
