@@ -167,7 +167,7 @@ macro_rules! pass_on {
 pass_on! {
     start_workflow_execution: StartWorkflowExecutionRequest -> StartWorkflowExecutionResponse = start_workflow;
     signal_with_start_workflow_execution: SignalWithStartWorkflowExecutionRequest -> SignalWithStartWorkflowExecutionResponse = signal_with_start;
-    execute_multi_operation: ExecuteMultiOperationRequest -> ExecuteMultiOperationResponse = update_with_start wait;
+    execute_multi_operation: ExecuteMultiOperationRequest -> ExecuteMultiOperationResponse = update_with_start;
     get_workflow_execution_history: GetWorkflowExecutionHistoryRequest -> GetWorkflowExecutionHistoryResponse = workflow_history wait;
     get_workflow_execution_history_reverse: GetWorkflowExecutionHistoryReverseRequest -> GetWorkflowExecutionHistoryReverseResponse = workflow_history_reverse;
     poll_workflow_task_queue: PollWorkflowTaskQueueRequest -> PollWorkflowTaskQueueResponse = poll_workflow_task wait;
@@ -193,8 +193,8 @@ pass_on! {
     describe_workflow_execution: DescribeWorkflowExecutionRequest -> DescribeWorkflowExecutionResponse = describe_workflow;
     query_workflow: QueryWorkflowRequest -> QueryWorkflowResponse = query_workflow wait;
     respond_query_task_completed: RespondQueryTaskCompletedRequest -> RespondQueryTaskCompletedResponse = answer_query now;
-    update_workflow_execution: UpdateWorkflowExecutionRequest -> UpdateWorkflowExecutionResponse = update_workflow wait;
-    poll_workflow_execution_update: PollWorkflowExecutionUpdateRequest -> PollWorkflowExecutionUpdateResponse = poll_update wait;
+    update_workflow_execution: UpdateWorkflowExecutionRequest -> UpdateWorkflowExecutionResponse = update_workflow;
+    poll_workflow_execution_update: PollWorkflowExecutionUpdateRequest -> PollWorkflowExecutionUpdateResponse = poll_update;
     count_workflow_executions: CountWorkflowExecutionsRequest -> CountWorkflowExecutionsResponse = count_workflows;
     create_schedule: CreateScheduleRequest -> CreateScheduleResponse = create_schedule;
     describe_schedule: DescribeScheduleRequest -> DescribeScheduleResponse = describe_schedule;
