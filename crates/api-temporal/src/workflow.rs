@@ -1,5 +1,6 @@
 //! `WorkflowService`: one method per call of the wire, in the order in which a worker and a client meet them.
 
+mod lists;
 mod names;
 
 use atoll_workflow_core::Refusal;
@@ -119,6 +120,46 @@ macro_rules! pass_on {
                     .list_workflows(&request.namespace, &request.query, request.page_size, &request.next_page_token)
                     .await;
                 answer(listed.map(|(executions, next_page_token)| wire::ListWorkflowExecutionsResponse {
+                    executions,
+                    next_page_token,
+                }))
+            }
+
+            async fn list_open_workflow_executions(
+                &self,
+                request: Request<wire::ListOpenWorkflowExecutionsRequest>,
+            ) -> Result<Response<wire::ListOpenWorkflowExecutionsResponse>, Status> {
+                let request = self.admit(request, |request| &request.namespace)?.into_inner();
+                let listed = self
+                    .engine
+                    .list_workflows(
+                        &request.namespace,
+                        &lists::open(&request),
+                        request.maximum_page_size,
+                        &request.next_page_token,
+                    )
+                    .await;
+                answer(listed.map(|(executions, next_page_token)| wire::ListOpenWorkflowExecutionsResponse {
+                    executions,
+                    next_page_token,
+                }))
+            }
+
+            async fn list_closed_workflow_executions(
+                &self,
+                request: Request<wire::ListClosedWorkflowExecutionsRequest>,
+            ) -> Result<Response<wire::ListClosedWorkflowExecutionsResponse>, Status> {
+                let request = self.admit(request, |request| &request.namespace)?.into_inner();
+                let listed = self
+                    .engine
+                    .list_workflows(
+                        &request.namespace,
+                        &lists::closed(&request),
+                        request.maximum_page_size,
+                        &request.next_page_token,
+                    )
+                    .await;
+                answer(listed.map(|(executions, next_page_token)| wire::ListClosedWorkflowExecutionsResponse {
                     executions,
                     next_page_token,
                 }))
