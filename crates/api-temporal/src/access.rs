@@ -126,7 +126,7 @@ where
             match caller {
                 Ok(caller) => {
                     request.extensions_mut().insert(caller);
-                    inner.call(request).await
+                    inner.call(request).await.map(crate::oversize::retell)
                 }
                 Err(status) => Ok(status.into_http()),
             }

@@ -16,6 +16,7 @@ mod access;
 mod connection;
 mod health;
 mod operator;
+mod oversize;
 mod status;
 mod workflow;
 
@@ -52,12 +53,13 @@ mod generated {
     }
 }
 
+use crate::oversize::MAX_REQUEST;
 use generated::health::health_server::HealthServer;
 use generated::operator::operator_service_server::OperatorServiceServer;
 use generated::workflow::workflow_service_server::WorkflowServiceServer;
 
-/// More than the largest message that the engine's limits allow, and what goes around it.
-const MAX_MESSAGE: usize = 64 * 1024 * 1024;
+/// More than the largest answer that the engine's limits allow, and what goes around it.
+const MAX_ANSWER: usize = 64 * 1024 * 1024;
 
 /// Serves connections as they come until `stop` is done, then lets requests that are being answered finish.
 pub async fn serve<C>(
@@ -74,8 +76,8 @@ where
     let workflow = WorkflowServiceServer::new(workflow::Service::new(engine.clone()))
         .accept_compressed(CompressionEncoding::Gzip)
         .send_compressed(CompressionEncoding::Gzip)
-        .max_decoding_message_size(MAX_MESSAGE)
-        .max_encoding_message_size(MAX_MESSAGE);
+        .max_decoding_message_size(MAX_REQUEST)
+        .max_encoding_message_size(MAX_ANSWER);
     let operator = OperatorServiceServer::new(operator::Service::new(engine))
         .accept_compressed(CompressionEncoding::Gzip)
         .send_compressed(CompressionEncoding::Gzip);

@@ -1,5 +1,6 @@
 //! `WorkflowService`: one method per call of the wire, in the order in which a worker and a client meet them.
 
+mod lists;
 mod names;
 
 use atoll_workflow_core::Refusal;
@@ -124,6 +125,46 @@ macro_rules! pass_on {
                 }))
             }
 
+            async fn list_open_workflow_executions(
+                &self,
+                request: Request<wire::ListOpenWorkflowExecutionsRequest>,
+            ) -> Result<Response<wire::ListOpenWorkflowExecutionsResponse>, Status> {
+                let request = self.admit(request, |request| &request.namespace)?.into_inner();
+                let listed = self
+                    .engine
+                    .list_workflows(
+                        &request.namespace,
+                        &lists::open(&request),
+                        request.maximum_page_size,
+                        &request.next_page_token,
+                    )
+                    .await;
+                answer(listed.map(|(executions, next_page_token)| wire::ListOpenWorkflowExecutionsResponse {
+                    executions,
+                    next_page_token,
+                }))
+            }
+
+            async fn list_closed_workflow_executions(
+                &self,
+                request: Request<wire::ListClosedWorkflowExecutionsRequest>,
+            ) -> Result<Response<wire::ListClosedWorkflowExecutionsResponse>, Status> {
+                let request = self.admit(request, |request| &request.namespace)?.into_inner();
+                let listed = self
+                    .engine
+                    .list_workflows(
+                        &request.namespace,
+                        &lists::closed(&request),
+                        request.maximum_page_size,
+                        &request.next_page_token,
+                    )
+                    .await;
+                answer(listed.map(|(executions, next_page_token)| wire::ListClosedWorkflowExecutionsResponse {
+                    executions,
+                    next_page_token,
+                }))
+            }
+
             async fn scan_workflow_executions(
                 &self,
                 request: Request<wire::ScanWorkflowExecutionsRequest>,
@@ -167,7 +208,7 @@ macro_rules! pass_on {
 pass_on! {
     start_workflow_execution: StartWorkflowExecutionRequest -> StartWorkflowExecutionResponse = start_workflow;
     signal_with_start_workflow_execution: SignalWithStartWorkflowExecutionRequest -> SignalWithStartWorkflowExecutionResponse = signal_with_start;
-    execute_multi_operation: ExecuteMultiOperationRequest -> ExecuteMultiOperationResponse = update_with_start wait;
+    execute_multi_operation: ExecuteMultiOperationRequest -> ExecuteMultiOperationResponse = update_with_start;
     get_workflow_execution_history: GetWorkflowExecutionHistoryRequest -> GetWorkflowExecutionHistoryResponse = workflow_history wait;
     get_workflow_execution_history_reverse: GetWorkflowExecutionHistoryReverseRequest -> GetWorkflowExecutionHistoryReverseResponse = workflow_history_reverse;
     poll_workflow_task_queue: PollWorkflowTaskQueueRequest -> PollWorkflowTaskQueueResponse = poll_workflow_task wait;
@@ -193,8 +234,8 @@ pass_on! {
     describe_workflow_execution: DescribeWorkflowExecutionRequest -> DescribeWorkflowExecutionResponse = describe_workflow;
     query_workflow: QueryWorkflowRequest -> QueryWorkflowResponse = query_workflow wait;
     respond_query_task_completed: RespondQueryTaskCompletedRequest -> RespondQueryTaskCompletedResponse = answer_query now;
-    update_workflow_execution: UpdateWorkflowExecutionRequest -> UpdateWorkflowExecutionResponse = update_workflow wait;
-    poll_workflow_execution_update: PollWorkflowExecutionUpdateRequest -> PollWorkflowExecutionUpdateResponse = poll_update wait;
+    update_workflow_execution: UpdateWorkflowExecutionRequest -> UpdateWorkflowExecutionResponse = update_workflow;
+    poll_workflow_execution_update: PollWorkflowExecutionUpdateRequest -> PollWorkflowExecutionUpdateResponse = poll_update;
     count_workflow_executions: CountWorkflowExecutionsRequest -> CountWorkflowExecutionsResponse = count_workflows;
     create_schedule: CreateScheduleRequest -> CreateScheduleResponse = create_schedule;
     describe_schedule: DescribeScheduleRequest -> DescribeScheduleResponse = describe_schedule;

@@ -154,6 +154,18 @@ impl Run {
         turn: Turn<'_>,
     ) -> Result<Heartbeat, Refusal> {
         let activity = self.held(token)?;
+        if let Some(failure) = turn
+            .limits
+            .instead_of(details.as_ref(), "Heartbeat details exceed size limit.")
+        {
+            let scheduled_id = activity.scheduled_id;
+            self.state.transitions += 1;
+            self.activity_failed(scheduled_id, failure, "", turn);
+            return Ok(Heartbeat {
+                cancel_requested: true,
+                ..Default::default()
+            });
+        }
         activity.heartbeat_at = turn.now;
         activity.heartbeat = details;
         Ok(Heartbeat {
@@ -173,6 +185,21 @@ impl Run {
         let activity = self.held(token)?.clone();
         self.state.transitions += 1;
         let scheduled_id = activity.scheduled_id;
+        let instead = match &finish {
+            ActivityFinish::Completed(result) => turn
+                .limits
+                .instead_of(result.as_ref(), "Complete result exceeds size limit."),
+            ActivityFinish::Canceled(details) => turn
+                .limits
+                .instead_of(details.as_ref(), "Cancel details exceed size limit."),
+            ActivityFinish::Failed { heartbeat, .. } => turn
+                .limits
+                .instead_of(heartbeat.as_ref(), "Heartbeat details exceed size limit."),
+        };
+        if let Some(failure) = instead {
+            self.activity_failed(scheduled_id, failure, identity, turn);
+            return Ok(());
+        }
         match finish {
             ActivityFinish::Completed(result) => {
                 self.write_activity_start(&activity);
@@ -219,7 +246,7 @@ impl Run {
                 {
                     activity.heartbeat = heartbeat;
                 }
-                self.activity_failed(scheduled_id, failure, identity, turn);
+                self.activity_failed(scheduled_id, turn.limits.excerpt(failure), identity, turn);
             }
         }
         Ok(())
@@ -399,15 +426,9 @@ impl Run {
         let started = activity.started_at;
         let alive = started.max(activity.heartbeat_at);
         let unless = |condition: bool, at: Nanos| if condition { 0 } else { at };
-        // Of those that are due at once, the first is the one that is told.
+        // Of those that are due at once, the first is the one that is told: an activity that starts in the very moment it is
+        // scheduled has run out of the time for all attempts, not only of that for this one.
         [
-            (
-                unless(
-                    started == 0,
-                    after(started, nanos(scheduled.start_to_close_timeout.as_ref())),
-                ),
-                TimeoutType::StartToClose,
-            ),
             (
                 unless(
                     started != 0 || activity.paused,
@@ -424,6 +445,13 @@ impl Run {
                     nanos(scheduled.schedule_to_close_timeout.as_ref()),
                 ),
                 TimeoutType::ScheduleToClose,
+            ),
+            (
+                unless(
+                    started == 0,
+                    after(started, nanos(scheduled.start_to_close_timeout.as_ref())),
+                ),
+                TimeoutType::StartToClose,
             ),
             (
                 unless(

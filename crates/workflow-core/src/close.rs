@@ -12,7 +12,7 @@ use crate::retry;
 use crate::run::{Run, Turn};
 use crate::start::{Parent, Start};
 use crate::state::{Outgoing, letter};
-use crate::time::{Nanos, duration, nanos};
+use crate::time::{Nanos, duration, nanos, seconds};
 use crate::words::enums::{
     ContinueAsNewInitiator, ParentClosePolicy, RetryState, TimeoutType, WorkflowExecutionStatus as Status,
     WorkflowTaskFailedCause as Cause,
@@ -20,6 +20,9 @@ use crate::words::enums::{
 use crate::words::failure::failure::FailureInfo;
 use crate::words::failure::{Failure, TimeoutFailureInfo};
 use crate::words::{Event, command, common, history, queue, server_failure};
+
+/// A workflow that continues as new over and over does not do so more often than this.
+const BREATH: Nanos = seconds(1);
 
 /// Who ends a run from outside, and why.
 #[derive(Debug, Clone, Default)]
@@ -111,6 +114,17 @@ impl Run {
             event.links = why.links;
         }
         Ok(())
+    }
+
+    /// The engine itself ends the run.
+    pub(crate) fn end_by_server(&mut self, reason: &str, turn: Turn<'_>) {
+        let why = Terminate {
+            reason: reason.to_owned(),
+            identity: "history-service".to_owned(),
+            ..Default::default()
+        };
+        // Refused only if it has ended already.
+        let _ended = self.terminate(why, turn);
     }
 
     /// Takes the task away from a worker that has it, so that what waited for it is in the history before the end.
@@ -322,7 +336,11 @@ impl Run {
         next.input = wanted.input;
         next.run_timeout = length(nanos(wanted.workflow_run_timeout.as_ref()), self.run_timeout());
         next.task_timeout = length(nanos(wanted.workflow_task_timeout.as_ref()), self.task_timeout());
+        let lived = turn.now - self.state.first_task_at;
         next.delay = nanos(wanted.backoff_start_interval.as_ref());
+        if lived + next.delay < BREATH {
+            next.delay = BREATH - lived;
+        }
         next.retry_policy = wanted.retry_policy.or(next.retry_policy);
         next.cron = wanted.cron_schedule;
         next.header = wanted.header;
@@ -333,15 +351,9 @@ impl Run {
         next.continued_failure = wanted.failure;
         next.last_result = wanted.last_completion_result.or(next.last_result);
         next.attempt = 1;
-        if let Some(memo) = wanted.memo.filter(|memo| !memo.fields.is_empty()) {
-            next.memo = Some(memo);
-        }
-        if let Some(attributes) = wanted
-            .search_attributes
-            .filter(|attributes| !attributes.indexed_fields.is_empty())
-        {
-            next.search_attributes = Some(attributes);
-        }
+        // Workers send along what is to be kept.
+        next.memo = wanted.memo;
+        next.search_attributes = wanted.search_attributes;
         let attributes = history::WorkflowExecutionContinuedAsNewEventAttributes {
             new_execution_run_id: turn.fresh_run_id.to_owned(),
             workflow_type: Some(common::WorkflowType {

@@ -12,13 +12,15 @@ use crate::words::enums::WorkflowTaskFailedCause as Cause;
 use crate::words::failure::failure::FailureInfo;
 use crate::words::failure::{Failure, ServerFailureInfo};
 use crate::words::protocol::Message;
-use crate::words::{Event, command, common, enums, execution, history, server_failure, taskqueue};
+use crate::words::{Event, command, common, enums, execution, history, taskqueue};
 
 /// Why a workflow task failed.
 #[derive(Debug, Clone)]
 pub(crate) struct Bad {
     pub(crate) cause: Cause,
     pub(crate) message: String,
+    /// Asking again would not help: the run is ended.
+    pub(crate) fatal: bool,
 }
 
 impl Bad {
@@ -26,14 +28,23 @@ impl Bad {
         Self {
             cause,
             message: message.into(),
+            fatal: false,
+        }
+    }
+
+    pub(crate) fn fatal(cause: Cause, message: impl Into<String>) -> Self {
+        Self {
+            fatal: true,
+            ..Self::new(cause, message)
         }
     }
 
     pub(crate) fn failure(self) -> Failure {
-        server_failure(
-            self.message,
-            FailureInfo::ServerFailureInfo(ServerFailureInfo { non_retryable: true }),
-        )
+        Failure {
+            message: self.message,
+            failure_info: Some(FailureInfo::ServerFailureInfo(ServerFailureInfo::default())),
+            ..Default::default()
+        }
     }
 }
 
@@ -100,6 +111,7 @@ impl Run {
     }
 
     fn carry_out_one(&mut self, attributes: Attributes, completed_id: i64, turn: Turn<'_>) -> Done {
+        turn.limits.check_command(&attributes)?;
         match attributes {
             Attributes::ScheduleActivityTaskCommandAttributes(wanted) => {
                 self.schedule_activity(wanted, completed_id, turn)

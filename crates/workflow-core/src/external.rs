@@ -48,6 +48,7 @@ impl Run {
         if !signal.request_id.is_empty() && self.state.signal_request_ids.contains(&signal.request_id) {
             return Ok(());
         }
+        turn.limits.check_input(signal.input.as_ref())?;
         if self.state.signals >= turn.limits.signals {
             return Err(Refusal::InvalidArgument(
                 "exceeded workflow execution limit for signal events".to_owned(),

@@ -44,6 +44,7 @@ mod retry;
 mod run;
 mod schedule;
 mod scheduler;
+mod size;
 mod start;
 mod state;
 mod task;

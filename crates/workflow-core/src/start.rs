@@ -96,6 +96,8 @@ impl Start {
         if self.delay != 0 && !self.cron.is_empty() {
             return invalid("CronSchedule and WorkflowStartDelay may not be used together.");
         }
+        limits.check_input(self.input.as_ref())?;
+        limits.check_memo(self.memo.as_ref())?;
         if let Some(policy) = &self.retry_policy {
             retry::check(policy).map_err(Refusal::InvalidArgument)?;
         }

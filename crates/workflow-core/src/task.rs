@@ -7,8 +7,10 @@ use crate::refusal::Refusal;
 use crate::run::{Effect, Run, Turn, unnumbered};
 use crate::state::{Sticky, WorkflowTask};
 use crate::time::{Nanos, duration, seconds};
-use crate::words::enums::{TaskQueueKind, TimeoutType, WorkflowTaskFailedCause};
-use crate::words::{Event, HistoryEvent, command, common, failure, history, protocol, queue, sdk, taskqueue};
+use crate::words::enums::{TaskQueueKind, TimeoutType, WorkerVersioningMode, WorkflowTaskFailedCause};
+use crate::words::{
+    Event, HistoryEvent, command, common, deployment, failure, history, protocol, queue, sdk, taskqueue,
+};
 
 /// How long a task that leaves no trace may wait for a worker before it becomes one that does.
 const SPECULATIVE_START: Nanos = seconds(5);
@@ -94,6 +96,9 @@ pub struct Completion {
     pub metering: Option<common::MeteringMetadata>,
     pub worker_version: Option<common::WorkerVersionStamp>,
     pub binary_checksum: String,
+    /// The version of the worker's code, by its own words.
+    pub deployment: Option<deployment::WorkerDeploymentOptions>,
+    pub versioning_behavior: i32,
 }
 
 impl Completion {
@@ -374,6 +379,9 @@ impl Run {
                 self.effects.truncate(effects);
                 self.holding = false;
                 self.successor = None;
+                if bad.fatal {
+                    return Ok(self.end_for(bad, &identity, turn));
+                }
                 if task.attempt > 1 && bad.cause != WorkflowTaskFailedCause::UnhandledCommand {
                     // It will time out and be tried again, later and later.
                     return Err(Refusal::InvalidArgument(bad.message));
@@ -388,6 +396,30 @@ impl Run {
                 })
             }
         }
+    }
+
+    /// Ends the run over what its code asks for, since that would not change.
+    fn end_for(&mut self, bad: Bad, identity: &str, turn: Turn<'_>) -> CompletionReply {
+        let reason = bad.message.clone();
+        self.write_failed_task(bad.cause, Some(bad.failure()), identity, turn);
+        self.state.task = None;
+        self.flush();
+        self.end_by_server(&reason, turn);
+        CompletionReply {
+            refused: Some(reason),
+            ..Default::default()
+        }
+    }
+
+    /// A history cannot grow for ever; its workflow was told to continue as new long before. If so, this has ended it.
+    fn is_too_long(&mut self, turn: Turn<'_>) -> bool {
+        let long = turn
+            .limits
+            .check_history(self.last_event_id(), self.state.history_bytes);
+        if let Err(reason) = long {
+            self.end_by_server(reason, turn);
+        }
+        long.is_err()
     }
 
     fn discard_task(&mut self, completion: &Completion, turn: Turn<'_>) -> CompletionReply {
@@ -418,7 +450,13 @@ impl Run {
             task.started_id = self.next_event_id();
             self.push(Self::started_event(&task));
         }
-        let worker_version = completion.worker_version.clone();
+        let deployment = completion.deployment.clone().unwrap_or_default();
+        let versioned = deployment.worker_versioning_mode == i32::from(WorkerVersioningMode::Versioned);
+        let stamp = (!deployment.build_id.is_empty() && !versioned).then(|| common::WorkerVersionStamp {
+            build_id: deployment.build_id.clone(),
+            use_versioning: false,
+        });
+        let worker_version = completion.worker_version.clone().or(stamp);
         let completed_id = self.append(
             turn.now,
             Event::WorkflowTaskCompletedEventAttributes(history::WorkflowTaskCompletedEventAttributes {
@@ -429,6 +467,12 @@ impl Run {
                 metering_metadata: completion.metering,
                 binary_checksum: completion.binary_checksum,
                 worker_version,
+                versioning_behavior: completion.versioning_behavior,
+                worker_deployment_name: deployment.deployment_name.clone(),
+                deployment_version: versioned.then_some(deployment::WorkerDeploymentVersion {
+                    deployment_name: deployment.deployment_name,
+                    build_id: deployment.build_id,
+                }),
                 ..Default::default()
             }),
         );
@@ -458,6 +502,9 @@ impl Run {
             return Ok(reply);
         }
         let flushed = self.flush();
+        if self.is_too_long(turn) {
+            return Ok(CompletionReply::default());
+        }
         if flushed || completion.force_new {
             self.schedule_task(turn.now);
         } else if self.registry.has_unsent() {
@@ -511,6 +558,17 @@ impl Run {
         identity: &str,
         turn: Turn<'_>,
     ) {
+        self.write_failed_task(cause, failure, identity, turn);
+        self.try_again(true, turn);
+    }
+
+    fn write_failed_task(
+        &mut self,
+        cause: WorkflowTaskFailedCause,
+        failure: Option<failure::Failure>,
+        identity: &str,
+        turn: Turn<'_>,
+    ) {
         let Some(task) = self.state.task.clone() else {
             return;
         };
@@ -529,7 +587,6 @@ impl Run {
                 }),
             );
         }
-        self.try_again(true, turn);
     }
 
     /// The started task was not answered in time.

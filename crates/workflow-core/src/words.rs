@@ -2,6 +2,7 @@
 
 pub(crate) use temporalio_protos::temporal::api::command::v1 as command;
 pub(crate) use temporalio_protos::temporal::api::common::v1 as common;
+pub(crate) use temporalio_protos::temporal::api::deployment::v1 as deployment;
 pub(crate) use temporalio_protos::temporal::api::enums::v1 as enums;
 pub(crate) use temporalio_protos::temporal::api::failure::v1 as failure;
 pub(crate) use temporalio_protos::temporal::api::history::v1 as history;

@@ -88,6 +88,14 @@ impl Engine {
         }
     }
 
+    /// How long a reader is kept waiting: it gets its answer before it loses its patience.
+    fn hold(&self, wait: Option<Duration>) -> Duration {
+        let usual = self.inner.options.long_poll;
+        wait.map_or(usual, |wait| {
+            usual.min(wait.saturating_sub(Duration::from_secs(1)).max(wait / 2))
+        })
+    }
+
     async fn look(
         &self,
         key: &Key,

@@ -191,6 +191,11 @@ impl Engine {
 
     /// By name, or by id.
     pub fn namespace(&self, name: &str, id: &str) -> Result<Namespace, Refusal> {
+        if name.is_empty() && id.is_empty() {
+            return Err(Refusal::InvalidArgument(
+                "Namespace not set on request.".to_owned(),
+            ));
+        }
         let all = self.inner.namespaces.read();
         let found = if name.is_empty() {
             all.values().find(|namespace| namespace.id == id)

@@ -127,6 +127,7 @@ impl Engine {
             .query
             .filter(|query| !query.query_type.is_empty())
             .ok_or_else(|| Refusal::InvalidArgument("QueryType is not set on request.".to_owned()))?;
+        self.inner.options.limits.check_input(query.query_args.as_ref())?;
         let (waiter, receiver) = self.inner.queries.ask(query);
         {
             let mut locked = self.lock(&key).await;

@@ -165,6 +165,8 @@ impl Engine {
             metering: request.metering_metadata,
             worker_version: request.worker_version_stamp,
             binary_checksum: request.binary_checksum,
+            deployment: request.deployment_options,
+            versioning_behavior: request.versioning_behavior,
             ..Default::default()
         }
         .with_sticky(request.sticky_attributes.as_ref());

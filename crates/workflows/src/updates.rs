@@ -1,7 +1,5 @@
 //! Updates: sent, waited for, and together with the start of their workflow.
 
-use std::time::Duration;
-
 use atoll_workflow_core::{Refusal, Stage, UpdateStatus};
 use temporalio_protos::temporal::api::common::v1::WorkflowExecution;
 use temporalio_protos::temporal::api::enums::v1::{
@@ -22,7 +20,6 @@ impl Engine {
     pub async fn update_workflow(
         &self,
         request: service::UpdateWorkflowExecutionRequest,
-        wait: Option<Duration>,
     ) -> Result<service::UpdateWorkflowExecutionResponse, Refusal> {
         self.inner.namespaces.check(&request.namespace)?;
         let execution = request.workflow_execution.unwrap_or_default();
@@ -38,14 +35,13 @@ impl Engine {
             })
             .await?;
         let stage = wanted(request.wait_policy);
-        let (run_id, status) = self.await_update(&key, run_id, &id, stage, wait).await?;
+        let (run_id, status) = self.await_update(&key, run_id, &id, stage).await?;
         Ok(update_response(&key, run_id, id, status))
     }
 
     pub async fn poll_update(
         &self,
         request: service::PollWorkflowExecutionUpdateRequest,
-        wait: Option<Duration>,
     ) -> Result<service::PollWorkflowExecutionUpdateResponse, Refusal> {
         self.inner.namespaces.check(&request.namespace)?;
         let reference = request
@@ -56,12 +52,12 @@ impl Engine {
         let run_id = self
             .see(&key, &execution.run_id, |slot| Ok(slot.run.state.run_id.clone()))
             .await?;
-        let (stage, wait) = match request.wait_policy {
-            Some(policy) if policy.lifecycle_stage != 0 => (wanted(Some(policy)), wait),
-            _ => (Stage::Admitted, Some(Duration::ZERO)),
+        let stage = match request.wait_policy {
+            Some(policy) if policy.lifecycle_stage != 0 => wanted(Some(policy)),
+            _ => Stage::Admitted,
         };
         let id = reference.update_id;
-        let (run_id, status) = self.await_update(&key, run_id, &id, stage, wait).await?;
+        let (run_id, status) = self.await_update(&key, run_id, &id, stage).await?;
         let response = update_response(&key, run_id, id, status);
         Ok(service::PollWorkflowExecutionUpdateResponse {
             outcome: response.outcome,
@@ -70,18 +66,19 @@ impl Engine {
         })
     }
 
-    /// Waits until an update has come so far, or the time is up; then says how far it has come, and in which run.
+    /// Waits until an update has come so far, or the time is up; then says how far it has come, and in which run. A caller
+    /// with less patience than a long poll takes leaves in the middle of it: an answer before that would only make it ask
+    /// again, however often, and never learn that its own time is over.
     async fn await_update(
         &self,
         key: &Key,
         run_id: String,
         id: &str,
         stage: Stage,
-        wait: Option<Duration>,
     ) -> Result<(String, UpdateStatus), Refusal> {
         let cell = self.inner.cells.get(key);
         let mut changes = cell.subscribe();
-        let deadline = tokio::time::Instant::now() + self.hold(wait);
+        let deadline = tokio::time::Instant::now() + self.inner.options.long_poll;
         let mut run_id = run_id;
         loop {
             changes.borrow_and_update();
@@ -116,19 +113,10 @@ impl Engine {
         }
     }
 
-    /// How long a caller is kept waiting.
-    pub(crate) fn hold(&self, wait: Option<Duration>) -> Duration {
-        let usual = self.inner.options.long_poll;
-        wait.map_or(usual, |wait| {
-            usual.min(wait.saturating_sub(Duration::from_secs(1)).max(wait / 2))
-        })
-    }
-
     /// Starts a workflow, or finds it, and sends it an update, as one.
     pub async fn update_with_start(
         &self,
         request: service::ExecuteMultiOperationRequest,
-        wait: Option<Duration>,
     ) -> Result<service::ExecuteMultiOperationResponse, Refusal> {
         let malformed =
             || Refusal::InvalidArgument("Operations have to be exactly [Start, Update].".to_owned());
@@ -213,7 +201,7 @@ impl Engine {
         };
         let stage = wanted(update.wait_policy);
         let (run_id, status) = self
-            .await_update(&key, started.run_id.clone(), &id, stage, wait)
+            .await_update(&key, started.run_id.clone(), &id, stage)
             .await
             .map_err(update_failed)?;
         Ok(service::ExecuteMultiOperationResponse {

@@ -448,6 +448,36 @@ fn an_activity_that_nobody_took_was_not_started_in_time() {
         wanted.schedule_to_close_timeout = Some(atoll_workflow_core::duration(3 * SECOND));
     })]);
     world.wait(3 * SECOND);
+    assert_eq!(why_it_timed_out(&world), TimeoutType::ScheduleToStart);
+}
+
+#[test]
+fn an_activity_taken_at_once_runs_out_of_the_time_for_all_attempts() {
+    let mut world = World::start();
+    world.step(vec![activity_with("a", |wanted| {
+        wanted.start_to_close_timeout = None;
+        wanted.schedule_to_close_timeout = Some(atoll_workflow_core::duration(3 * SECOND));
+        wanted.retry_policy = Some(RetryPolicy {
+            maximum_attempts: 1,
+            ..Default::default()
+        });
+    })]);
+    let (id, stamp) = world
+        .run
+        .state
+        .activities
+        .iter()
+        .map(|(id, found)| (*id, found.stamp))
+        .next()
+        .unwrap();
+    world
+        .decide(|run, turn| run.start_activity(id, stamp, "worker", turn))
+        .unwrap();
+    world.wait(3 * SECOND);
+    assert_eq!(why_it_timed_out(&world), TimeoutType::ScheduleToClose);
+}
+
+fn why_it_timed_out(world: &World) -> TimeoutType {
     let failure = world.run.events.iter().find_map(|event| match &event.attributes {
         Some(Event::ActivityTaskTimedOutEventAttributes(end)) => end.failure.clone(),
         _ => None,
@@ -455,5 +485,5 @@ fn an_activity_that_nobody_took_was_not_started_in_time() {
     let Some(FailureInfo::TimeoutFailureInfo(info)) = failure.unwrap().failure_info else {
         panic!("another kind of failure");
     };
-    assert_eq!(info.timeout_type(), TimeoutType::ScheduleToStart);
+    info.timeout_type()
 }

@@ -12,4 +12,5 @@ mod behaviour;
 mod pausing;
 mod schedules;
 mod simulation;
+mod sizes;
 mod support;

@@ -1,0 +1,148 @@
+//! What is too big to keep. The texts are Temporal's: people search for them.
+//!
+//! What comes from outside and is too big is refused. What a workflow's own code asks for cannot be: the code would ask for
+//! it again and again, so its run is ended. An activity whose answer is too big has failed, for good.
+
+use prost::Message as _;
+
+use crate::commands::Bad;
+use crate::limits::Limits;
+use crate::refusal::Refusal;
+use crate::words::command::command::Attributes;
+use crate::words::common::{Memo, Payloads};
+use crate::words::enums::WorkflowTaskFailedCause as Cause;
+use crate::words::failure::failure::FailureInfo;
+use crate::words::failure::{ApplicationFailureInfo, Failure, ServerFailureInfo};
+
+/// How much is kept of each text of a failure that is too big.
+const EXCERPT: usize = 16 * 1024;
+
+impl Limits {
+    /// Refuses what somebody outside sends along with a request.
+    pub fn check_input(&self, input: Option<&Payloads>) -> Result<(), Refusal> {
+        self.check_bytes(input.map_or(0, Payloads::encoded_len))
+    }
+
+    pub(crate) fn check_memo(&self, memo: Option<&Memo>) -> Result<(), Refusal> {
+        self.check_bytes(memo.map_or(0, Memo::encoded_len))
+    }
+
+    fn check_bytes(&self, bytes: usize) -> Result<(), Refusal> {
+        if bytes > self.blob_bytes {
+            return Err(Refusal::InvalidArgument(
+                "Blob data size exceeds limit.".to_owned(),
+            ));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn check_command(&self, attributes: &Attributes) -> Result<(), Bad> {
+        let input = |input: &Option<Payloads>| input.as_ref().map_or(0, Payloads::encoded_len);
+        let (bytes, cause, what) = match attributes {
+            Attributes::ScheduleActivityTaskCommandAttributes(wanted) => (
+                input(&wanted.input),
+                Cause::BadScheduleActivityAttributes,
+                "BadScheduleActivityAttributes: ScheduleActivityTaskCommandAttributes.Input",
+            ),
+            // The cause is the one that Temporal gives.
+            Attributes::CompleteWorkflowExecutionCommandAttributes(wanted) => (
+                input(&wanted.result),
+                Cause::BadScheduleActivityAttributes,
+                "BadScheduleActivityAttributes: CompleteWorkflowExecutionCommandAttributes.Result",
+            ),
+            Attributes::FailWorkflowExecutionCommandAttributes(wanted) => (
+                wanted.failure.as_ref().map_or(0, Failure::encoded_len),
+                Cause::BadFailWorkflowExecutionAttributes,
+                "BadFailWorkflowExecutionAttributes: FailWorkflowExecutionCommandAttributes.Failure",
+            ),
+            Attributes::RecordMarkerCommandAttributes(wanted) => (
+                wanted.details.values().map(Payloads::encoded_len).sum(),
+                Cause::BadRecordMarkerAttributes,
+                "BadRecordMarkerAttributes: RecordMarkerCommandAttributes.Details",
+            ),
+            Attributes::StartChildWorkflowExecutionCommandAttributes(wanted) => (
+                input(&wanted.input),
+                Cause::BadStartChildExecutionAttributes,
+                "BadStartChildExecutionAttributes: StartChildWorkflowExecutionCommandAttributes. Input",
+            ),
+            Attributes::SignalExternalWorkflowExecutionCommandAttributes(wanted) => (
+                input(&wanted.input),
+                Cause::BadSignalWorkflowExecutionAttributes,
+                "BadSignalWorkflowExecutionAttributes: SignalExternalWorkflowExecutionCommandAttributes.Input",
+            ),
+            Attributes::ContinueAsNewWorkflowExecutionCommandAttributes(wanted) => (
+                input(&wanted.input),
+                Cause::BadContinueAsNewAttributes,
+                "BadContinueAsNewAttributes: ContinueAsNewWorkflowExecutionCommandAttributes. Input",
+            ),
+            Attributes::ModifyWorkflowPropertiesCommandAttributes(wanted) => (
+                wanted.upserted_memo.as_ref().map_or(0, Memo::encoded_len),
+                Cause::BadModifyWorkflowPropertiesAttributes,
+                "BadModifyWorkflowPropertiesAttributes: ModifyWorkflowPropertiesCommandAttributes",
+            ),
+            _ => return Ok(()),
+        };
+        if bytes > self.blob_bytes {
+            return Err(Bad::fatal(cause, format!("{what} exceeds size limit.")));
+        }
+        Ok(())
+    }
+
+    /// What a run with so long a history is ended for.
+    pub(crate) fn check_history(&self, events: i64, bytes: i64) -> Result<(), &'static str> {
+        if events > self.history_events {
+            return Err("Workflow history count exceeds limit.");
+        }
+        if bytes > self.history_bytes {
+            return Err("Workflow history size exceeds limit.");
+        }
+        Ok(())
+    }
+
+    /// The failure in place of something that an activity sent, if that is too big.
+    pub(crate) fn instead_of(&self, sent: Option<&Payloads>, text: &str) -> Option<Failure> {
+        let bytes = sent.map_or(0, Payloads::encoded_len);
+        (bytes > self.blob_bytes).then(|| for_good(text))
+    }
+
+    /// A failure as it is kept.
+    pub(crate) fn excerpt(&self, failure: Failure) -> Failure {
+        if failure.encoded_len() <= self.blob_bytes {
+            return failure;
+        }
+        let info = match failure.failure_info {
+            Some(FailureInfo::ApplicationFailureInfo(info)) => {
+                FailureInfo::ApplicationFailureInfo(ApplicationFailureInfo {
+                    r#type: beginning(&info.r#type),
+                    non_retryable: info.non_retryable,
+                    ..Default::default()
+                })
+            }
+            _ => FailureInfo::ServerFailureInfo(ServerFailureInfo::default()),
+        };
+        Failure {
+            cause: Some(Box::new(Failure {
+                message: beginning(&failure.message),
+                source: beginning(&failure.source),
+                stack_trace: beginning(&failure.stack_trace),
+                failure_info: Some(info),
+                ..Default::default()
+            })),
+            ..for_good("Failure exceeds size limit.")
+        }
+    }
+}
+
+fn for_good(text: &str) -> Failure {
+    Failure {
+        message: text.to_owned(),
+        failure_info: Some(FailureInfo::ServerFailureInfo(ServerFailureInfo {
+            non_retryable: true,
+        })),
+        ..Default::default()
+    }
+}
+
+fn beginning(text: &str) -> String {
+    text[..text.floor_char_boundary(EXCERPT)].to_owned()
+}
