@@ -144,5 +144,8 @@ fn for_good(text: &str) -> Failure {
 }
 
 fn beginning(text: &str) -> String {
-    text[..text.floor_char_boundary(EXCERPT)].to_owned()
+    let end = (0..=EXCERPT.min(text.len()))
+        .rev()
+        .find(|at| text.is_char_boundary(*at));
+    text[..end.unwrap_or(0)].to_owned()
 }

@@ -276,6 +276,7 @@ impl Engine {
         })
     }
 
+    #[expect(clippy::needless_pass_by_value, reason = "the shape of all calls of the wire")]
     pub fn list_batches(
         &self,
         request: service::ListBatchOperationsRequest,
@@ -577,7 +578,6 @@ impl Engine {
             reset_reapply_type: reapply,
             reset_reapply_exclude_types: options.reset_reapply_exclude_types,
             post_reset_operations: reset.post_reset_operations,
-            ..Default::default()
         })
         .await
         .map(drop)
