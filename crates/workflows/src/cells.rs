@@ -99,24 +99,41 @@ impl Cells {
         cell
     }
 
-    /// Forgets cells that nobody holds or has used for a while, unless something would be lost with them.
-    pub(crate) fn evict(&self, idle: Duration) {
-        self.lock().retain(|_, (cell, used)| {
-            if Arc::strong_count(cell) > 1 || used.elapsed() < idle {
-                return true;
-            }
-            let Ok(loaded) = cell.loaded.try_lock() else {
-                return true;
-            };
-            loaded
-                .runs
-                .values()
-                .any(|slot| slot.run.has_memory() || slot.posting || !slot.queries.is_empty())
-        });
+    /// Forgets cells that nobody holds or has used for a while, and the longest unused where there are more than `most`;
+    /// unless something would be lost with them.
+    pub(crate) fn evict(&self, idle: Duration, most: usize) {
+        let mut all = self.lock();
+        all.retain(|_, (cell, used)| used.elapsed() < idle || !cell.may_be_forgotten());
+        let Some(surplus) = all.len().checked_sub(most).filter(|surplus| *surplus > 0) else {
+            return;
+        };
+        let mut unused: Vec<(Instant, Key)> = all
+            .iter()
+            .filter(|(_, (cell, _))| cell.may_be_forgotten())
+            .map(|(key, (_, used))| (*used, key.clone()))
+            .collect();
+        unused.sort_unstable_by_key(|(used, _)| *used);
+        for (_, key) in unused.into_iter().take(surplus) {
+            all.remove(&key);
+        }
     }
 }
 
 impl Cell {
+    /// Nobody holds it, and all of it is in the store. Asked under the lock of all cells, so nobody takes it meanwhile.
+    fn may_be_forgotten(self: &Arc<Self>) -> bool {
+        if Arc::strong_count(self) > 1 {
+            return false;
+        }
+        let Ok(loaded) = self.loaded.try_lock() else {
+            return false;
+        };
+        !loaded
+            .runs
+            .values()
+            .any(|slot| slot.run.has_memory() || slot.posting || !slot.queries.is_empty())
+    }
+
     pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }

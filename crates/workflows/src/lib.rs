@@ -63,6 +63,9 @@ use queries::Queries;
 use queues::Queues;
 use schedules::Schedules;
 
+/// How often what is idle is looked for.
+const HOUSEKEEPING: Duration = Duration::from_secs(1);
+
 /// How long the engine lets callers wait, and how much it keeps in memory.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -73,6 +76,8 @@ pub struct Options {
     pub long_poll: Duration,
     /// Workflows that nobody has used for this long leave the memory.
     pub idle: Duration,
+    /// So many stay, if that is not more than are in use.
+    pub most_in_memory: usize,
     /// Namespaces that are made when the engine opens, if they are not there.
     pub namespaces: Vec<String>,
     /// The project that those belong to.
@@ -88,6 +93,7 @@ impl Default for Options {
             poll: Duration::from_secs(60),
             long_poll: Duration::from_secs(20),
             idle: Duration::from_secs(20),
+            most_in_memory: 4_096,
             namespaces: vec!["default".to_owned()],
             project: String::new(),
             retention: Duration::from_secs(72 * 3600),
@@ -183,11 +189,12 @@ impl Engine {
         loop {
             tokio::select! {
                 () = self.inner.stop.cancelled() => return,
-                () = tokio::time::sleep(Duration::from_secs(2)) => {}
+                () = tokio::time::sleep(HOUSEKEEPING) => {}
             }
-            self.inner.cells.evict(self.inner.options.idle);
+            let options = &self.inner.options;
+            self.inner.cells.evict(options.idle, options.most_in_memory);
             rounds += 1;
-            if rounds.is_multiple_of(30) {
+            if rounds.is_multiple_of(60) {
                 self.inner.queues.sweep();
                 self.expire().await;
             }
