@@ -144,5 +144,9 @@ fn for_good(text: &str) -> Failure {
 }
 
 fn beginning(text: &str) -> String {
-    text[..text.floor_char_boundary(EXCERPT)].to_owned()
+    let mut end = text.len().min(EXCERPT);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text[..end].to_owned()
 }

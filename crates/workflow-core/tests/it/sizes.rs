@@ -164,7 +164,7 @@ fn continuing_as_new_over_and_over_takes_a_breath() {
         world.wait(lived);
         world.step(vec![again()]);
         let next = world.run.take_successor().unwrap();
-        let backoff = next.started().first_workflow_task_backoff.clone();
+        let backoff = next.started().first_workflow_task_backoff;
         assert_eq!(atoll_workflow_core::nanos(backoff.as_ref()), waits);
         assert_eq!(next.state.task.is_none(), waits > 0);
     }
