@@ -246,6 +246,7 @@ pass_on! {
     count_schedules: CountSchedulesRequest -> CountSchedulesResponse = count_schedules;
     list_schedule_matching_times: ListScheduleMatchingTimesRequest -> ListScheduleMatchingTimesResponse = schedule_times;
     reset_sticky_task_queue: ResetStickyTaskQueueRequest -> ResetStickyTaskQueueResponse = reset_sticky;
+    poll_nexus_task_queue: PollNexusTaskQueueRequest -> PollNexusTaskQueueResponse = poll_nexus_task wait;
     shutdown_worker: ShutdownWorkerRequest -> ShutdownWorkerResponse = shutdown_worker now;
     describe_task_queue: DescribeTaskQueueRequest -> DescribeTaskQueueResponse = describe_task_queue now;
 }
