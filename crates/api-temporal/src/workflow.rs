@@ -250,6 +250,7 @@ pass_on! {
     describe_batch_operation: DescribeBatchOperationRequest -> DescribeBatchOperationResponse = describe_batch now;
     list_batch_operations: ListBatchOperationsRequest -> ListBatchOperationsResponse = list_batches now;
     reset_sticky_task_queue: ResetStickyTaskQueueRequest -> ResetStickyTaskQueueResponse = reset_sticky;
+    poll_nexus_task_queue: PollNexusTaskQueueRequest -> PollNexusTaskQueueResponse = poll_nexus_task wait;
     shutdown_worker: ShutdownWorkerRequest -> ShutdownWorkerResponse = shutdown_worker now;
     describe_task_queue: DescribeTaskQueueRequest -> DescribeTaskQueueResponse = describe_task_queue now;
 }

@@ -144,8 +144,9 @@ fn for_good(text: &str) -> Failure {
 }
 
 fn beginning(text: &str) -> String {
-    let end = (0..=EXCERPT.min(text.len()))
-        .rev()
-        .find(|at| text.is_char_boundary(*at));
-    text[..end.unwrap_or(0)].to_owned()
+    let mut end = text.len().min(EXCERPT);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text[..end].to_owned()
 }

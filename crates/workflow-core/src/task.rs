@@ -452,8 +452,14 @@ impl Run {
         }
         let deployment = completion.deployment.clone().unwrap_or_default();
         let versioned = deployment.worker_versioning_mode == i32::from(WorkerVersioningMode::Versioned);
-        let stamp = (!deployment.build_id.is_empty() && !versioned).then(|| common::WorkerVersionStamp {
-            build_id: deployment.build_id.clone(),
+        // A worker that is not told of versioning says which code it runs in the older words.
+        let build_id = if deployment.build_id.is_empty() {
+            &completion.binary_checksum
+        } else {
+            &deployment.build_id
+        };
+        let stamp = (!build_id.is_empty() && !versioned).then(|| common::WorkerVersionStamp {
+            build_id: build_id.clone(),
             use_versioning: false,
         });
         let worker_version = completion.worker_version.clone().or(stamp);

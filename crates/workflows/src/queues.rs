@@ -23,6 +23,8 @@ const POLLER_SHOWN: Duration = Duration::from_secs(300);
 pub(crate) enum Kind {
     Workflow,
     Activity,
+    /// Polled by workers that have handlers for Nexus. Nobody can call those here, so nothing is ever put there.
+    Nexus,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -142,6 +144,10 @@ impl Queues {
                 key,
                 receiver: Some(receiver),
             };
+            // It may have stopped before it was in the line to be told.
+            if self.has_stopped(&asking.worker) {
+                return None;
+            }
             let answer = match seat.receiver.as_mut() {
                 Some(receiver) => tokio::time::timeout_at(limit.into(), receiver).await,
                 None => return None,

@@ -1,12 +1,14 @@
 //! Workers and the queues that they poll.
 
+use std::time::Duration;
+
 use atoll_workflow_core::{Refusal, duration, stamp};
 use temporalio_protos::temporal::api::enums::v1::TaskQueueType;
 use temporalio_protos::temporal::api::taskqueue::v1::{PollerInfo, TaskQueueStats};
 use temporalio_protos::temporal::api::workflowservice::v1 as service;
 
 use crate::Engine;
-use crate::queues::{Kind, QueueKey, What};
+use crate::queues::{Asking, Kind, QueueKey, What};
 
 impl Engine {
     /// A worker stops: its polls are answered, and what waits for it goes to others.
@@ -29,6 +31,29 @@ impl Engine {
         }
         self.inner.queues.release(&request.worker_instance_key);
         Ok(service::ShutdownWorkerResponse {})
+    }
+
+    /// Holds the poll of a worker that has handlers for Nexus among others. There is no way to call them; but a worker whose
+    /// poll is refused neither works nor stops.
+    pub async fn poll_nexus_task(
+        &self,
+        request: service::PollNexusTaskQueueRequest,
+        wait: Option<Duration>,
+    ) -> Result<service::PollNexusTaskQueueResponse, Refusal> {
+        self.inner.namespaces.check(&request.namespace)?;
+        let key = QueueKey {
+            namespace: request.namespace,
+            name: request.task_queue.unwrap_or_default().name,
+            kind: Kind::Nexus,
+        };
+        let asking = Asking {
+            identity: request.identity,
+            worker: request.worker_instance_key,
+            now: self.now(),
+            rate: None,
+        };
+        self.inner.queues.poll(&key, &asking, self.poll_time(wait)).await;
+        Ok(service::PollNexusTaskQueueResponse::default())
     }
 
     pub fn describe_task_queue(

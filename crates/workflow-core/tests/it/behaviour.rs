@@ -4,7 +4,8 @@ use atoll_workflow_core::{
     ActivityFinish, CancelRequest, Completion, Refusal, ResetPoint, SignalRequest, Stage, Start, Terminate,
 };
 use temporalio_protos::temporal::api::common::v1::RetryPolicy;
-use temporalio_protos::temporal::api::enums::v1::TimeoutType;
+use temporalio_protos::temporal::api::deployment::v1::WorkerDeploymentOptions;
+use temporalio_protos::temporal::api::enums::v1::{TimeoutType, WorkerVersioningMode};
 use temporalio_protos::temporal::api::failure::v1::Failure;
 use temporalio_protos::temporal::api::failure::v1::failure::FailureInfo;
 use temporalio_protos::temporal::api::history::v1::history_event::Attributes as Event;
@@ -486,4 +487,45 @@ fn why_it_timed_out(world: &World) -> TimeoutType {
         panic!("another kind of failure");
     };
     info.timeout_type()
+}
+
+#[test]
+fn a_history_says_which_code_did_the_work() {
+    for (mode, versioned) in [
+        (WorkerVersioningMode::Unversioned, false),
+        (WorkerVersioningMode::Versioned, true),
+    ] {
+        let mut world = World::start();
+        let task = world.poll().unwrap();
+        let completion = Completion {
+            deployment: Some(WorkerDeploymentOptions {
+                deployment_name: "name".to_owned(),
+                build_id: "build".to_owned(),
+                worker_versioning_mode: mode.into(),
+            }),
+            ..Default::default()
+        };
+        world.complete_with(&task, completion).unwrap();
+        let Some(Event::WorkflowTaskCompletedEventAttributes(done)) =
+            &world.run.events.last().unwrap().attributes
+        else {
+            panic!("not a completion");
+        };
+        assert_eq!(done.worker_deployment_name, "name");
+        assert_eq!(done.deployment_version.is_some(), versioned);
+        assert_eq!(done.worker_version.is_some(), !versioned);
+    }
+    let mut world = World::start();
+    let task = world.poll().unwrap();
+    let completion = Completion {
+        binary_checksum: "build".to_owned(),
+        ..Default::default()
+    };
+    world.complete_with(&task, completion).unwrap();
+    let Some(Event::WorkflowTaskCompletedEventAttributes(done)) =
+        &world.run.events.last().unwrap().attributes
+    else {
+        panic!("not a completion");
+    };
+    assert_eq!(done.worker_version.as_ref().unwrap().build_id, "build");
 }

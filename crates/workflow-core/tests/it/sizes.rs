@@ -1,11 +1,10 @@
 //! What is too big, and what is made of it.
 
-use atoll_workflow_core::{ActivityFinish, ActivityStart, Completion, Refusal, SignalRequest};
+use atoll_workflow_core::{ActivityFinish, ActivityStart, Refusal, SignalRequest};
 use temporalio_protos::temporal::api::command::v1::RecordMarkerCommandAttributes;
 use temporalio_protos::temporal::api::command::v1::command::Attributes;
 use temporalio_protos::temporal::api::common::v1::{Payload, Payloads};
-use temporalio_protos::temporal::api::deployment::v1::WorkerDeploymentOptions;
-use temporalio_protos::temporal::api::enums::v1::{RetryState, WorkerVersioningMode};
+use temporalio_protos::temporal::api::enums::v1::RetryState;
 use temporalio_protos::temporal::api::failure::v1::failure::FailureInfo;
 use temporalio_protos::temporal::api::failure::v1::{ApplicationFailureInfo, Failure};
 use temporalio_protos::temporal::api::history::v1::history_event::Attributes as Event;
@@ -167,33 +166,5 @@ fn continuing_as_new_over_and_over_takes_a_breath() {
         let backoff = next.started().first_workflow_task_backoff;
         assert_eq!(atoll_workflow_core::nanos(backoff.as_ref()), waits);
         assert_eq!(next.state.task.is_none(), waits > 0);
-    }
-}
-
-#[test]
-fn a_history_says_which_code_did_the_work() {
-    for (mode, versioned) in [
-        (WorkerVersioningMode::Unversioned, false),
-        (WorkerVersioningMode::Versioned, true),
-    ] {
-        let mut world = World::start();
-        let task = world.poll().unwrap();
-        let completion = Completion {
-            deployment: Some(WorkerDeploymentOptions {
-                deployment_name: "name".to_owned(),
-                build_id: "build".to_owned(),
-                worker_versioning_mode: mode.into(),
-            }),
-            ..Default::default()
-        };
-        world.complete_with(&task, completion).unwrap();
-        let Some(Event::WorkflowTaskCompletedEventAttributes(done)) =
-            &world.run.events.last().unwrap().attributes
-        else {
-            panic!("not a completion");
-        };
-        assert_eq!(done.worker_deployment_name, "name");
-        assert_eq!(done.deployment_version.is_some(), versioned);
-        assert_eq!(done.worker_version.is_some(), !versioned);
     }
 }

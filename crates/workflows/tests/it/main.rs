@@ -403,3 +403,37 @@ async fn a_batch_reaches_all_that_its_query_finds() {
         .await;
     assert!(matches!(refused, Err(Refusal::InvalidArgument(_))), "{refused:?}");
 }
+
+/// With a poll that would otherwise take an hour: the test hangs if the worker is not let go.
+#[tokio::test]
+async fn a_worker_that_stops_is_answered_on_every_queue() {
+    let directory = tempfile::tempdir().unwrap();
+    let options = Options {
+        poll: Duration::from_secs(3600),
+        ..Options::default()
+    };
+    let store = Store::open(&directory.path().join("db")).unwrap();
+    let engine = Engine::open(store, options).await.unwrap();
+    let nexus = |engine: Engine| async move {
+        let request = service::PollNexusTaskQueueRequest {
+            namespace: "default".to_owned(),
+            task_queue: queue(),
+            worker_instance_key: "worker".to_owned(),
+            ..Default::default()
+        };
+        engine.poll_nexus_task(request, None).await.unwrap()
+    };
+    let early = tokio::spawn(nexus(engine.clone()));
+    tokio::task::yield_now().await;
+    let stop = service::ShutdownWorkerRequest {
+        namespace: "default".to_owned(),
+        worker_instance_key: "worker".to_owned(),
+        ..Default::default()
+    };
+    engine.shutdown_worker(stop).unwrap();
+    assert!(early.await.unwrap().task_token.is_empty());
+    assert!(
+        nexus(engine).await.task_token.is_empty(),
+        "one more poll, sent before it knew"
+    );
+}
