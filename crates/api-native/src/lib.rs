@@ -43,14 +43,13 @@ mod upload;
 mod volumes;
 mod wire;
 
-pub use openapi::openapi;
-
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use atoll_sandboxes::Sandboxes;
 use axum::Router;
 use tokio::sync::Semaphore;
+use utoipa_axum::router::OpenApiRouter;
 
 /// How the API presents itself. The defaults serve one machine over plain HTTP.
 #[derive(Debug, Clone)]
@@ -84,17 +83,19 @@ impl Default for Options {
 }
 
 /// The whole API as a service, port proxy included. The proxy decides by the `Host` header before any route is looked
-/// at, so this router must not be nested below a path. `others` are routes of other wires, behind the same proxy.
-pub fn router(sandboxes: Sandboxes, options: Options, others: Router) -> Router {
+/// at, so this router must not be nested below a path. `others` are routes of other wires, behind the same proxy; those that
+/// are documented are in the same document.
+pub fn router(sandboxes: Sandboxes, options: Options, others: OpenApiRouter) -> Router {
+    let documented = openapi::documented().merge(others.with_state(()));
+    let (routes, document) = documented.split_for_parts();
     let app = App(Arc::new(Inner {
         sandboxes,
         options,
         meter: meter::Meter::default(),
         receiving: Semaphore::new(upload::AT_ONCE),
+        document: server::Document::of(&openapi::complete(document)),
     }));
-    let (routes, _) = openapi::documented().split_for_parts();
     routes
-        .merge(others.with_state(()))
         .fallback(server::no_such_route)
         .method_not_allowed_fallback(server::wrong_method)
         .layer(axum::middleware::from_fn_with_state(
@@ -115,6 +116,7 @@ pub(crate) struct Inner {
     pub(crate) meter: meter::Meter,
     /// Bounds how many uploads for templates are received at once; each holds a blocking thread.
     pub(crate) receiving: Semaphore,
+    pub(crate) document: server::Document,
 }
 
 impl std::ops::Deref for App {
