@@ -54,9 +54,12 @@ pub(crate) async fn who(app: &App, headers: &HeaderMap) -> Result<Who, Refusal> 
             key: Some(key),
         });
     }
-    match app.sandboxes.authenticate(secret).await? {
-        Some(caller) => Ok(Who {
-            spender: spender(caller.project, headers)?,
+    match app.sandboxes.find_key(secret).await? {
+        Some((key, project)) => Ok(Who {
+            spender: Spender {
+                key: Some(key),
+                ..spender(project, headers)?
+            },
             key: None,
             tags: tags(headers),
         }),
@@ -66,19 +69,19 @@ pub(crate) async fn who(app: &App, headers: &HeaderMap) -> Result<Who, Refusal> 
 
 /// A project's own key: the only one that manages the gateway.
 pub(crate) async fn project(app: &App, headers: &HeaderMap) -> Result<ProjectId, Refusal> {
-    let caller = match secret(headers) {
-        Some(secret) => app.sandboxes.authenticate(secret).await?,
-        None => None,
+    let refuse = |code, message: &str| {
+        let fault = Fault::new(FaultKind::Unauthenticated, code, message);
+        Err(fault
+            .hint("send `Authorization: Bearer atl_…`; `atoll key create` makes one")
+            .into())
     };
-    caller.map(|caller| caller.project).ok_or_else(|| {
-        Fault::new(
-            FaultKind::Unauthenticated,
-            "invalid_key",
-            "this route needs a project's API key",
-        )
-        .hint("send `Authorization: Bearer atl_…`; `atoll key create` makes one")
-        .into()
-    })
+    let Some(secret) = secret(headers) else {
+        return refuse("missing_key", "this request carries no key");
+    };
+    match app.sandboxes.authenticate(secret).await? {
+        Some(caller) => Ok(caller.project),
+        None => refuse("invalid_key", "this route needs a project's API key"),
+    }
 }
 
 /// The secret where either wire puts it; a key of one's own wins over what else is there.

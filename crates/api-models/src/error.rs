@@ -12,7 +12,7 @@ pub(crate) enum Wire {
     Openai,
     Anthropic,
     AiSdk,
-    /// Atoll's own.
+    /// Atoll's own: what surrounds all its requests writes it.
     Own,
 }
 
@@ -123,6 +123,11 @@ impl IntoResponse for Failure {
                 )
                     .into_response()
             }
+            _ if wire == Wire::Own => {
+                let mut response = status.into_response();
+                response.extensions_mut().insert(fault.clone());
+                response
+            }
             _ => {
                 let body = match wire {
                     Wire::Openai => json!({"error": {
@@ -131,13 +136,10 @@ impl IntoResponse for Failure {
                     Wire::Anthropic => json!({"type": "error", "error": {
                         "type": anthropic_type(status), "message": message(fault),
                     }, "request_id": refusal.call.as_ref().map(|call| call.as_str())}),
-                    Wire::AiSdk => json!({"error": {
+                    Wire::AiSdk | Wire::Own => json!({"error": {
                         "message": message(fault), "type": ai_sdk_type(status, fault.code), "code": fault.code,
                         "param": refusal.field,
                     }, "generationId": refusal.call.as_ref().map(|call| call.as_str())}),
-                    Wire::Own => json!({"error": {
-                        "code": fault.code, "message": fault.message, "hint": fault.hint,
-                    }}),
                 };
                 (status, axum::Json(body)).into_response()
             }

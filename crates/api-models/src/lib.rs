@@ -18,7 +18,6 @@ mod ai_sdk;
 mod auth;
 mod calls;
 mod error;
-mod guards;
 mod listing;
 mod manage;
 
@@ -26,7 +25,8 @@ use atoll_models::Models;
 use atoll_sandboxes::Sandboxes;
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
-use axum::routing::{delete, get, post, put};
+use axum::routing::{get, post};
+use utoipa_axum::router::OpenApiRouter;
 
 /// The most that a request may hold; conversations with images are large.
 const LARGEST_REQUEST: usize = 32 * 1024 * 1024;
@@ -39,47 +39,16 @@ pub(crate) struct App {
     pub(crate) for_sandboxes: bool,
 }
 
-/// All routes, to be merged into those of the server.
-pub fn router(models: Models, sandboxes: Sandboxes) -> Router {
-    let routes = calling()
-        .route("/metrics/models", get(manage::metrics))
-        .route("/v1/gateway/providers", get(manage::list_providers))
-        .route(
-            "/v1/gateway/providers/{name}",
-            put(manage::set_provider).delete(manage::delete_provider),
-        )
-        .route("/v1/gateway/models", get(manage::list_models))
-        .route(
-            "/v1/gateway/models/{name}",
-            put(manage::set_model).delete(manage::delete_model),
-        )
-        .route("/v1/gateway/prices", get(manage::list_prices))
-        .route(
-            "/v1/gateway/prices/{*model}",
-            put(manage::set_price).delete(manage::delete_price),
-        )
-        .route("/v1/gateway/budgets", get(manage::list_budgets))
-        .route(
-            "/v1/gateway/budgets/{name}",
-            put(manage::set_budget).delete(manage::delete_budget),
-        )
-        .route(
-            "/v1/gateway/keys",
-            get(manage::list_keys).post(manage::create_key),
-        )
-        .route("/v1/gateway/keys/{id}", delete(manage::revoke_key))
-        .route("/v1/gateway/guards", get(guards::get).put(guards::set))
-        .route("/v1/gateway/calls", get(manage::list_calls))
-        .route("/v1/gateway/calls/{id}", get(manage::get_call))
-        .route("/v1/gateway/spend", get(manage::spend));
-    finish(
-        routes,
-        App {
-            models,
-            sandboxes,
-            for_sandboxes: false,
-        },
-    )
+/// All routes, to be merged into those of the server; what is managed is documented.
+pub fn router(models: Models, sandboxes: Sandboxes) -> OpenApiRouter {
+    let app = App {
+        models,
+        sandboxes,
+        for_sandboxes: false,
+    };
+    let routes = manage::routes().route("/metrics/models", get(manage::metrics));
+    let (managing, document) = routes.split_for_parts();
+    OpenApiRouter::with_openapi(document).merge(finish(calling().merge(managing), app).into())
 }
 
 /// What programs inside sandboxes find: calls, with the sandbox's own token, and nothing to manage.

@@ -1,6 +1,7 @@
 //! The one error shape, and the one mapping from faults to statuses.
 //!
-//! A handler returns a [`Failure`]; its body is written by `observe`, which knows the request's id.
+//! A handler returns a [`Failure`]; its body is written by `observe`, which knows the request's id. A response that carries a
+//! [`Fault`] among its extensions is one whose body is still to be written, whichever front end made it.
 
 use atoll_types::{Fault, FaultKind};
 use axum::http::{HeaderValue, StatusCode, header};
@@ -100,18 +101,14 @@ impl IntoResponse for Failure {
         if let Some((name, value)) = header {
             response.headers_mut().insert(name, value);
         }
-        response.extensions_mut().insert(Unwritten(fault));
+        response.extensions_mut().insert(fault);
         response
     }
 }
 
-/// Marks a response whose body is still to be written.
-#[derive(Debug, Clone)]
-struct Unwritten(Fault);
-
-/// Writes the body of a response that is a [`Failure`]; hands back any other as it is.
+/// Writes the body of a response that carries a [`Fault`]; hands back any other as it is.
 pub(crate) fn write_body(mut response: Response, request_id: &str) -> Response {
-    let Some(Unwritten(fault)) = response.extensions_mut().remove() else {
+    let Some(fault) = response.extensions_mut().remove::<Fault>() else {
         return response;
     };
     match fault.kind {

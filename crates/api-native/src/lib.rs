@@ -45,8 +45,6 @@ mod volumes;
 mod wire;
 mod workflows;
 
-pub use openapi::openapi;
-
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -54,6 +52,7 @@ use atoll_sandboxes::Sandboxes;
 use atoll_workflows::Engine;
 use axum::Router;
 use tokio::sync::Semaphore;
+use utoipa_axum::router::OpenApiRouter;
 
 /// How the API presents itself. The defaults serve one machine over plain HTTP.
 #[derive(Debug, Clone)]
@@ -88,18 +87,25 @@ impl Default for Options {
 
 /// The whole API as a service, port proxy included. A request from inside this process says who asks by an `atoll_sandboxes::Caller`
 /// among its extensions, and needs no key. The proxy decides by the `Host` header before any route is looked at, so this
-/// router must not be nested below a path. `others` are routes of other wires, behind the same proxy.
-pub fn router(sandboxes: Sandboxes, workflows: Option<Engine>, options: Options, others: Router) -> Router {
+/// router must not be nested below a path. `others` are routes of other wires, behind the same proxy; those that are
+/// documented are in the same document.
+pub fn router(
+    sandboxes: Sandboxes,
+    workflows: Option<Engine>,
+    options: Options,
+    others: OpenApiRouter,
+) -> Router {
+    let documented = openapi::documented().merge(others.with_state(()));
+    let (routes, document) = documented.split_for_parts();
     let app = App(Arc::new(Inner {
         sandboxes,
         workflows,
         options,
         meter: meter::Meter::default(),
         receiving: Semaphore::new(upload::AT_ONCE),
+        document: server::Document::of(&openapi::complete(document)),
     }));
-    let (routes, _) = openapi::documented().split_for_parts();
     routes
-        .merge(others.with_state(()))
         .fallback(server::no_such_route)
         .method_not_allowed_fallback(server::wrong_method)
         .layer(axum::middleware::from_fn_with_state(
@@ -122,6 +128,7 @@ pub(crate) struct Inner {
     pub(crate) meter: meter::Meter,
     /// Bounds how many uploads for templates are received at once; each holds a blocking thread.
     pub(crate) receiving: Semaphore,
+    pub(crate) document: server::Document,
 }
 
 impl std::ops::Deref for App {

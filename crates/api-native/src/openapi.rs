@@ -42,9 +42,8 @@ pub(crate) fn documented() -> OpenApiRouter<App> {
         .merge(server::routes())
 }
 
-/// The document that the server serves at `/openapi.json`.
-pub fn openapi() -> OpenApi {
-    let mut api = documented().into_openapi();
+/// The document that the server serves at `/openapi.json`, from what the handlers say of themselves.
+pub(crate) fn complete(mut api: OpenApi) -> OpenApi {
     api.info = InfoBuilder::new()
         .title("Atoll")
         .version(env!("CARGO_PKG_VERSION"))
@@ -66,14 +65,14 @@ pub fn openapi() -> OpenApi {
     components.add_security_scheme(KEY, bearer);
     for (path, item) in &mut api.paths.paths {
         for operation in operations_mut(item) {
-            complete(path, operation);
+            complete_operation(path, operation);
         }
     }
     api
 }
 
 /// Adds to an operation what its path and body imply.
-fn complete(path: &str, operation: &mut Operation) {
+fn complete_operation(path: &str, operation: &mut Operation) {
     let guarded = path.starts_with("/v1/");
     if guarded {
         operation.security = Some(vec![SecurityRequirement::new(KEY, Vec::<String>::new())]);
@@ -179,7 +178,7 @@ fn path_parameter(path: &str, name: &str) -> Parameter {
     let text = || ObjectBuilder::new().schema_type(Type::String);
     let id = |prefix: &str| text().pattern(Some(format!("^{prefix}_[a-z0-9]{{20}}$")));
     let (description, schema) = match name {
-        "id" if path.starts_with("/v1/keys") => ("The id of a key.", id("key")),
+        "id" if path.ends_with("/keys/{id}") => ("The id of a key.", id("key")),
         "id" => ("The id of a sandbox.", id("sbx")),
         "command" => ("The id of a command.", id("cmd")),
         "port" => (
@@ -198,6 +197,14 @@ fn path_parameter(path: &str, name: &str) -> Parameter {
             "The name of a secret.",
             text().min_length(Some(1)).max_length(Some(64)),
         ),
+        "provider" => ("The name of a provider of models.", text().min_length(Some(1))),
+        "alias" => ("A name that can be called.", text().min_length(Some(1))),
+        "model" => (
+            "The name of a model, as its provider calls it, or with the provider's name and a slash before it.",
+            text().min_length(Some(1)),
+        ),
+        "budget" => ("The name of a budget.", text().min_length(Some(1))),
+        "call" => ("The id of a call of a model.", text().min_length(Some(1))),
         _ => ("The id or the name of a template.", text().min_length(Some(1))),
     };
     ParameterBuilder::new()
@@ -235,7 +242,7 @@ mod tests {
 
     #[test]
     fn every_operation_says_what_it_may_answer() {
-        let api = openapi();
+        let api = complete(documented().into_openapi());
         let mut ids = BTreeSet::new();
         for (path, item) in &api.paths.paths {
             for (method, operation) in operations(item) {
@@ -281,7 +288,7 @@ mod tests {
 
     #[test]
     fn the_document_is_openapi_3_1_and_whole() {
-        let text = serde_json::to_string(&openapi()).unwrap();
+        let text = serde_json::to_string(&complete(documented().into_openapi())).unwrap();
         let json: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(json["openapi"], "3.1.0");
         assert_eq!(json["components"]["securitySchemes"]["key"]["scheme"], "bearer");

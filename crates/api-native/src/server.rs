@@ -1,7 +1,6 @@
 //! The server about itself: health, metrics, what it can do, and its own documentation.
 
 use std::fmt::Write as _;
-use std::sync::LazyLock;
 
 use atoll_sandboxes::PoolView;
 use atoll_types::{Fault, Isolation};
@@ -11,6 +10,7 @@ use axum::response::{Html, IntoResponse};
 use bytes::Bytes;
 use serde::Serialize;
 use utoipa::ToSchema;
+use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -165,10 +165,11 @@ fn pool_labels(pool: &PoolView) -> [(&str, &str); 2] {
     get, path = "/openapi.json", tag = "server", security(()),
     responses((status = 200, description = "OpenAPI 3.1.", body = serde_json::Value, content_type = "application/json"))
 )]
-pub(crate) async fn openapi_json() -> impl IntoResponse {
-    static TEXT: LazyLock<Bytes> =
-        LazyLock::new(|| serde_json::to_vec(&crate::openapi()).unwrap_or_default().into());
-    ([(header::CONTENT_TYPE, "application/json")], TEXT.clone())
+pub(crate) async fn openapi_json(State(app): State<App>) -> impl IntoResponse {
+    (
+        [(header::CONTENT_TYPE, "application/json")],
+        app.document.json.clone(),
+    )
 }
 
 /// The same for people: every operation in a table.
@@ -176,13 +177,31 @@ pub(crate) async fn openapi_json() -> impl IntoResponse {
     get, path = "/docs", tag = "server", security(()),
     responses((status = 200, description = "A page.", body = String, content_type = "text/html"))
 )]
-pub(crate) async fn docs() -> impl IntoResponse {
-    static PAGE: LazyLock<String> = LazyLock::new(page);
+pub(crate) async fn docs(State(app): State<App>) -> impl IntoResponse {
     let policy = "default-src 'none'; style-src 'unsafe-inline'";
-    ([(header::CONTENT_SECURITY_POLICY, policy)], Html(PAGE.as_str()))
+    (
+        [(header::CONTENT_SECURITY_POLICY, policy)],
+        Html(app.document.page.clone()),
+    )
 }
 
-fn page() -> String {
+/// What is served, described once.
+#[derive(Debug)]
+pub(crate) struct Document {
+    json: Bytes,
+    page: Bytes,
+}
+
+impl Document {
+    pub(crate) fn of(api: &OpenApi) -> Self {
+        Self {
+            json: serde_json::to_vec(api).unwrap_or_default().into(),
+            page: page(api).into(),
+        }
+    }
+}
+
+fn page(api: &OpenApi) -> String {
     let mut page = String::from(
         "<!doctype html><html lang=en><meta charset=utf-8><title>Atoll API</title><style>body{font:16px/1.5 \
          system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}td{padding:.15rem .8rem .15rem 0;\
@@ -190,8 +209,8 @@ fn page() -> String {
          atl_…</code> with everything below <code>/v1</code>. The machine-readable description is \
          <a href=\"/openapi.json\">openapi.json</a>.<table>",
     );
-    for (path, item) in crate::openapi().paths.paths {
-        for (method, operation) in crate::openapi::operations(&item) {
+    for (path, item) in &api.paths.paths {
+        for (method, operation) in crate::openapi::operations(item) {
             let summary = operation.summary.as_deref().unwrap_or_default();
             // Both come from our source, not from requests.
             let _ = write!(

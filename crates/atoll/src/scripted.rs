@@ -1,6 +1,6 @@
 //! A provider of models that follows a script: for tests, benches and demos, and named so in every answer.
 //!
-//! It speaks three wires, counts tokens in a way that anybody can check (a word is a token), remembers what it has counted
+//! It speaks four wires, counts tokens in a way that anybody can check (a word is a token), remembers what it has counted
 //! (`GET /scripted/usage`), and misbehaves on request. What it does is in the name of the model.
 
 use std::collections::BTreeMap;
@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use atoll_dialects::{
-    Answer, Dialect, Event, Finish, Part, Stamp, WriteStream, chat, embeddings, messages, responses, sse,
+    Answer, Dialect, Event, Finish, Part, Stamp, WriteStream, chat, embeddings, event_stream, messages,
+    responses, sse,
 };
 use atoll_types::ModelUsage;
 use axum::Router;
@@ -95,6 +96,7 @@ pub(crate) fn router() -> Router {
         .route("/v1/messages/count_tokens", post(count))
         .route("/v1/embeddings", post(embed))
         .route("/v1beta/models/{action}", post(gemini))
+        .route("/model/{model}/{method}", post(converse))
         .route("/scripted/usage", get(usage))
         .layer(DefaultBodyLimit::max(LARGEST))
         .with_state(Script::default())
@@ -154,6 +156,15 @@ async fn gemini(State(script): State<Script>, Path(action): Path<String>, body: 
     .await
 }
 
+async fn converse(
+    State(script): State<Script>,
+    Path((model, method)): Path<(String, String)>,
+    body: Bytes,
+) -> Response {
+    let stream = method.ends_with("stream");
+    serve(State(script), Dialect::Converse, Some((model, stream)), body).await
+}
+
 async fn serve(
     State(script): State<Script>,
     dialect: Dialect,
@@ -204,6 +215,7 @@ async fn serve(
             Dialect::Messages => messages::write_answer(&answer, &stamp),
             Dialect::Responses => responses::write_answer(&answer, &stamp),
             Dialect::Gemini => gemini_piece(&answer.parts, Some(&answer)),
+            Dialect::Converse => converse_answer(&answer),
             _ => chat::write_answer(&answer, &stamp),
         };
         return axum::Json(whole).into_response();
@@ -216,7 +228,11 @@ async fn serve(
         }
         Ok::<_, Infallible>(Bytes::from(piece))
     });
-    ([(header::CONTENT_TYPE, kind(true))], Body::from_stream(events)).into_response()
+    let kind = match dialect {
+        Dialect::Converse => "application/vnd.amazon.eventstream",
+        _ => kind(true),
+    };
+    ([(header::CONTENT_TYPE, kind)], Body::from_stream(events)).into_response()
 }
 
 fn kind(stream: bool) -> &'static str {
@@ -250,19 +266,26 @@ fn play(role: &str, request: &Value) -> Answer {
     let most = ["max_tokens", "max_completion_tokens", "max_output_tokens"]
         .iter()
         .find_map(|name| request[name].as_u64())
-        .or_else(|| request["generationConfig"]["maxOutputTokens"].as_u64());
+        .or_else(|| request["generationConfig"]["maxOutputTokens"].as_u64())
+        .or_else(|| request["inferenceConfig"]["maxTokens"].as_u64());
     let tool = &request["tools"][0];
     let tool = tool["function"]["name"]
         .as_str()
         .or(tool["name"].as_str())
-        .or(tool["functionDeclarations"][0]["name"].as_str());
+        .or(tool["functionDeclarations"][0]["name"].as_str())
+        .or(request["toolConfig"]["tools"][0]["toolSpec"]["name"].as_str());
     let conversation = request.to_string();
     // Gemini's wire has no ids.
     let answered = ["scripted_call_1", "functionResponse"]
         .iter()
         .any(|sign| conversation.contains(sign));
     let mut answer = Answer::default();
+    let shell = shell_call(request).filter(|_| role == "shell" && !answered);
     match (role, tool) {
+        ("shell", _) if shell.is_some() => {
+            answer.parts.extend(shell);
+            answer.finish = Finish::Tools;
+        }
         ("tool", Some(name)) if !answered => {
             answer.parts.push(Part::Call {
                 id: "scripted_call_1".into(),
@@ -316,8 +339,48 @@ fn play(role: &str, request: &Value) -> Answer {
     answer
 }
 
+/// What a coding agent is told to do: to run, by its own tool for that, what stands behind `run:` in the conversation.
+fn shell_call(request: &Value) -> Option<Part> {
+    const TOOLS: [&str; 4] = ["Bash", "bash", "exec_command", "shell"];
+    let tools = request["tools"].as_array()?;
+    let described = tools.iter().map(|tool| match &tool["function"] {
+        Value::Null => tool,
+        function => function,
+    });
+    let tool = described
+        .into_iter()
+        .find(|tool| TOOLS.contains(&tool["name"].as_str().unwrap_or_default()))?;
+    let schema = [&tool["input_schema"], &tool["parameters"]]
+        .into_iter()
+        .find(|schema| schema.is_object())?;
+    let texts = last_texts(request);
+    let told = texts.iter().find_map(|text| text.split("run: ").nth(1))?;
+    let command = told.lines().next()?.trim_matches(['"', ' ']);
+    let field = ["command", "cmd"]
+        .into_iter()
+        .find(|field| schema["properties"][field].is_object())?;
+    let mut arguments = json!({});
+    arguments[field] = match schema["properties"][field]["type"].as_str() {
+        Some("array") => json!(["sh", "-c", command]),
+        _ => command.into(),
+    };
+    if schema["properties"]["description"].is_object() {
+        arguments["description"] = "what the script says".into();
+    }
+    Some(Part::Call {
+        id: "scripted_call_1".into(),
+        name: tool["name"].as_str()?.into(),
+        arguments: arguments.to_string(),
+        cache: None,
+    })
+}
+
 /// The last text in the conversation, whichever wire it is on.
 fn last_words(request: &Value) -> String {
+    last_texts(request).join(" ")
+}
+
+fn last_texts(request: &Value) -> Vec<String> {
     fn texts(value: &Value, found: &mut Vec<String>) {
         match value {
             Value::String(text) => found.push(text.clone()),
@@ -330,6 +393,7 @@ fn last_words(request: &Value) -> String {
                     "functionResponse",
                     "response",
                     "output",
+                    "toolResult",
                 ] {
                     if let Some(inner) = fields.get(name) {
                         texts(inner, found);
@@ -350,7 +414,7 @@ fn last_words(request: &Value) -> String {
     };
     let mut found = Vec::new();
     texts(&last, &mut found);
-    found.join(" ")
+    found
 }
 
 impl Script {
@@ -375,6 +439,8 @@ fn pieces(dialect: Dialect, stamp: Stamp, answer: Answer, cut: bool) -> Vec<Vec<
         let mut last = Vec::new();
         sse::write(&mut last, None, &gemini_piece(&[], Some(&answer)));
         pieces.push(last);
+    } else if dialect == Dialect::Converse {
+        pieces = converse_pieces(&answer);
     } else {
         let mut writer: Box<dyn WriteStream> = match dialect {
             Dialect::Messages => Box::new(messages::Writer::new(stamp)),
@@ -402,6 +468,87 @@ fn pieces(dialect: Dialect, stamp: Stamp, answer: Answer, cut: bool) -> Vec<Vec<
         pieces.truncate(pieces.len() / 2);
     }
     pieces
+}
+
+/// The answer as Bedrock's Converse gives it whole.
+fn converse_answer(answer: &Answer) -> Value {
+    let content: Vec<Value> = answer
+        .parts
+        .iter()
+        .filter_map(|part| match part {
+            Part::Text(part) => Some(json!({"text": part.text})),
+            Part::Thinking { text, signature } => {
+                Some(json!({"reasoningContent": {"reasoningText": {"text": text, "signature": signature}}}))
+            }
+            Part::Call {
+                id, name, arguments, ..
+            } => {
+                let input: Value = serde_json::from_str(arguments).unwrap_or_default();
+                Some(json!({"toolUse": {"toolUseId": id, "name": name, "input": input}}))
+            }
+            _ => None,
+        })
+        .collect();
+    json!({
+        "output": {"message": {"role": "assistant", "content": content}},
+        "stopReason": converse_reason(answer), "usage": converse_usage(answer),
+    })
+}
+
+fn converse_reason(answer: &Answer) -> &'static str {
+    match answer.finish {
+        Finish::Length => "max_tokens",
+        Finish::Tools => "tool_use",
+        _ => "end_turn",
+    }
+}
+
+fn converse_usage(answer: &Answer) -> Value {
+    let used = answer.usage.unwrap_or_default();
+    json!({"inputTokens": used.total_input(), "outputTokens": used.total_output(), "totalTokens": used.total()})
+}
+
+fn converse_pieces(answer: &Answer) -> Vec<Vec<u8>> {
+    let mut events = vec![("messageStart", json!({"role": "assistant"}))];
+    let mut at = 0;
+    for event in answer.clone().into_events() {
+        let delta = |delta: Value| {
+            (
+                "contentBlockDelta",
+                json!({"contentBlockIndex": at, "delta": delta}),
+            )
+        };
+        match event {
+            Event::Open(atoll_dialects::Opening::Call { id, name }) => {
+                let start = json!({"toolUse": {"toolUseId": id, "name": name}});
+                events.push((
+                    "contentBlockStart",
+                    json!({"contentBlockIndex": at, "start": start}),
+                ));
+            }
+            Event::Text(text) => {
+                events.extend(text.split_inclusive(' ').map(|word| delta(json!({"text": word}))));
+            }
+            Event::Thinking(text) => events.push(delta(json!({"reasoningContent": {"text": text}}))),
+            Event::Signature(text) => events.push(delta(json!({"reasoningContent": {"signature": text}}))),
+            Event::Arguments(text) => events.push(delta(json!({"toolUse": {"input": text}}))),
+            Event::Close => {
+                events.push(("contentBlockStop", json!({"contentBlockIndex": at})));
+                at += 1;
+            }
+            Event::Open(_) | Event::Usage(_) | Event::Finish(_) | Event::Failed(_) => {}
+        }
+    }
+    events.push(("messageStop", json!({"stopReason": converse_reason(answer)})));
+    events.push(("metadata", json!({"usage": converse_usage(answer)})));
+    events
+        .iter()
+        .map(|(name, payload)| {
+            let mut piece = Vec::new();
+            event_stream::write(&mut piece, name, payload.to_string().as_bytes());
+            piece
+        })
+        .collect()
 }
 
 fn gemini_piece(parts: &[Part], whole: Option<&Answer>) -> Value {

@@ -196,6 +196,175 @@ fn a_request_is_written_for_gemini() {
 }
 
 #[test]
+fn a_request_is_written_for_converse() {
+    let mut ask = messages::read_request(&bytes(&messages_request())).unwrap();
+    ask.parallel_tools = None;
+    let expected = json!({
+        "system": [{"text": "Be brief."}],
+        "messages": [
+            {"role": "user", "content": [
+                {"text": "What is this?"}, {"image": {"format": "png", "source": {"bytes": PIXEL}}},
+            ]},
+            {"role": "assistant", "content": [
+                {"reasoningContent": {"reasoningText": {"text": "I look.", "signature": "c2ln"}}},
+                {"text": "A pixel."},
+                {"toolUse": {"toolUseId": "call_1", "name": "weather", "input": {"city": "Bern"}}},
+            ]},
+            {"role": "user", "content": [
+                {"toolResult": {"toolUseId": "call_1", "content": [{"text": "sunny"}], "status": "success"}},
+            ]},
+        ],
+        "toolConfig": {
+            "tools": [{"toolSpec": {"name": "weather", "description": "The weather", "inputSchema": {"json": tool()}}}],
+            "toolChoice": {"tool": {"name": "weather"}},
+        },
+        "inferenceConfig": {"maxTokens": 9000, "temperature": 0.5, "stopSequences": ["END"]},
+        "outputConfig": {"textFormat": {
+            "type": "json_schema", "structure": {"jsonSchema": {"schema": closed_tool().to_string()}},
+        }},
+    });
+    assert_eq!(
+        converse::write_request(&ask, "amazon.nova-pro-v1:0", None).unwrap(),
+        expected
+    );
+}
+
+#[test]
+fn converse_remembers_and_thinks_as_it_is_told() {
+    let request = json!({
+        "model": "m", "max_tokens": 9000, "thinking": {"type": "enabled", "budget_tokens": 2000},
+        "system": [{"type": "text", "text": "Long.", "cache_control": {"type": "ephemeral", "ttl": "1h"}}],
+        "messages": [{"role": "user", "content": [
+            {"type": "text", "text": "Longer.", "cache_control": {"type": "ephemeral"}},
+        ]}],
+    });
+    let ask = messages::read_request(&bytes(&request)).unwrap();
+    let written =
+        converse::write_request(&ask, "eu.anthropic.claude-sonnet-4-5-20250929-v1:0", None).unwrap();
+    assert_eq!(
+        written,
+        json!({
+            "system": [{"text": "Long."}, {"cachePoint": {"type": "default", "ttl": "1h"}}],
+            "messages": [{"role": "user", "content": [{"text": "Longer."}, {"cachePoint": {"type": "default"}}]}],
+            "inferenceConfig": {"maxTokens": 9000},
+            "additionalModelRequestFields": {"thinking": {"type": "enabled", "budget_tokens": 2000}},
+        })
+    );
+    let other = converse::write_request(&ask, "amazon.nova-pro-v1:0", None);
+    assert_eq!(other.unwrap_err().field, "thinking");
+}
+
+/// A conversation as Bedrock streams it: text and thinking open unannounced, what was used comes last.
+fn converse_stream() -> Vec<u8> {
+    let events = [
+        ("messageStart", json!({"role": "assistant", "p": "abc"})),
+        (
+            "contentBlockDelta",
+            json!({"contentBlockIndex": 0, "delta": {"reasoningContent": {"text": "Let me "}}}),
+        ),
+        (
+            "contentBlockDelta",
+            json!({"contentBlockIndex": 0, "delta": {"reasoningContent": {"text": "see."}}}),
+        ),
+        (
+            "contentBlockDelta",
+            json!({"contentBlockIndex": 0, "delta": {"reasoningContent": {"signature": "c2ln"}}}),
+        ),
+        ("contentBlockStop", json!({"contentBlockIndex": 0})),
+        (
+            "contentBlockDelta",
+            json!({"contentBlockIndex": 1, "delta": {"text": "It is "}}),
+        ),
+        (
+            "contentBlockDelta",
+            json!({"contentBlockIndex": 1, "delta": {"text": "sunny."}}),
+        ),
+        ("contentBlockStop", json!({"contentBlockIndex": 1})),
+        (
+            "contentBlockStart",
+            json!({"contentBlockIndex": 2, "start": {"toolUse": {"toolUseId": "call_1", "name": "weather"}}}),
+        ),
+        (
+            "contentBlockDelta",
+            json!({"contentBlockIndex": 2, "delta": {"toolUse": {"input": "{\"city\":"}}}),
+        ),
+        (
+            "contentBlockDelta",
+            json!({"contentBlockIndex": 2, "delta": {"toolUse": {"input": "\"Bern\"}"}}}),
+        ),
+        ("contentBlockStop", json!({"contentBlockIndex": 2})),
+        (
+            "contentBlockStart",
+            json!({"contentBlockIndex": 3, "start": {"toolUse": {"toolUseId": "call_2", "name": "weather"}}}),
+        ),
+        (
+            "contentBlockDelta",
+            json!({"contentBlockIndex": 3, "delta": {"toolUse": {"input": "{\"city\":\"Basel\"}"}}}),
+        ),
+        ("contentBlockStop", json!({"contentBlockIndex": 3})),
+        ("messageStop", json!({"stopReason": "tool_use"})),
+        (
+            "metadata",
+            json!({
+                "usage": {"inputTokens": 10, "outputTokens": 7, "totalTokens": 22, "cacheReadInputTokens": 5},
+                "metrics": {"latencyMs": 700},
+            }),
+        ),
+    ];
+    let mut wire = Vec::new();
+    for (name, payload) in events {
+        event_stream::write(&mut wire, name, payload.to_string().as_bytes());
+    }
+    wire
+}
+
+fn read_converse(wire: &[u8]) -> (Vec<Event>, bool) {
+    let mut splitter = event_stream::Splitter::default();
+    let (mut reader, mut events) = (converse::Reader::default(), Vec::new());
+    for chunk in wire.chunks(11) {
+        splitter.push(chunk);
+        while let Some(raw) = splitter.take().unwrap() {
+            reader.read(&raw.data().unwrap(), &mut events).unwrap();
+        }
+    }
+    let ended = reader.end(&mut events);
+    (events, ended)
+}
+
+#[test]
+fn converse_answers_are_read() {
+    let (events, ended) = read_converse(&converse_stream());
+    assert!(ended);
+    assert_eq!(Answer::collect(events), answer());
+    let whole = json!({
+        "output": {"message": {"role": "assistant", "content": [
+            {"reasoningContent": {"reasoningText": {"text": "Let me see.", "signature": "c2ln"}}},
+            {"text": "It is sunny."},
+            {"toolUse": {"toolUseId": "call_1", "name": "weather", "input": {"city": "Bern"}}},
+            {"toolUse": {"toolUseId": "call_2", "name": "weather", "input": {"city": "Basel"}}},
+        ]}},
+        "stopReason": "tool_use",
+        "usage": {"inputTokens": 10, "outputTokens": 7, "totalTokens": 22, "cacheReadInputTokens": 5},
+    });
+    assert_eq!(converse::read_answer(&bytes(&whole)).unwrap(), answer());
+    let written = json!({"inputTokens": 3, "outputTokens": 4, "cacheWriteInputTokens": 10,
+        "cacheDetails": [{"ttl": "1h", "inputTokens": 6}, {"ttl": "5m", "inputTokens": 4}]});
+    let usage = usage::read_converse(&written).unwrap();
+    assert_eq!((usage.input, usage.cache_write, usage.cache_write_1h), (3, 4, 6));
+}
+
+#[test]
+fn a_converse_stream_that_fails_or_breaks_off_is_noticed() {
+    let wire = converse_stream();
+    let (_, ended) = read_converse(&wire[..wire.len() / 2]);
+    assert!(!ended);
+    let mut failing = Vec::new();
+    event_stream::write(&mut failing, "throttlingException", br#"{"message":"too many"}"#);
+    let (events, ended) = read_converse(&failing);
+    assert_eq!((events, ended), (vec![Event::Failed("too many".into())], false));
+}
+
+#[test]
 fn what_has_no_place_is_refused_by_name() {
     let chat = |field: &str, value: Value| {
         let mut request = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});

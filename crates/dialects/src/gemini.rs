@@ -8,9 +8,9 @@ mod stream;
 
 use std::collections::HashMap;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use crate::json::{Built, arguments};
+use crate::json::{Built, arguments, object};
 use crate::talk::texts;
 use crate::{
     Answer, Ask, Effort, Finish, Format, Part, Result, Role, Source, Thinking, ToolChoice, Untranslatable,
@@ -158,14 +158,6 @@ fn write_part(at: usize, part: &Part, names: &HashMap<&str, &str>) -> Result<Opt
             json!({"functionResponse": {"name": name, "response": {key: texts(parts)}}})
         }
     }))
-}
-
-/// Arguments must be an object.
-fn object(value: Value) -> Value {
-    match value {
-        value @ Value::Object(_) => value,
-        other => Value::Object(Map::from_iter([("value".to_owned(), other)])),
-    }
 }
 
 pub fn read_answer(body: &[u8]) -> Result<Answer> {

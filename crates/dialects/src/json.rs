@@ -172,3 +172,11 @@ pub(crate) fn arguments(text: &str) -> Value {
     }
     serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()))
 }
+
+/// Arguments where they must be an object.
+pub(crate) fn object(value: Value) -> Value {
+    match value {
+        value @ Value::Object(_) => value,
+        other => Value::Object(Map::from_iter([("value".to_owned(), other)])),
+    }
+}

@@ -3,8 +3,8 @@
 //! ```text
 //!   Chat Completions ─┐                                  ┌─> Chat Completions
 //!   Responses ────────┼─ read ──> Ask ────────── write ──┼─> Messages
-//!   Messages ─────────┤                                  └─> Gemini
-//!   AI SDK ───────────┘  <─ write ── Answer, Events <── read ─┘
+//!   Messages ─────────┤                                  ├─> Gemini
+//!   AI SDK ───────────┘  <─ write ── Answer, Events <── read ┴─> Converse
 //! ```
 //! A wire that a provider speaks itself is not translated at all: [`Peek`] finds the few fields that matter in the raw bytes,
 //! [`Watch`] reads usage out of the answer as it passes.
@@ -18,7 +18,9 @@
 
 pub mod ai_sdk;
 pub mod chat;
+pub mod converse;
 pub mod embeddings;
+pub mod event_stream;
 #[cfg(test)]
 mod fixtures;
 pub mod gemini;
@@ -46,6 +48,8 @@ pub enum Dialect {
     Responses,
     Messages,
     Gemini,
+    /// Amazon Bedrock's.
+    Converse,
     AiSdk,
     Embeddings,
     AiSdkEmbeddings,
@@ -58,6 +62,7 @@ impl Dialect {
             Self::Responses => "responses",
             Self::Messages => "messages",
             Self::Gemini => "gemini",
+            Self::Converse => "converse",
             Self::AiSdk => "ai_sdk",
             Self::Embeddings => "embeddings",
             Self::AiSdkEmbeddings => "ai_sdk_embeddings",
@@ -109,7 +114,12 @@ pub fn failure(dialect: Dialect, message: &str) -> Vec<u8> {
             let error = json!({"type": "error", "code": "server_error", "message": message, "param": null});
             sse::write(&mut out, Some("error"), &error);
         }
-        Dialect::Chat | Dialect::Gemini | Dialect::AiSdk | Dialect::Embeddings | Dialect::AiSdkEmbeddings => {
+        Dialect::Chat
+        | Dialect::Gemini
+        | Dialect::Converse
+        | Dialect::AiSdk
+        | Dialect::Embeddings
+        | Dialect::AiSdkEmbeddings => {
             let error = json!({"error": {
                 "message": message, "type": "server_error", "param": null, "code": "provider_failed",
             }});

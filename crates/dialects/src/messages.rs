@@ -353,7 +353,7 @@ pub fn write_request(ask: &Ask, model: &str, most_output: Option<u64>) -> Result
         .into())
 }
 
-fn write_thinking(thinking: Thinking, max: u64) -> Option<Value> {
+pub(crate) fn write_thinking(thinking: Thinking, max: u64) -> Option<Value> {
     let tokens = match thinking {
         Thinking::Off => return Some(json!({"type": "disabled"})),
         Thinking::Adaptive => return Some(json!({"type": "adaptive"})),
@@ -385,7 +385,7 @@ fn write_choice(ask: &Ask) -> Option<Value> {
 }
 
 /// Objects of a schema must say that they have no other fields.
-fn closed(mut schema: Value) -> Value {
+pub(crate) fn closed(mut schema: Value) -> Value {
     fn close(schema: &mut Value) {
         match schema {
             Value::Object(fields) => {

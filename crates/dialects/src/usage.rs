@@ -150,6 +150,29 @@ pub(crate) fn read_gemini(usage: &Value) -> Option<ModelUsage> {
     })
 }
 
+/// Converse: the cache comes on top of the input; what was written for an hour is told apart.
+pub(crate) fn read_converse(usage: &Value) -> Option<ModelUsage> {
+    let usage = usage.as_object().map(|_| usage)?;
+    let written = at(usage, &["cacheWriteInputTokens"]);
+    let details = usage.get("cacheDetails").and_then(Value::as_array);
+    let for_an_hour = details
+        .into_iter()
+        .flatten()
+        .filter(|detail| detail["ttl"] == "1h");
+    let hour = for_an_hour
+        .map(|detail| at(detail, &["inputTokens"]))
+        .sum::<u64>()
+        .min(written);
+    Some(ModelUsage {
+        input: at(usage, &["inputTokens"]),
+        cache_read: at(usage, &["cacheReadInputTokens"]),
+        cache_write: written - hour,
+        cache_write_1h: hour,
+        output: at(usage, &["outputTokens"]),
+        ..ModelUsage::default()
+    })
+}
+
 pub(crate) fn write_ai_sdk(usage: &ModelUsage) -> Value {
     json!({
         "inputTokens": {

@@ -55,7 +55,7 @@ impl Watch {
                 self.seen.usage = usage::read_messages(&value["usage"], None);
                 self.reason(&value["stop_reason"]);
             }
-            Dialect::Gemini | Dialect::AiSdk | Dialect::AiSdkEmbeddings => {}
+            Dialect::Gemini | Dialect::Converse | Dialect::AiSdk | Dialect::AiSdkEmbeddings => {}
         }
     }
 
@@ -66,7 +66,11 @@ impl Watch {
             Dialect::Chat => self.chat(&data),
             Dialect::Responses => self.responses(&data),
             Dialect::Messages => self.messages(&data),
-            Dialect::Gemini | Dialect::AiSdk | Dialect::Embeddings | Dialect::AiSdkEmbeddings => false,
+            Dialect::Gemini
+            | Dialect::Converse
+            | Dialect::AiSdk
+            | Dialect::Embeddings
+            | Dialect::AiSdkEmbeddings => false,
         }
     }
 

@@ -124,12 +124,10 @@ impl Models {
             stream,
         };
         let ready = match &provider.sealed {
-            None => call.with_key(None),
-            Some(_) => match self
-                .inner
-                .broker
-                .lend(&provider.id, self.now(), |key| call.with_key(Some(key)))
-            {
+            None => call.with_key(None, self.now()),
+            Some(_) => match self.inner.broker.lend(&provider.id, self.now(), |key| {
+                call.with_key(Some(key), self.now())
+            }) {
                 Some(ready) => ready,
                 None => Err(Error::Unusable("its key cannot be opened".into())),
             },

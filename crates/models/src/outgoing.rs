@@ -1,7 +1,7 @@
 //! What a provider is sent for a call: the client's own bytes where both speak the same wire, a translation where not.
 
 use atoll_dialects::{
-    Dialect, Rewrite, Untranslatable, ai_sdk, chat, embeddings, gemini, messages, responses,
+    Dialect, Rewrite, Untranslatable, ai_sdk, chat, converse, embeddings, gemini, messages, responses,
 };
 use atoll_gateway_core::{Price, Target};
 use atoll_store::ModelProviderRow;
@@ -57,10 +57,11 @@ fn wire_between(asked: Dialect, provider: &ModelProviderRow) -> Result<Dialect, 
             Dialect::Embeddings
         }
         (ProviderKind::Gemini, _) => Dialect::Gemini,
-        (ProviderKind::Anthropic, Dialect::Embeddings | Dialect::AiSdkEmbeddings) => {
+        (ProviderKind::Anthropic | ProviderKind::Bedrock, Dialect::Embeddings | Dialect::AiSdkEmbeddings) => {
             return Err(Untranslatable::new("model", "its provider makes no embeddings"));
         }
         (ProviderKind::Anthropic, _) => Dialect::Messages,
+        (ProviderKind::Bedrock, _) => Dialect::Converse,
         (ProviderKind::Openai | ProviderKind::Azure, Dialect::Responses) if provider.responses => {
             Dialect::Responses
         }
@@ -90,13 +91,13 @@ fn translate(
         Dialect::Responses => responses::read_request(body)?,
         Dialect::Messages => messages::read_request(body)?,
         Dialect::AiSdk => ai_sdk::read_request(body, stream)?,
-        Dialect::Chat | Dialect::Gemini => chat::read_request(body)?,
+        Dialect::Chat | Dialect::Gemini | Dialect::Converse => chat::read_request(body)?,
     };
     ask.stream = stream;
+    let most_output = price.and_then(|price| price.max_output);
     match speaks {
-        Dialect::Messages => {
-            messages::write_request(&ask, &target.model, price.and_then(|price| price.max_output))
-        }
+        Dialect::Messages => messages::write_request(&ask, &target.model, most_output),
+        Dialect::Converse => converse::write_request(&ask, &target.model, most_output),
         Dialect::Gemini => gemini::write_request(&ask),
         _ => chat::write_request(&ask, &target.model),
     }
@@ -108,6 +109,10 @@ fn path(asked: Dialect, speaks: Dialect, target: &Target, stream: bool) -> Resul
         Dialect::Embeddings | Dialect::AiSdkEmbeddings => "/embeddings".into(),
         Dialect::Messages => "/v1/messages".into(),
         Dialect::Chat | Dialect::AiSdk => "/chat/completions".into(),
+        Dialect::Converse => {
+            let method = if stream { "converse-stream" } else { "converse" };
+            format!("/model/{}/{method}", encoded(&target.model))
+        }
         Dialect::Gemini => {
             // The name is part of the address there.
             let model = &target.model;
@@ -129,4 +134,16 @@ fn path(asked: Dialect, speaks: Dialect, target: &Target, stream: bool) -> Resul
             format!("/models/{model}:{method}")
         }
     })
+}
+
+/// A name as one part of a path; those at Amazon have colons and slashes in them.
+fn encoded(name: &str) -> String {
+    let mut out = String::with_capacity(name.len());
+    for byte in name.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => out.push(char::from(byte)),
+            other => out.push_str(&format!("%{other:02X}")),
+        }
+    }
+    out
 }

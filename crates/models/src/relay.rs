@@ -5,10 +5,10 @@
 
 use std::pin::Pin;
 
-use atoll_dialects::sse::{Raw, Splitter};
+use atoll_dialects::sse::Raw;
 use atoll_dialects::{
-    Answer, Dialect, Event, ReadStream, Stamp, Watch, WriteStream, ai_sdk, chat, embeddings, failure, gemini,
-    messages, responses,
+    Answer, Dialect, Event, ReadStream, Stamp, Watch, WriteStream, ai_sdk, chat, converse, embeddings,
+    event_stream, failure, gemini, messages, responses, sse,
 };
 use atoll_gateway_core::input_tokens;
 use atoll_providers::{Call, Reply};
@@ -83,7 +83,7 @@ impl Models {
             let relay = Relay {
                 open: Some(open),
                 reply,
-                splitter: Splitter::default(),
+                splitter: Splitter::of(outgoing.speaks),
                 mode,
                 dialect: request.dialect,
                 copy,
@@ -158,11 +158,13 @@ impl Models {
             stream: false,
         };
         let ready = match &provider.sealed {
-            None => call.with_key(None),
+            None => call.with_key(None, self.now()),
             Some(_) => self
                 .inner
                 .broker
-                .lend(&provider.id, self.now(), |key| call.with_key(Some(key)))
+                .lend(&provider.id, self.now(), |key| {
+                    call.with_key(Some(key), self.now())
+                })
                 .unwrap_or_else(|| {
                     Err(atoll_providers::Error::Unusable(
                         "its key cannot be opened".into(),
@@ -272,6 +274,7 @@ async fn whole(
     let answer = match outgoing.speaks {
         Dialect::Messages => messages::read_answer(&body),
         Dialect::Gemini => gemini::read_answer(&body),
+        Dialect::Converse => converse::read_answer(&body),
         _ => chat::read_answer(&body),
     }
     .map_err(garbage)?;
@@ -325,6 +328,43 @@ struct Relay {
     mode: Mode,
     dialect: Dialect,
     copy: Option<Copy>,
+}
+
+/// Cuts what arrives into events.
+enum Splitter {
+    Lines(sse::Splitter),
+    Binary(event_stream::Splitter),
+}
+
+impl Splitter {
+    fn of(speaks: Dialect) -> Self {
+        match speaks {
+            Dialect::Converse => Self::Binary(event_stream::Splitter::default()),
+            _ => Self::Lines(sse::Splitter::default()),
+        }
+    }
+
+    fn push(&mut self, chunk: &[u8]) {
+        match self {
+            Self::Lines(lines) => lines.push(chunk),
+            Self::Binary(binary) => binary.push(chunk),
+        }
+    }
+
+    fn take(&mut self) -> Result<Option<Raw>, String> {
+        match self {
+            Self::Lines(lines) => lines.take().map_err(|error| error.to_string()),
+            Self::Binary(binary) => binary.take().map_err(|error| error.to_string()),
+        }
+    }
+
+    /// What is left at the end, where half an event says something.
+    fn rest(&mut self) -> Option<Raw> {
+        match self {
+            Self::Lines(lines) => lines.rest(),
+            Self::Binary(_) => None,
+        }
+    }
 }
 
 /// What was passed on so far, where it is to be kept.
@@ -400,6 +440,7 @@ impl Mode {
         let reader: Box<dyn ReadStream> = match outgoing.speaks {
             Dialect::Messages => Box::new(messages::Reader::default()),
             Dialect::Gemini => Box::new(gemini::Reader::default()),
+            Dialect::Converse => Box::new(converse::Reader::default()),
             _ => Box::new(chat::Reader::default()),
         };
         let stamp = stamp(open);
@@ -447,7 +488,7 @@ impl Relay {
     fn whole_events(&mut self) -> Result<Option<Bytes>, String> {
         let mut first: Option<Bytes> = None;
         let mut more: Vec<u8> = Vec::new();
-        while let Some(event) = self.splitter.take().map_err(|error| error.to_string())? {
+        while let Some(event) = self.splitter.take()? {
             let bytes = self.take(&event)?;
             match &first {
                 _ if bytes.is_empty() => {}

@@ -568,7 +568,8 @@ fn default_url(kind: ProviderKind) -> Option<&'static str> {
         ProviderKind::Openai => Some("https://api.openai.com/v1"),
         ProviderKind::Anthropic => Some("https://api.anthropic.com"),
         ProviderKind::Gemini => Some("https://generativelanguage.googleapis.com/v1beta"),
-        ProviderKind::Azure => None,
+        // Both are where the operator has an account.
+        ProviderKind::Azure | ProviderKind::Bedrock => None,
     }
 }
 
@@ -585,7 +586,7 @@ fn default_models(kind: ProviderKind) -> &'static [&'static str] {
         ],
         ProviderKind::Anthropic => &["claude-*"],
         ProviderKind::Gemini => &["gemini-*", "gemma-*"],
-        ProviderKind::Azure => &[],
+        ProviderKind::Azure | ProviderKind::Bedrock => &[],
     }
 }
 

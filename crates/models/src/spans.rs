@@ -16,7 +16,7 @@ pub(crate) fn begin(row: &ModelCallRow, dialect: Dialect) -> Span {
     let operation = match dialect {
         Dialect::Embeddings | Dialect::AiSdkEmbeddings => "embeddings",
         Dialect::Gemini => "generate_content",
-        Dialect::Chat | Dialect::Responses | Dialect::Messages | Dialect::AiSdk => "chat",
+        Dialect::Chat | Dialect::Responses | Dialect::Messages | Dialect::Converse | Dialect::AiSdk => "chat",
     };
     let span = tracing::info_span!(
         "model_call",
@@ -70,6 +70,7 @@ pub(crate) fn end(span: &Span, row: &ModelCallRow, setup: &ProjectSetup) {
         Some(ProviderKind::Anthropic) => "anthropic",
         Some(ProviderKind::Gemini) => "gcp.gemini",
         Some(ProviderKind::Azure) => "azure.ai.openai",
+        Some(ProviderKind::Bedrock) => "aws.bedrock",
         Some(ProviderKind::Openai) | None => "openai",
     };
     let usage = &row.usage;

@@ -78,12 +78,16 @@ const OWNED: [(&str, &[&str], &str); 11] = [
         &["api-native", "api-e2b", "api-models", "atoll"],
         "only a front end, and the program that serves it, know HTTP routes",
     ),
-    ("utoipa", &["api-native"], "only a front end describes its wire"),
+    (
+        "utoipa",
+        &["api-native", "api-models"],
+        "only a front end describes its wire",
+    ),
     ("clap", &["atoll"], "only the program reads a command line"),
     (
         "hyper",
-        &["api-native", "api-e2b", "atoll", "egress"],
-        "below a front end nobody knows HTTP, but the proxy that reads what guests send",
+        &["api-native", "api-e2b", "atoll", "egress", "providers"],
+        "below a front end nobody knows HTTP, but those who speak it to others: the proxy and the providers",
     ),
     (
         "http",
@@ -92,8 +96,8 @@ const OWNED: [(&str, &[&str], &str); 11] = [
     ),
     (
         "reqwest",
-        &["atoll", "proof", "providers"],
-        "below a front end nobody knows HTTP, but those who call providers; registries are reached through oci-client",
+        &["atoll", "proof"],
+        "below the program nobody needs a client of everything; registries are reached through oci-client",
     ),
     ("oci-client", &["image"], "only images come from registries"),
     ("landlock", &["jailer"], "only the jailer builds jails"),

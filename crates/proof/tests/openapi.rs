@@ -157,9 +157,14 @@ async fn what_is_documented_is_served(server: &Server) {
             .replace("{snapshot}", "a")
             .replace("{volume}", "a")
             .replace("{secret}", "a")
+            .replace("{provider}", "a")
+            .replace("{alias}", "a")
+            .replace("{model}", "a/b")
+            .replace("{budget}", "a")
+            .replace("{call}", "a")
             .replace(
                 "{id}",
-                if path.starts_with("/v1/keys") {
+                if path.ends_with("/keys/{id}") {
                     "key_aaaaaaaaaaaaaaaaaaaa"
                 } else {
                     "sbx_aaaaaaaaaaaaaaaaaaaa"
@@ -192,6 +197,44 @@ async fn what_is_served_is_as_documented(server: &Server) {
     let set = client.request(Method::PUT, "/v1/secrets/token").json(&secret);
     let secret = client.send(set).await.ok();
     check(&document, "put", "/v1/secrets/{secret}", "200", &secret);
+    for (path, concrete, body) in [
+        (
+            "/v1/gateway/providers/{provider}",
+            "/v1/gateway/providers/openai",
+            json!({"kind": "openai", "key": "sk-secret"}),
+        ),
+        (
+            "/v1/gateway/models/{alias}",
+            "/v1/gateway/models/smart",
+            json!({"targets": [{"provider": "openai", "model": "gpt-5"}], "fallbacks": ["openai/gpt-4o"]}),
+        ),
+        (
+            "/v1/gateway/prices/{model}",
+            "/v1/gateway/prices/openai/gpt-5",
+            json!({"input": "1", "output": "2.5"}),
+        ),
+        (
+            "/v1/gateway/budgets/{budget}",
+            "/v1/gateway/budgets/daily",
+            json!({"limit": "20", "window": "day", "scope": "key", "alert_percent": 80}),
+        ),
+        (
+            "/v1/gateway/guards",
+            "/v1/gateway/guards",
+            json!({"blocked": ["gpt-3*"], "screen": [{"name": "email", "action": "redact"}]}),
+        ),
+    ] {
+        let set = client.request(Method::PUT, concrete).json(&body);
+        check(&document, "put", path, "200", &client.send(set).await.ok());
+    }
+    let key = client.post("/v1/gateway/keys", &json!({"name": "ci"})).await;
+    check(
+        &document,
+        "post",
+        "/v1/gateway/keys",
+        "201",
+        &key.expect(201).json(),
+    );
     let exec = sandbox.exec(&json!({"cmd": "true"})).await.ok();
     check(&document, "post", "/v1/sandboxes/{id}/exec", "200", &exec);
     for (path, concrete) in [
@@ -222,6 +265,14 @@ async fn what_is_served_is_as_documented(server: &Server) {
         ("/v1/secrets/{secret}", "/v1/secrets/token".into()),
         ("/v1/keys", "/v1/keys".into()),
         ("/v1/facts", "/v1/facts".into()),
+        ("/v1/gateway/providers", "/v1/gateway/providers".into()),
+        ("/v1/gateway/models", "/v1/gateway/models".into()),
+        ("/v1/gateway/prices", "/v1/gateway/prices".into()),
+        ("/v1/gateway/budgets", "/v1/gateway/budgets".into()),
+        ("/v1/gateway/keys", "/v1/gateway/keys".into()),
+        ("/v1/gateway/guards", "/v1/gateway/guards".into()),
+        ("/v1/gateway/calls", "/v1/gateway/calls".into()),
+        ("/v1/gateway/spend", "/v1/gateway/spend?by=sandbox".into()),
     ] {
         check(
             &document,

@@ -10,14 +10,31 @@
 //! - A key goes into a header of a request to its own provider, marked so that no library logs it, and nowhere else:
 //!   redirects are not followed and no proxy of the environment is used.
 //! - Dropping a call at any point closes its connection, which is how a provider learns that nobody listens.
+//!
+//! Connections are HTTP/1.1: a shared one would queue calls behind each other, and a provider that limits streams on it would
+//! hold up the hundred and first.
+
+mod link;
+mod signature;
 
 use std::fmt;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use atoll_types::ProviderKind;
+use atoll_types::{ProviderKind, Timestamp};
 use bytes::{Bytes, BytesMut};
-use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
-use tokio::time::timeout;
+use http_body_util::Full;
+use hyper::header::{
+    ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER, USER_AGENT,
+};
+use hyper::{Request, Uri};
+use tokio::time::{Instant, Sleep, timeout};
+
+use crate::link::{Answer, Links};
+use crate::signature::{Credentials, Signed};
 
 /// The most that an answer which is not a stream may hold.
 pub const LARGEST_ANSWER: usize = 64 * 1024 * 1024;
@@ -54,28 +71,61 @@ pub struct Call<'a> {
     /// What the client said that its provider should hear, such as `anthropic-beta`.
     pub headers: &'a [(String, String)],
     pub body: Bytes,
-    /// Server-sent events are wanted.
+    /// A stream of events is wanted.
     pub stream: bool,
 }
 
 /// A call with its key in it. Not to be printed.
 #[allow(missing_debug_implementations, reason = "there is a key in it")]
 pub struct Ready {
-    url: String,
+    url: Uri,
     headers: HeaderMap,
     body: Bytes,
-    stream: bool,
+    /// What the answer must be, if it is to be streamed.
+    stream: Option<&'static str>,
 }
 
 impl Call<'_> {
-    /// Puts the provider's key in. Does not wait, so that a key can be lent for as long as this takes.
-    pub fn with_key(self, key: Option<&[u8]>) -> Result<Ready, Error> {
+    /// Puts the provider's key in, or what it signs now. Does not wait, so that a key can be lent for as long as this takes.
+    pub fn with_key(self, key: Option<&[u8]>, now: Timestamp) -> Result<Ready, Error> {
+        let url = format!("{}{}", self.base_url.trim_end_matches('/'), self.path);
+        let url: Uri = url.parse().map_err(|_| Error::Unusable("it is no URL".into()))?;
         Ok(Ready {
-            url: format!("{}{}", self.base_url.trim_end_matches('/'), self.path),
-            headers: headers(&self, key)?,
+            headers: headers(&self, &url, key, now)?,
+            url,
             body: self.body,
-            stream: self.stream,
+            stream: self.stream.then_some(stream_of(self.kind)),
         })
+    }
+}
+
+/// How a provider of this kind calls a stream.
+fn stream_of(kind: ProviderKind) -> &'static str {
+    match kind {
+        ProviderKind::Bedrock => "application/vnd.amazon.eventstream",
+        ProviderKind::Openai | ProviderKind::Azure | ProviderKind::Anthropic | ProviderKind::Gemini => {
+            "text/event-stream"
+        }
+    }
+}
+
+impl Ready {
+    fn request(&self) -> Result<Request<Full<Bytes>>, Error> {
+        let path = self.url.path_and_query().map_or("/", |path| path.as_str());
+        let mut request = Request::post(path)
+            .body(Full::new(self.body.clone()))
+            .map_err(|error| Error::Unusable(error.to_string()))?;
+        *request.headers_mut() = self.headers.clone();
+        Ok(request)
+    }
+}
+
+/// As it stands in the request.
+fn host(url: &Uri) -> Result<String, Error> {
+    match (url.host(), url.port_u16()) {
+        (Some(host), Some(port)) => Ok(format!("{host}:{port}")),
+        (Some(host), None) => Ok(host.to_owned()),
+        (None, _) => Err(Error::Unusable("it has no host".into())),
     }
 }
 
@@ -100,13 +150,17 @@ pub enum Error {
 /// The head of an answer, and the rest as it comes.
 pub struct Reply {
     pub status: u16,
-    pub is_stream: bool,
     /// How long the provider wants to be left alone.
     pub retry_after: Option<Duration>,
     /// The provider's own name for the request, for asking them about it.
     pub request_id: Option<String>,
-    response: reqwest::Response,
+    kind: String,
+    answer: Answer,
     idle: Duration,
+    /// When something was last heard.
+    heard: Instant,
+    /// Goes off when nothing may have been heard for too long; looked at only then, not set anew with every chunk.
+    alarm: Option<Pin<Box<Sleep>>>,
 }
 
 impl fmt::Debug for Reply {
@@ -120,36 +174,35 @@ impl fmt::Debug for Reply {
 /// The one client; connections are kept and shared. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Providers {
-    http: reqwest::Client,
+    links: Arc<Links>,
     timeouts: Timeouts,
 }
 
 impl Providers {
     pub fn new(timeouts: Timeouts) -> Result<Self, Error> {
-        let http = reqwest::Client::builder()
-            .connect_timeout(timeouts.connect)
-            .redirect(reqwest::redirect::Policy::none())
-            .no_proxy()
-            .tcp_nodelay(true)
-            .pool_max_idle_per_host(256)
-            .user_agent(concat!("atoll/", env!("CARGO_PKG_VERSION")))
-            .build()
-            .map_err(|error| Error::Unusable(error.to_string()))?;
-        Ok(Self { http, timeouts })
+        let links = Links::new().map_err(|error| Error::Unusable(error.to_string()))?;
+        Ok(Self {
+            links: Arc::new(links),
+            timeouts,
+        })
     }
 
     /// Sends a call and waits for the head of its answer, which may say no.
     pub async fn send(&self, call: Ready) -> Result<Reply, Error> {
-        let request = self.http.post(call.url).headers(call.headers).body(call.body);
-        let sent = timeout(self.timeouts.first_byte, request.send()).await;
-        let response = sent
-            .map_err(|_| Error::TooSlow(self.timeouts.first_byte))?
-            .map_err(|error| Error::Unreachable(cause(&error)))?;
-        let header = |name: HeaderName| response.headers().get(name).and_then(|value| value.to_str().ok());
-        let is_stream = header(CONTENT_TYPE).is_some_and(|kind| essence(kind) == "text/event-stream");
+        let Timeouts {
+            connect,
+            first_byte,
+            idle,
+        } = self.timeouts;
+        let request = call.request()?;
+        let sent = timeout(first_byte, self.links.send(&call.url, request, connect)).await;
+        let (head, answer) = sent
+            .map_err(|_| Error::TooSlow(first_byte))?
+            .map_err(|error| Error::Unreachable(cause(error.as_ref())))?;
+        let header = |name: HeaderName| head.headers().get(name).and_then(|value| value.to_str().ok());
+        let kind = header(CONTENT_TYPE).map(essence).unwrap_or_default();
         let reply = Reply {
-            status: response.status().as_u16(),
-            is_stream,
+            status: head.status().as_u16(),
             retry_after: header(RETRY_AFTER)
                 .and_then(|value| value.trim().parse().ok())
                 .map(Duration::from_secs),
@@ -157,8 +210,11 @@ impl Providers {
                 .into_iter()
                 .find_map(|name| header(HeaderName::from_static(name)))
                 .map(|id| id.chars().filter(char::is_ascii_graphic).take(100).collect()),
-            response,
-            idle: self.timeouts.idle,
+            kind,
+            answer,
+            idle,
+            heard: Instant::now(),
+            alarm: None,
         };
         reply.check(call.stream)
     }
@@ -166,17 +222,11 @@ impl Providers {
 
 impl Reply {
     /// An answer of success must be of the kind that was asked for.
-    fn check(self, stream: bool) -> Result<Self, Error> {
-        let kind = self
-            .response
-            .headers()
-            .get(CONTENT_TYPE)
-            .and_then(|kind| kind.to_str().ok());
-        let kind = kind.map(essence).unwrap_or_default();
-        let fits = if stream {
-            self.is_stream
-        } else {
-            kind == "application/json" || kind.ends_with("+json")
+    fn check(self, stream: Option<&str>) -> Result<Self, Error> {
+        let kind = &self.kind;
+        let fits = match stream {
+            Some(stream) => kind == stream,
+            None => kind == "application/json" || kind.ends_with("+json"),
         };
         match self.status {
             200..=299 if !fits => Err(Error::WrongKind(format!("`{}`", kind.escape_default()))),
@@ -187,9 +237,25 @@ impl Reply {
 
     /// The next chunk; `None` at the end.
     pub async fn chunk(&mut self) -> Result<Option<Bytes>, Error> {
-        let next = timeout(self.idle, self.response.chunk()).await;
-        next.map_err(|_| Error::Stalled(self.idle))?
-            .map_err(|error| Error::BrokeOff(cause(&error)))
+        poll_fn(|cx| self.poll_chunk(cx)).await
+    }
+
+    fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Error>> {
+        if let Poll::Ready(next) = self.answer.poll_chunk(cx) {
+            self.heard = Instant::now();
+            return Poll::Ready(next.transpose().map_err(|error| Error::BrokeOff(cause(&error))));
+        }
+        let due = self.heard + self.idle;
+        let alarm = self
+            .alarm
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(due)));
+        while alarm.as_mut().poll(cx).is_ready() {
+            if Instant::now() >= due {
+                return Poll::Ready(Err(Error::Stalled(self.idle)));
+            }
+            alarm.as_mut().reset(due);
+        }
+        Poll::Pending
     }
 
     /// The whole answer.
@@ -203,11 +269,7 @@ impl Reply {
     }
 
     async fn read(mut self, most: usize) -> Result<Bytes, Error> {
-        if self
-            .response
-            .content_length()
-            .is_some_and(|length| length > most as u64)
-        {
+        if self.answer.size_hint().is_some_and(|size| size > most as u64) {
             return Err(Error::TooLarge(most));
         }
         let Some(first) = self.chunk().await? else {
@@ -224,35 +286,83 @@ impl Reply {
     }
 }
 
-fn headers(call: &Call<'_>, key: Option<&[u8]>) -> Result<HeaderMap, Error> {
+fn headers(call: &Call<'_>, url: &Uri, key: Option<&[u8]>, now: Timestamp) -> Result<HeaderMap, Error> {
     let mut headers = HeaderMap::new();
+    let us = concat!("atoll/", env!("CARGO_PKG_VERSION"));
+    headers.insert(USER_AGENT, HeaderValue::from_static(us));
+    let host = host(url)?;
+    headers.insert(HOST, value(&host)?);
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     let accept = if call.stream {
-        "text/event-stream"
+        stream_of(call.kind)
     } else {
         "application/json"
     };
     headers.insert(ACCEPT, HeaderValue::from_static(accept));
-    for (name, value) in call.headers {
+    for (name, text) in call.headers {
         let name =
             HeaderName::from_bytes(name.as_bytes()).map_err(|error| Error::Unusable(error.to_string()))?;
-        let value = HeaderValue::from_str(value).map_err(|error| Error::Unusable(error.to_string()))?;
-        headers.insert(name, value);
+        headers.insert(name, value(text)?);
     }
     if call.kind == ProviderKind::Anthropic && !headers.contains_key("anthropic-version") {
         headers.insert("anthropic-version", HeaderValue::from_static("2023-06-01"));
     }
-    if let Some(key) = key {
-        let (name, value) = match call.kind {
-            ProviderKind::Openai => (AUTHORIZATION, [b"Bearer ", key].concat()),
-            ProviderKind::Azure => (HeaderName::from_static("api-key"), key.to_vec()),
-            ProviderKind::Anthropic => (HeaderName::from_static("x-api-key"), key.to_vec()),
-            ProviderKind::Gemini => (HeaderName::from_static("x-goog-api-key"), key.to_vec()),
-        };
-        let mut value = HeaderValue::from_bytes(&value)
-            .map_err(|_| Error::Unusable("the key has characters that cannot stand in a header".into()))?;
-        value.set_sensitive(true);
-        headers.insert(name, value);
+    let Some(key) = key else { return Ok(headers) };
+    let (name, text) = match call.kind {
+        ProviderKind::Bedrock => match Credentials::read(key) {
+            Some(credentials) => return sign(headers, call, url, &host, &credentials, now),
+            None => (AUTHORIZATION, [b"Bearer ", key].concat()),
+        },
+        ProviderKind::Openai => (AUTHORIZATION, [b"Bearer ", key].concat()),
+        ProviderKind::Azure => (HeaderName::from_static("api-key"), key.to_vec()),
+        ProviderKind::Anthropic => (HeaderName::from_static("x-api-key"), key.to_vec()),
+        ProviderKind::Gemini => (HeaderName::from_static("x-goog-api-key"), key.to_vec()),
+    };
+    headers.insert(name, private(&text)?);
+    Ok(headers)
+}
+
+fn value(text: &str) -> Result<HeaderValue, Error> {
+    HeaderValue::from_str(text).map_err(|error| Error::Unusable(error.to_string()))
+}
+
+/// A header that no library logs.
+fn private(text: &[u8]) -> Result<HeaderValue, Error> {
+    let mut value = HeaderValue::from_bytes(text)
+        .map_err(|_| Error::Unusable("the key has characters that cannot stand in a header".into()))?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+/// Adds a signature of the request as Amazon wants it.
+fn sign(
+    mut headers: HeaderMap,
+    call: &Call<'_>,
+    url: &Uri,
+    host: &str,
+    credentials: &Credentials<'_>,
+    now: Timestamp,
+) -> Result<HeaderMap, Error> {
+    let stamp = signature::stamp(now).ok_or_else(|| Error::Unusable("the clock is wrong".into()))?;
+    let mut signed = vec![
+        ("content-type", "application/json"),
+        ("host", host),
+        ("x-amz-date", &stamp),
+    ];
+    signed.extend(credentials.token.map(|token| ("x-amz-security-token", token)));
+    let request = Signed {
+        method: "POST",
+        path: url.path(),
+        headers: &signed,
+        body: &call.body,
+        region: signature::region(url.host().unwrap_or_default()),
+        service: "bedrock",
+    };
+    let authorization = signature::authorization(credentials, &request, &stamp);
+    headers.insert(AUTHORIZATION, private(authorization.as_bytes())?);
+    headers.insert("x-amz-date", value(&stamp)?);
+    if let Some(token) = credentials.token {
+        headers.insert("x-amz-security-token", private(token.as_bytes())?);
     }
     Ok(headers)
 }
@@ -266,8 +376,8 @@ fn essence(kind: &str) -> String {
 }
 
 /// The innermost cause; the outer ones repeat the address, which may be nobody's business.
-fn cause(error: &reqwest::Error) -> String {
-    std::iter::successors(std::error::Error::source(error), |error| error.source())
+fn cause(error: &(dyn std::error::Error + 'static)) -> String {
+    std::iter::successors(error.source(), |error| error.source())
         .last()
         .map_or_else(|| error.to_string(), ToString::to_string)
 }

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use atoll_providers::{Call, Error, Providers, Timeouts};
-use atoll_types::ProviderKind;
+use atoll_types::{ProviderKind, Timestamp};
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -64,7 +64,9 @@ async fn ask(base: &str, stream: bool) -> Result<atoll_providers::Reply, Error> 
         body: Bytes::from_static(b"{}"),
         stream,
     };
-    providers().send(call.with_key(Some(b"sk-secret"))?).await
+    providers()
+        .send(call.with_key(Some(b"sk-secret"), Timestamp(0))?)
+        .await
 }
 
 #[tokio::test]

@@ -31,6 +31,12 @@ pub struct ModelCaller {
 impl Sandboxes {
     /// Finds out who holds this secret. `None`: nobody (unknown or revoked).
     pub async fn authenticate(&self, secret: &str) -> Result<Option<Caller>, Fault> {
+        let found = self.find_key(secret).await?;
+        Ok(found.map(|(_, project)| Caller { project }))
+    }
+
+    /// Which key a secret is of, and whose; `None` as above.
+    pub async fn find_key(&self, secret: &str) -> Result<Option<(KeyId, ProjectId)>, Fault> {
         if !secret.starts_with(KEY_PREFIX) || secret.len() > 100 {
             return Ok(None);
         }
@@ -51,7 +57,7 @@ impl Sandboxes {
             }
         };
         self.store().note_key_used(&key, self.now());
-        Ok(Some(Caller { project }))
+        Ok(Some((key, project)))
     }
 
     /// Makes a key and returns its secret, which cannot be shown again.

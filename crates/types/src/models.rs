@@ -63,6 +63,8 @@ pub enum ProviderKind {
     Azure,
     Anthropic,
     Gemini,
+    /// Converse, at Amazon.
+    Bedrock,
 }
 
 /// How a call ended.
@@ -134,7 +136,7 @@ macro_rules! named {
 }
 
 named! {
-    ProviderKind, "kind of provider" { Openai = "openai", Azure = "azure", Anthropic = "anthropic", Gemini = "gemini" }
+    ProviderKind, "kind of provider" { Openai = "openai", Azure = "azure", Anthropic = "anthropic", Gemini = "gemini", Bedrock = "bedrock" }
     CallOutcome, "outcome" { Open = "open", Done = "done", Failed = "failed", Cancelled = "cancelled", Lost = "lost" }
     BudgetScope, "scope" { Project = "project", Key = "key", Workflow = "workflow", Run = "run", Sandbox = "sandbox" }
     BudgetWindow, "window" { Day = "day", Week = "week", Month = "month", Total = "total" }

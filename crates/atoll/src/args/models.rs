@@ -13,6 +13,7 @@ use super::parse_duration;
 Examples:
   atoll provider set openai < key.txt
   atoll provider set claude --kind anthropic --key-file key.txt
+  atoll provider set bedrock --base-url https://bedrock-runtime.eu-central-1.amazonaws.com < key.txt
   atoll provider set local --base-url http://127.0.0.1:11434/v1 --no-key --serves 'llama*'")]
 pub(crate) enum ProviderCommand {
     Set(ProviderSetArgs),
@@ -29,7 +30,7 @@ pub(crate) enum ProviderCommand {
 pub(crate) struct ProviderSetArgs {
     /// How requests and reports name it
     pub(crate) name: String,
-    /// Which wire it speaks: openai, azure, anthropic or gemini [default: its name if that is one, else openai]
+    /// Which wire it speaks: openai, azure, anthropic, gemini or bedrock [default: its name if that is one, else openai]
     #[arg(long)]
     pub(crate) kind: Option<String>,
     /// Where it is [default: where OpenAI, Anthropic and Gemini are]
@@ -41,7 +42,8 @@ pub(crate) struct ProviderSetArgs {
     /// It speaks OpenAI's Responses beside Chat Completions
     #[arg(long)]
     pub(crate) responses: bool,
-    /// Read the key from this file [default: standard input]
+    /// Read the key from this file [default: standard input]. Bedrock's is an API key of its own, or
+    /// ACCESS_KEY_ID:SECRET_ACCESS_KEY[:SESSION_TOKEN]
     #[arg(long, value_name = "FILE")]
     pub(crate) key_file: Option<PathBuf>,
     /// It needs no key, or keeps the one that it has
@@ -213,7 +215,7 @@ pub(crate) struct SpendArgs {
 
 /// Serve models that follow a script, for tests and demos
 ///
-/// Speaks OpenAI's, Anthropic's and Gemini's wire, costs nothing, needs no key, and says in every answer that it is scripted.
+/// Speaks OpenAI's, Anthropic's, Gemini's and Bedrock's wire, costs nothing, needs no key, and says in every answer that it is scripted.
 /// The name of the model says what it does: scripted-echo, scripted-think, scripted-tool, scripted-full (as many tokens as
 /// allowed), scripted-slow-MS, scripted-stream-COUNT, scripted-coder, and ways to misbehave: scripted-429, -500, -hang, -garbage, -html,
 /// -cut, -longline.

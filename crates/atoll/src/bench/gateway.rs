@@ -4,6 +4,9 @@
 //! longer: that is when the row of a call gets to the disk. Calls with and without the gateway take turns in one run. The peer is
 //! LiteLLM's proxy, where `ATOLL_BENCH_LITELLM` names its program.
 
+mod streams;
+
+use std::net::SocketAddr;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -19,6 +22,7 @@ use super::row::{Bar, Row, Samples};
 use super::subject::Subject;
 use super::{Measured, Setting};
 use crate::output::{Doing, Error, Result};
+use streams::{CHUNKS, Source};
 
 const RATE: u64 = 200;
 const BUDGETED: usize = 100;
@@ -47,7 +51,8 @@ impl Measured for GatewayCase {
             ],
             Self::Large => &["added latency, 200 KB, p50"],
             Self::Streams => &[
-                "streams of 50 chunks/s, added to each, p50",
+                "streams of 50 chunks/s, added to each chunk, p50",
+                "streams of 50 chunks/s, CPU for each chunk",
                 "streams of 50 chunks/s, memory each",
             ],
             Self::Budget => &["calls that a budget for 100 lets pass, of 10,000 at once"],
@@ -149,7 +154,7 @@ impl Bench {
         let body =
             json!({"kind": "openai", "base_url": format!("{}/v1", provider.url), "serves": ["scripted-*"]});
         client.put("/v1/gateway/providers/scripted", &body).await?;
-        for model in ["scripted-slow-20", "scripted-full", "scripted-stream-250"] {
+        for model in ["scripted-slow-20", "scripted-full", "clock"] {
             client
                 .put(
                     &format!("/v1/gateway/prices/{model}"),
@@ -178,6 +183,11 @@ impl Bench {
 
     fn gateway(&self) -> String {
         format!("{}v1", self.server.client.base())
+    }
+
+    fn gateway_address(&self) -> Option<SocketAddr> {
+        let base = self.server.client.base();
+        base.socket_addrs(|| None).ok()?.first().copied()
     }
 
     fn direct(&self) -> String {
@@ -241,42 +251,65 @@ impl Bench {
             .collect())
     }
 
-    /// Streams at once: how late the whole of each is, spread over its chunks, and what they hold in memory.
+    /// Streams at once: how late each chunk is, and what they hold in memory.
     async fn streams(&self, names: &[&str], count: usize) -> Result<Vec<Row>> {
-        const CHUNKS: f64 = 250.0;
+        let origin = Instant::now();
+        let gateway = self
+            .gateway_address()
+            .ok_or_else(|| Error::new("the server has no address"))?;
+        let source = Source::start(count, origin)?;
+        let direct = streams::read(source.address, &self.key, count, origin).await?;
+        let source = Source::start(count, origin)?;
+        let copier = streams::copier(source.address)?;
+        let copied = streams::read(copier, &self.key, count, origin).await?;
+        let source = Source::start(count, origin)?;
         let body = json!({
-            "model": "scripted-stream-250", "stream": true, "messages": [{"role": "user", "content": "go"}], "max_tokens": 300,
+            "kind": "openai", "base_url": format!("http://{}/v1", source.address), "serves": ["clock"],
         });
+        let client = &self.server.client;
+        client.put("/v1/gateway/providers/clock", &body).await?;
         let before = host::resident(self.server.pid).unwrap_or_default();
-        let mut lasted = [Samples::default(), Samples::default()];
-        let mut peak = 0;
-        for (base, samples) in [self.direct(), self.gateway()].iter().zip(&mut lasted) {
-            let mut streams = JoinSet::new();
-            for _ in 0..count {
-                let request = self.request(base, &body);
-                streams.spawn(async move {
-                    let began = Instant::now();
-                    let mut answer = request.send().await.doing("a stream failed")?.bytes_stream();
-                    while let Some(chunk) = answer.next().await {
-                        chunk.doing("a stream broke off")?;
-                    }
-                    Ok::<_, Error>(began.elapsed().as_secs_f64() * 1000.0)
-                });
+        let cpu_before = host::cpu_millis(self.server.pid).unwrap_or_default();
+        let (mut memory, mut ticks) = (Vec::new(), tokio::time::interval(Duration::from_millis(100)));
+        let mut reading = std::pin::pin!(streams::read(gateway, &self.key, count, origin));
+        let through = loop {
+            tokio::select! {
+                read = &mut reading => break read?,
+                _ = ticks.tick() => memory.extend(host::resident(self.server.pid)),
             }
-            while let Some(done) = streams.join_next().await {
-                samples.push(done.doing("a stream died")??);
-                peak = peak.max(host::resident(self.server.pid).unwrap_or_default());
-            }
-        }
-        let [direct, through] = &lasted;
-        let added = through
-            .median()
-            .zip(direct.median())
-            .map(|(ours, theirs)| (ours - theirs) / CHUNKS);
+        };
+        let cpu = host::cpu_millis(self.server.pid).unwrap_or_default() - cpu_before;
+        let added = |late: &Samples| {
+            late.median()
+                .zip(direct.median())
+                .map(|(late, direct)| late - direct)
+        };
+        let peak = memory.iter().max().copied().unwrap_or_default();
         let each = peak.saturating_sub(before) as f64 / 1024.0 / count as f64;
+        let half = memory.get(memory.len() / 2).copied().unwrap_or_default();
+        let note = |late: &Samples| {
+            format!(
+                "p50 {:.2} ms, p99 {:.2} ms",
+                late.median().unwrap_or_default(),
+                late.p99().unwrap_or_default()
+            )
+        };
+        let bar = Bar::AtMost(1.0);
         Ok(vec![
-            Row::single(names[0], "ms", added, Bar::AtMost(1.0)).note(format!("{count} streams at once")),
-            Row::single(names[1], "KiB", Some(each), Bar::Shown),
+            Row::single(names[0], "ms", added(&through), bar)
+                .against("a process that only copies bytes", added(&copied), bar)
+                .note(format!(
+                    "{count} streams; after it was written a chunk arrives: without anything between {}; copied {}; through the gateway {}",
+                    note(&direct),
+                    note(&copied),
+                    note(&through)
+                )),
+            Row::single(names[1], "µs", Some(cpu * 1000.0 / (count * CHUNKS) as f64), Bar::Shown)
+                .note("of the gateway alone, opening and settling the streams included"),
+            Row::single(names[2], "KiB", Some(each), Bar::Shown).note(format!(
+                "in the second half of the time it grew by {:.1} KiB each",
+                peak.saturating_sub(half) as f64 / 1024.0 / count as f64
+            )),
         ])
     }
 

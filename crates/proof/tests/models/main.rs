@@ -59,7 +59,7 @@ impl Drop for Scripted {
     }
 }
 
-/// A server with the three scripted providers and a key that may call them.
+/// A server with scripted providers of every kind and a key that may call them.
 async fn gateway(scripted: &Scripted) -> (Server, String) {
     let options = Options::default().config("[models]\nfirst_byte_timeout = \"3s\"\nidle_timeout = \"3s\"");
     let server = Server::start(Tier::Jail, options).await;
@@ -69,15 +69,31 @@ async fn gateway(scripted: &Scripted) -> (Server, String) {
         ("resp", "openai", format!("{base}/v1")),
         ("claude", "anthropic", base.clone()),
         ("gem", "gemini", format!("{base}/v1beta")),
+        ("bed", "bedrock", base.clone()),
     ] {
         let serves: &[&str] = if name == "open" { &["scripted-echo"] } else { &[] };
         let responses = name == "resp";
+        // At Amazon a request is signed with its key.
+        let key = if name == "bed" {
+            "AKIASCRIPTEDSCRIPTED:secret"
+        } else {
+            "scripted-key"
+        };
         let body = json!({
-            "kind": kind, "base_url": url, "key": "scripted-key", "serves": serves, "responses": responses,
+            "kind": kind, "base_url": url, "key": key, "serves": serves, "responses": responses,
         });
         put(&server, &format!("/v1/gateway/providers/{name}"), &body).await;
     }
-    for role in ["echo", "full", "tool", "think", "json", "slow-100", "stream-20"] {
+    for role in [
+        "echo",
+        "full",
+        "tool",
+        "think",
+        "json",
+        "shell",
+        "slow-100",
+        "stream-20",
+    ] {
         let body = json!({"input": PRICES.0, "output": PRICES.1});
         put(&server, &format!("/v1/gateway/prices/scripted-{role}"), &body).await;
     }
@@ -218,6 +234,59 @@ async fn the_javascript_clients_work_unchanged() {
     }
 }
 
+/// Coding agents, each as it comes from npm, inside a sandbox that reaches nothing but the gateway and holds no provider's key.
+/// Each is told to run a command by its own tool, and says what came of it.
+#[tokio::test]
+async fn coding_agents_work_in_a_sandbox_without_a_providers_key() {
+    const AGENTS: [(&str, &str); 3] = [
+        ("claude", "claude/scripted-shell"),
+        ("codex", "resp/scripted-shell"),
+        ("opencode", "open/scripted-shell"),
+    ];
+    let scripted = Scripted::start();
+    let (server, _) = gateway(&scripted).await;
+    if server.client().get("/v1/templates/coding-agents").await.status == 404 {
+        eprintln!("SKIPPED: there is no template coding-agents; templates/coding-agents/build makes it");
+        server.finish().await;
+        return;
+    }
+    for (agent, model) in AGENTS {
+        let wanted = json!({
+            "template": "coding-agents", "memory_bytes": 2_u64 << 30,
+            "network": {"rules": [{"action": "allow", "to": "models.atoll.internal"}]},
+        });
+        let created = server
+            .client()
+            .post("/v1/sandboxes", &server.request(&wanted))
+            .await
+            .json();
+        if created["error"]["code"] == "network_unavailable" {
+            eprintln!("SKIPPED: sandboxes reach nothing on this machine");
+            break;
+        }
+        let sandbox = Sandbox::of(server.client(), &created);
+        let command = "run: echo $((6 * 7)) > answer; echo made-by-$(whoami)";
+        let said = sandbox.run(&["coding-agent", agent, model, command]).await;
+        assert!(
+            said.stdout.contains("[scripted]") && said.stdout.contains("made-by-user"),
+            "{said:?}"
+        );
+        let file = sandbox.run(&["cat", "answer"]).await;
+        assert_eq!(file.stdout, "42\n", "{agent}: {said:?}");
+        let environment = sandbox.run(&["env"]).await.stdout;
+        assert!(!environment.contains("scripted-key"), "{environment}");
+        let calls = server.client().get("/v1/gateway/calls").await.ok();
+        assert_eq!(
+            calls["items"][0]["sandbox"],
+            json!(sandbox.id),
+            "{agent}: {calls}"
+        );
+        println!("{agent}: {}", said.stdout.trim());
+        sandbox.kill().await;
+    }
+    server.finish().await;
+}
+
 #[tokio::test]
 async fn a_server_that_is_killed_loses_no_money() {
     let scripted = Scripted::start();
@@ -286,6 +355,41 @@ async fn a_budget_holds_when_everybody_calls_at_once() {
         (&standing["spent"], &standing["reserved"]),
         (&json!("0.01"), &json!("0.00"))
     );
+    server.finish().await;
+}
+
+/// A budget for each key counts what a project's own key spends, apart from what others do, and reports name it.
+#[tokio::test]
+async fn a_budget_by_key_caps_a_projects_own_key_too() {
+    let scripted = Scripted::start();
+    let (server, other) = gateway(&scripted).await;
+    // Ten tokens at ten dollars a million, twice.
+    let price = json!({"input": "0", "output": "10"});
+    put(&server, "/v1/gateway/prices/scripted-full", &price).await;
+    let budget = json!({"limit": "0.0002", "scope": "key"});
+    put(&server, "/v1/gateway/budgets/each-key", &budget).await;
+    let body = json!({
+        "model": "open/scripted-full", "max_tokens": 10, "messages": [{"role": "user", "content": "x"}],
+    });
+    let own = server.client();
+    for expected in [200, 200, 402] {
+        own.post("/v1/chat/completions", &body).await.expect(expected);
+    }
+    let other = own.with_key(Some(&other));
+    other.post("/v1/chat/completions", &body).await.expect(200);
+    let keys = own.get("/v1/keys").await.ok();
+    let spend = wait::until("both are in the report", Duration::from_secs(10), || async {
+        let spend = own.get_with("/v1/gateway/spend", &[("by", "key")]).await.ok();
+        (spend["total"] == "0.0003").then_some(spend)
+    });
+    let spend = spend.await;
+    let spent = |key: &Value| {
+        let rows = spend["items"].as_array().unwrap();
+        rows.iter()
+            .find(|row| row["group"] == *key)
+            .map(|row| row["cost"].clone())
+    };
+    assert_eq!(spent(&keys["items"][0]["id"]), Some(json!("0.0002")), "{spend}");
     server.finish().await;
 }
 

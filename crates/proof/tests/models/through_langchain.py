@@ -59,7 +59,7 @@ def talk(make):
 
 
 def main():
-    for provider in ["open", "claude", "gem"]:
+    for provider in ["open", "claude", "gem", "bed"]:
         talk(lambda role, provider=provider: chat(f"{provider}/scripted-{role}"))
         talk(lambda role, provider=provider: chat(f"{provider}/scripted-{role}", use_responses_api=True))
         talk(lambda role, provider=provider: claude(f"{provider}/scripted-{role}"))

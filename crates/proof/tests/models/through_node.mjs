@@ -19,7 +19,7 @@ const schema = { type: "object", properties: { city: { type: "string" } }, requi
 
 const openai = new OpenAI({ baseURL: `${origin}/v1`, apiKey, maxRetries: 0 });
 const claude = new Anthropic({ baseURL: origin, apiKey, maxRetries: 0 });
-for (const provider of ["open", "claude", "gem"]) {
+for (const provider of ["open", "claude", "gem", "bed"]) {
   const model = (role) => `${provider}/scripted-${role}`;
   const plain = await openai.chat.completions.create({ model: model("echo"), messages: [{ role: "user", content: "hello there" }] });
   check(plain.choices[0].message.content === "[scripted] hello there", plain);
@@ -55,7 +55,7 @@ checks += 2;
 const spoken = manifest("@ai-sdk/gateway").version.startsWith("3.") ? "v3" : "v4";
 const gateway = createGateway({ baseURL: `${origin}/${spoken}/ai`, apiKey });
 let generation;
-for (const provider of ["open", "claude", "gem"]) {
+for (const provider of ["open", "claude", "gem", "bed"]) {
   const model = (role) => gateway(`${provider}/scripted-${role}`);
   const plain = await generateText({ model: model("echo"), prompt: "hello there", maxRetries: 0 });
   check(plain.text === "[scripted] hello there", plain);
@@ -82,7 +82,7 @@ check(catalogue.models.some((entry) => entry.id === "scripted-echo"), catalogue)
 const credits = await gateway.getCredits();
 check(credits.balance !== undefined && credits.totalUsed !== undefined, credits);
 const info = await gateway.getGenerationInfo({ id: generation });
-check(info.id === generation && info.model === "gem/scripted-echo", info);
+check(info.id === generation && info.model === "bed/scripted-echo", info);
 const today = new Date().toISOString().slice(0, 10);
 const report = await gateway.getSpendReport({ startDate: today, endDate: today, groupBy: "model" });
 check(report.results.some((row) => row.model === "scripted-echo" && row.requestCount > 0), report);

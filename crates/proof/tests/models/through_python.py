@@ -202,7 +202,7 @@ async def at_once():
 def main():
     client = openai.OpenAI(base_url=ORIGIN + "/v1", api_key=KEY, max_retries=0)
     claude = anthropic.Anthropic(base_url=ORIGIN, api_key=KEY, max_retries=0)
-    for provider in ["open", "claude", "gem"]:
+    for provider in ["open", "claude", "gem", "bed"]:
         model = lambda role, provider=provider: f"{provider}/scripted-{role}"
         chat(client, model)
         responses(client, model)
@@ -211,6 +211,7 @@ def main():
     responses(client, lambda role: f"resp/scripted-{role}")
     structured(client, lambda role: f"open/scripted-{role}")
     structured(client, lambda role: f"claude/scripted-{role}")
+    structured(client, lambda role: f"bed/scripted-{role}")
     thinking(claude)
     openai_errors(client, lambda role: f"open/scripted-{role}")
     anthropic_errors(claude, lambda role: f"claude/scripted-{role}")

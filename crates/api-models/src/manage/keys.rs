@@ -1,0 +1,146 @@
+//! `/v1/gateway/keys`: keys that open models and nothing else.
+
+use atoll_models::CreateModelKey;
+use atoll_store::ModelKeyRow;
+use atoll_types::KeyId;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::{Answer, Named, instant, named, own, parse, project, time, word};
+use crate::App;
+use crate::calls::Read;
+use crate::error::Failure;
+
+pub(super) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(list_model_keys, create_model_key))
+        .routes(routes!(revoke_model_key))
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CreateModelKeyRequest {
+    /// What the key is for.
+    #[schema(min_length = 1)]
+    name: String,
+    /// Models that it may call, with `*`. Default: all.
+    #[serde(default)]
+    models: Vec<String>,
+    requests_per_minute: Option<u64>,
+    tokens_per_minute: Option<u64>,
+    /// When it stops working.
+    #[schema(format = DateTime)]
+    expires_at: Option<String>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ModelKey {
+    id: String,
+    name: String,
+    /// The first characters of the secret, to tell keys apart.
+    prefix: String,
+    models: Vec<String>,
+    requests_per_minute: Option<u64>,
+    tokens_per_minute: Option<u64>,
+    #[schema(format = DateTime)]
+    created_at: String,
+    #[schema(format = DateTime)]
+    expires_at: Option<String>,
+    #[schema(format = DateTime)]
+    revoked_at: Option<String>,
+}
+
+impl ModelKey {
+    fn of(row: ModelKeyRow) -> Self {
+        Self {
+            id: row.id.to_string(),
+            name: row.name,
+            prefix: row.prefix,
+            models: row.models,
+            requests_per_minute: row.requests_per_minute,
+            tokens_per_minute: row.tokens_per_minute,
+            created_at: time(row.created_at),
+            expires_at: row.expires_at.map(time),
+            revoked_at: row.revoked_at.map(time),
+        }
+    }
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct NewModelKey {
+    key: ModelKey,
+    /// Shown this once; the server keeps only its hash.
+    secret: String,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ModelKeyList {
+    items: Vec<ModelKey>,
+}
+
+/// Lists the keys for models.
+#[utoipa::path(
+    get, path = "/v1/gateway/keys", tag = "models",
+    responses((status = 200, description = "The keys, without their secrets.", body = ModelKeyList))
+)]
+pub(crate) async fn list_model_keys(State(app): State<App>, headers: HeaderMap) -> Answer<ModelKeyList> {
+    let project = project(&app, &headers).await?;
+    let rows = app.models.list_model_keys(&project).await.map_err(own)?;
+    Ok(axum::Json(ModelKeyList {
+        items: rows.into_iter().map(ModelKey::of).collect(),
+    }))
+}
+
+/// Makes a key for models.
+#[utoipa::path(
+    post, path = "/v1/gateway/keys", tag = "models", request_body = CreateModelKeyRequest,
+    responses((status = 201, description = "The key and its secret.", body = NewModelKey))
+)]
+pub(crate) async fn create_model_key(
+    State(app): State<App>,
+    headers: HeaderMap,
+    body: Read,
+) -> Result<(StatusCode, axum::Json<NewModelKey>), Failure> {
+    let project = project(&app, &headers).await?;
+    let body: CreateModelKeyRequest = parse(body)?;
+    let expires_at = body
+        .expires_at
+        .as_deref()
+        .map(|text| instant("expires_at", text))
+        .transpose()?;
+    let request = CreateModelKey {
+        name: body.name,
+        models: body.models,
+        requests_per_minute: body.requests_per_minute,
+        tokens_per_minute: body.tokens_per_minute,
+        expires_at,
+    };
+    let (row, secret) = app
+        .models
+        .create_model_key(&project, request)
+        .await
+        .map_err(own)?;
+    let key = ModelKey::of(row);
+    Ok((StatusCode::CREATED, axum::Json(NewModelKey { key, secret })))
+}
+
+/// Revokes a key for models; it stops working at once.
+#[utoipa::path(
+    delete, path = "/v1/gateway/keys/{id}", tag = "models",
+    responses((status = 200, description = "The key.", body = ModelKey))
+)]
+pub(crate) async fn revoke_model_key(
+    State(app): State<App>,
+    headers: HeaderMap,
+    id: Named,
+) -> Answer<ModelKey> {
+    let project = project(&app, &headers).await?;
+    let id = named(id)?;
+    let id: KeyId = word("id", &id)?;
+    let row = app.models.revoke_model_key(&project, &id).await.map_err(own)?;
+    Ok(axum::Json(ModelKey::of(row)))
+}
