@@ -13,6 +13,9 @@ use tokio::sync::watch;
 use crate::queues::{Kind, QueueKey, Task, What};
 use crate::{Engine, fresh_id, unavailable, visibility};
 
+/// One that was used later than this is likely to be used again at once.
+const RESTED: Duration = Duration::from_secs(1);
+
 /// A workflow: a namespace and an id.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Key {
@@ -100,7 +103,7 @@ impl Cells {
     }
 
     /// Forgets cells that nobody holds or has used for a while, and the longest unused where there are more than `most`;
-    /// unless something would be lost with them.
+    /// unless they are busy, or something would be lost with them.
     pub(crate) fn evict(&self, idle: Duration, most: usize) {
         let mut all = self.lock();
         all.retain(|_, (cell, used)| used.elapsed() < idle || !cell.may_be_forgotten());
@@ -109,7 +112,7 @@ impl Cells {
         };
         let mut unused: Vec<(Instant, Key)> = all
             .iter()
-            .filter(|(_, (cell, _))| cell.may_be_forgotten())
+            .filter(|(_, (cell, used))| used.elapsed() >= RESTED && cell.may_be_forgotten())
             .map(|(key, (_, used))| (*used, key.clone()))
             .collect();
         unused.sort_unstable_by_key(|(used, _)| *used);

@@ -64,7 +64,7 @@ use queues::Queues;
 use schedules::Schedules;
 
 /// How often what is idle is looked for.
-const HOUSEKEEPING: Duration = Duration::from_secs(1);
+const HOUSEKEEPING: Duration = Duration::from_millis(500);
 
 /// How long the engine lets callers wait, and how much it keeps in memory.
 #[derive(Debug, Clone)]
@@ -76,7 +76,7 @@ pub struct Options {
     pub long_poll: Duration,
     /// Workflows that nobody has used for this long leave the memory.
     pub idle: Duration,
-    /// So many stay, if that is not more than are in use.
+    /// So many of those that rest stay.
     pub most_in_memory: usize,
     /// Namespaces that are made when the engine opens, if they are not there.
     pub namespaces: Vec<String>,
@@ -93,7 +93,7 @@ impl Default for Options {
             poll: Duration::from_secs(60),
             long_poll: Duration::from_secs(20),
             idle: Duration::from_secs(20),
-            most_in_memory: 4_096,
+            most_in_memory: 1_024,
             namespaces: vec!["default".to_owned()],
             project: String::new(),
             retention: Duration::from_secs(72 * 3600),
@@ -194,7 +194,7 @@ impl Engine {
             let options = &self.inner.options;
             self.inner.cells.evict(options.idle, options.most_in_memory);
             rounds += 1;
-            if rounds.is_multiple_of(60) {
+            if rounds.is_multiple_of(120) {
                 self.inner.queues.sweep();
                 self.expire().await;
             }
