@@ -103,7 +103,7 @@ impl Worker {
                         project: project.clone(),
                     };
                     tokio::spawn(async move {
-                        worker.carry_out(step, caller).await;
+                        Box::pin(worker.carry_out(step, caller)).await;
                         drop(place);
                     });
                 }
