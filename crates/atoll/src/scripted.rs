@@ -339,7 +339,7 @@ fn play(role: &str, request: &Value) -> Answer {
     answer
 }
 
-/// What a coding agent is told to do: to run, by its own tool for that, what stands behind `run:` in the conversation.
+/// What a coding agent is told to do: to run, by its own tool for that, what stands behind `scripted-run:` in the conversation.
 fn shell_call(request: &Value) -> Option<Part> {
     const TOOLS: [&str; 4] = ["Bash", "bash", "exec_command", "shell"];
     let tools = request["tools"].as_array()?;
@@ -354,7 +354,7 @@ fn shell_call(request: &Value) -> Option<Part> {
         .into_iter()
         .find(|schema| schema.is_object())?;
     let texts = last_texts(request);
-    let told = texts.iter().find_map(|text| text.split("run: ").nth(1))?;
+    let told = texts.iter().find_map(|text| text.split("scripted-run: ").nth(1))?;
     let command = told.lines().next()?.trim_matches(['"', ' ']);
     let field = ["command", "cmd"]
         .into_iter()

@@ -265,7 +265,7 @@ async fn coding_agents_work_in_a_sandbox_without_a_providers_key() {
             break;
         }
         let sandbox = Sandbox::of(server.client(), &created);
-        let command = "run: echo $((6 * 7)) > answer; echo made-by-$(whoami)";
+        let command = "scripted-run: echo $((6 * 7)) > answer; echo made-by-$(whoami)";
         let said = sandbox.run(&["coding-agent", agent, model, command]).await;
         assert!(
             said.stdout.contains("[scripted]") && said.stdout.contains("made-by-user"),
