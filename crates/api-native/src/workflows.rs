@@ -366,6 +366,7 @@ pub(crate) fn refused(refusal: Refusal) -> Failure {
         | Refusal::CancelAlreadyRequested
         | Refusal::FailedPrecondition(_)
         | Refusal::NotReady(_)
+        | Refusal::PagesLost
         | Refusal::Aborted(_) => (FaultKind::Conflict, "workflow_conflict"),
         Refusal::ResourceExhausted(_) => (FaultKind::LimitExceeded, "workflow_limit"),
         Refusal::PermissionDenied(_) => (FaultKind::Forbidden, "forbidden"),

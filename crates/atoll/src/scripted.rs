@@ -354,7 +354,9 @@ fn shell_call(request: &Value) -> Option<Part> {
         .into_iter()
         .find(|schema| schema.is_object())?;
     let texts = last_texts(request);
-    let told = texts.iter().find_map(|text| text.split("scripted-run: ").nth(1))?;
+    let told = texts
+        .iter()
+        .find_map(|text| text.split("scripted-run: ").nth(1))?;
     let command = told.lines().next()?.trim_matches(['"', ' ']);
     let field = ["command", "cmd"]
         .into_iter()

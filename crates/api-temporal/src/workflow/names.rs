@@ -89,7 +89,6 @@ fn info(known: &Namespace) -> namespace::NamespaceInfo {
             blob_size_limit_error: blob,
             memo_size_limit_error: blob,
             workflow_task_completion_size_limit_error: completion,
-            ..Default::default()
         }),
         supports_schedules: true,
     }
