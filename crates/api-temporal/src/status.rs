@@ -52,7 +52,7 @@ fn code(refusal: &Refusal) -> Code {
         Refusal::PermissionDenied(_) => Code::PermissionDenied,
         Refusal::DeadlineExceeded(_) => Code::DeadlineExceeded,
         Refusal::Aborted(_) => Code::Aborted,
-        Refusal::Unavailable(_) => Code::Unavailable,
+        Refusal::Unavailable(_) | Refusal::PagesLost => Code::Unavailable,
         Refusal::Unimplemented(_) => Code::Unimplemented,
         Refusal::MultiOperation { start, update } => start
             .as_deref()
@@ -109,6 +109,10 @@ fn detail(refusal: &Refusal) -> Option<Any> {
                     .into(),
                 ..Default::default()
             },
+        ),
+        Refusal::PagesLost => pack(
+            "WorkflowTaskCompletionBufferLostFailure",
+            &details::WorkflowTaskCompletionBufferLostFailure::default(),
         ),
         Refusal::PermissionDenied(reason) => pack(
             "PermissionDeniedFailure",

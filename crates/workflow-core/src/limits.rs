@@ -15,6 +15,8 @@ pub struct Limits {
     pub suggest_events: i64,
     pub suggest_bytes: i64,
     pub blob_bytes: usize,
+    /// All that a worker may ask for in answer to one task.
+    pub completion_bytes: usize,
     pub id_length: usize,
 }
 
@@ -33,6 +35,7 @@ impl Default for Limits {
             suggest_events: 4_096,
             suggest_bytes: 4 * 1024 * 1024,
             blob_bytes: 2 * 1024 * 1024,
+            completion_bytes: 32 * 1024 * 1024,
             id_length: 1_000,
         }
     }

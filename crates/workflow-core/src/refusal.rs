@@ -45,6 +45,9 @@ pub enum Refusal {
     Unavailable(String),
     #[error("{0}")]
     Unimplemented(String),
+    /// What a worker had sent of its answer is not there any more; it is to send all of it again.
+    #[error("buffered pages of the workflow task completion were lost")]
+    PagesLost,
     #[error("Update-with-Start could not be executed.")]
     MultiOperation {
         start: Option<Box<Self>>,

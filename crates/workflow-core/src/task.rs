@@ -342,6 +342,11 @@ impl Run {
         }
     }
 
+    /// Whether a worker with this token has the task.
+    pub fn check_holder(&self, token: &TaskToken) -> Result<(), Refusal> {
+        self.check_task(token).map(drop)
+    }
+
     fn check_task(&self, token: &TaskToken) -> Result<WorkflowTask, Refusal> {
         if !self.is_running() {
             return Err(Refusal::completed());

@@ -10,6 +10,7 @@ use prost::Message as _;
 use temporalio_protos::temporal::api::history::v1::History;
 use tokio::sync::watch;
 
+use crate::pages::Pages;
 use crate::queues::{Kind, QueueKey, Task, What};
 use crate::{Engine, fresh_id, unavailable, visibility};
 
@@ -50,6 +51,8 @@ pub(crate) struct Slot {
     pub(crate) run: Run,
     /// Queries that go along with the next workflow task.
     pub(crate) queries: Vec<String>,
+    /// What has come of the answer to the workflow task.
+    pub(crate) pages: Pages,
     /// The deadline that the clock knows.
     armed: i64,
     /// Somebody is delivering its letters.
@@ -62,6 +65,7 @@ impl Slot {
         Self {
             run,
             queries: Vec::new(),
+            pages: Pages::default(),
             armed: 0,
             posting: false,
             is_new,

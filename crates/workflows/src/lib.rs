@@ -26,6 +26,7 @@ mod filter;
 mod history;
 mod letters;
 mod namespaces;
+mod pages;
 mod queries;
 mod queues;
 mod requests;

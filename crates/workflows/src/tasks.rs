@@ -144,7 +144,12 @@ impl Engine {
     ) -> Result<service::RespondWorkflowTaskCompletedResponse, Refusal> {
         let token = TaskToken::decode(&request.namespace, &request.task_token)?;
         let key = Key::new(&token.namespace, &token.workflow_id);
-        let mut commands = request.commands;
+        let mut request = request;
+        if request.intermediate_page {
+            self.keep_page(&token, request).await?;
+            return Ok(service::RespondWorkflowTaskCompletedResponse::default());
+        }
+        let mut commands = self.all_commands(&token, &mut request).await?;
         let bad = commands
             .iter_mut()
             .filter_map(|command| command.attributes.as_mut())

@@ -69,6 +69,7 @@ pub(super) fn cluster_info() -> wire::GetClusterInfoResponse {
 fn info(known: &Namespace) -> namespace::NamespaceInfo {
     let limits = Limits::default();
     let blob = i64::try_from(limits.blob_bytes).unwrap_or(i64::MAX);
+    let completion = i64::try_from(limits.completion_bytes).unwrap_or(i64::MAX);
     namespace::NamespaceInfo {
         name: known.name.clone(),
         state: NamespaceState::Registered.into(),
@@ -81,12 +82,13 @@ fn info(known: &Namespace) -> namespace::NamespaceInfo {
             sync_update: true,
             async_update: true,
             worker_poll_complete_on_shutdown: true,
+            workflow_task_completion_pagination: true,
             ..Default::default()
         }),
         limits: Some(namespace::namespace_info::Limits {
             blob_size_limit_error: blob,
             memo_size_limit_error: blob,
-            ..Default::default()
+            workflow_task_completion_size_limit_error: completion,
         }),
         supports_schedules: true,
     }
