@@ -104,13 +104,12 @@ async fn workflows_survive_kills() {
             .await
             .expect("the script does not begin")
             .unwrap();
+        // Read all the while: a script that nobody reads stands still.
         let ending = tokio::spawn(async move {
-            let mut output = std::process::Output {
-                stdout: first.into_bytes(),
-                ..child.wait_with_output().await?
-            };
-            told.read_to_end(&mut output.stdout).await?;
-            Ok::<_, std::io::Error>(output)
+            let mut stdout = first.into_bytes();
+            let (read, ended) = tokio::join!(told.read_to_end(&mut stdout), child.wait_with_output());
+            read?;
+            Ok::<_, std::io::Error>(std::process::Output { stdout, ..ended? })
         });
         for _ in 0..kills {
             // Any moment is right.
