@@ -3,8 +3,12 @@
 use std::time::Duration;
 
 use atoll_workflow_core::{Refusal, duration, stamp};
-use temporalio_protos::temporal::api::enums::v1::TaskQueueType;
-use temporalio_protos::temporal::api::taskqueue::v1::{PollerInfo, TaskQueueStats};
+use temporalio_protos::temporal::api::enums::v1::{
+    BuildIdTaskReachability, DescribeTaskQueueMode, TaskQueueType,
+};
+use temporalio_protos::temporal::api::taskqueue::v1::{
+    PollerInfo, TaskQueueStats, TaskQueueTypeInfo, TaskQueueVersionInfo,
+};
 use temporalio_protos::temporal::api::workflowservice::v1 as service;
 
 use crate::Engine;
@@ -67,14 +71,63 @@ impl Engine {
                 "TaskQueue is not set on request.".to_owned(),
             ));
         }
-        let kind = if request.task_queue_type == i32::from(TaskQueueType::Activity) {
-            Kind::Activity
-        } else {
-            Kind::Workflow
+        #[expect(deprecated, reason = "Temporal's command line asks so")]
+        if request.api_mode == i32::from(DescribeTaskQueueMode::Enhanced) {
+            let asked = match request.task_queue_types.as_slice() {
+                [] => vec![
+                    i32::from(TaskQueueType::Workflow),
+                    i32::from(TaskQueueType::Activity),
+                ],
+                asked => asked.to_vec(),
+            };
+            let types_info = asked.into_iter().map(|queue_type| {
+                let (pollers, stats) = self.look_at_queue(&request.namespace, &name, queue_type);
+                let info = TaskQueueTypeInfo {
+                    pollers: if request.report_pollers {
+                        pollers
+                    } else {
+                        Vec::new()
+                    },
+                    stats: request.report_stats.then_some(stats),
+                };
+                (queue_type, info)
+            });
+            // No code is versioned here: all of it is the one without a build id.
+            let all = TaskQueueVersionInfo {
+                types_info: types_info.collect(),
+                task_reachability: if request.report_task_reachability {
+                    i32::from(BuildIdTaskReachability::Reachable)
+                } else {
+                    0
+                },
+            };
+            return Ok(service::DescribeTaskQueueResponse {
+                versions_info: [(String::new(), all)].into(),
+                ..Default::default()
+            });
+        }
+        let (pollers, stats) = self.look_at_queue(&request.namespace, &name, request.task_queue_type);
+        Ok(service::DescribeTaskQueueResponse {
+            pollers,
+            stats: request.report_stats.then_some(stats),
+            ..Default::default()
+        })
+    }
+
+    fn look_at_queue(
+        &self,
+        namespace: &str,
+        name: &str,
+        queue_type: i32,
+    ) -> (Vec<PollerInfo>, TaskQueueStats) {
+        let kind = match TaskQueueType::try_from(queue_type) {
+            Ok(TaskQueueType::Activity) => Kind::Activity,
+            Ok(TaskQueueType::Nexus) => Kind::Nexus,
+            _ => Kind::Workflow,
         };
         let sight = self.inner.queues.look(&QueueKey {
-            namespace: request.namespace,
-            name,
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
             kind,
         });
         let pollers = sight
@@ -92,10 +145,6 @@ impl Engine {
             approximate_backlog_age: Some(duration(i64::try_from(sight.oldest.as_nanos()).unwrap_or(0))),
             ..Default::default()
         };
-        Ok(service::DescribeTaskQueueResponse {
-            pollers,
-            stats: request.report_stats.then_some(stats),
-            ..Default::default()
-        })
+        (pollers, stats)
     }
 }

@@ -437,3 +437,35 @@ async fn a_worker_that_stops_is_answered_on_every_queue() {
         "one more poll, sent before it knew"
     );
 }
+
+#[tokio::test]
+async fn a_queue_is_described_as_old_and_new_clients_ask() {
+    let dir = tempfile::tempdir().unwrap();
+    let (engine, _) = open(&dir.path().join("workflows.db")).await;
+    start(&engine, "a").await;
+    let request = service::DescribeTaskQueueRequest {
+        namespace: "default".to_owned(),
+        task_queue: queue(),
+        report_stats: true,
+        report_pollers: true,
+        ..Default::default()
+    };
+    let old = engine.describe_task_queue(request.clone()).unwrap();
+    assert_eq!(old.stats.unwrap().approximate_backlog_count, 1);
+    poll(&engine).await;
+    let new = engine
+        .describe_task_queue(service::DescribeTaskQueueRequest {
+            api_mode: i32::from(enums::DescribeTaskQueueMode::Enhanced),
+            ..request
+        })
+        .unwrap();
+    let unversioned = &new.versions_info[""].types_info;
+    let workflows = &unversioned[&i32::from(enums::TaskQueueType::Workflow)];
+    assert_eq!(workflows.pollers[0].identity, "worker");
+    assert_eq!(workflows.stats.as_ref().unwrap().approximate_backlog_count, 0);
+    assert!(
+        unversioned[&i32::from(enums::TaskQueueType::Activity)]
+            .pollers
+            .is_empty()
+    );
+}
