@@ -167,7 +167,7 @@ impl Worker {
         if step.name == "approval.request" {
             return self.ask(step, caller, input).await;
         }
-        let input = match self.approved(step, caller, input) {
+        let input = match self.approved(step, caller, input).await {
             Ok(input) => input,
             Err(end) => return Some(end),
         };
@@ -184,38 +184,27 @@ impl Worker {
     }
 
     /// Takes `approval` out of the input. If it is there, it must have been granted to this run for exactly this step.
-    fn approved(&self, step: &Step, caller: &Caller, mut input: Value) -> Result<Value, StepEnd> {
+    async fn approved(&self, step: &Step, caller: &Caller, mut input: Value) -> Result<Value, StepEnd> {
         let Some(id) = input.as_object_mut().and_then(|fields| fields.remove("approval")) else {
             return Ok(input);
         };
-        let refuse = |message: String| StepEnd::Failed {
-            kind: "NotApproved".to_owned(),
-            message,
-            again: false,
-        };
-        let id = id.as_str().unwrap_or_default();
-        let approval = self
-            .engine
-            .approval(caller.project.as_str(), id)
-            .map_err(|error| refuse(error.to_string()))?;
-        if approval.run_id != step.run_id {
-            return Err(refuse(format!("{id} was given to another run")));
+        let action = json!({"step": step.name, "input": input});
+        let used = self.engine.use_approval(
+            caller.project.as_str(),
+            id.as_str().unwrap_or_default(),
+            &step.run_id,
+            &step.activity_id,
+            &action,
+        );
+        match used.await {
+            Ok(()) => Ok(input),
+            Err(error) => Err(StepEnd::Failed {
+                kind: "NotApproved".to_owned(),
+                message: error.to_string(),
+                // Not a no: it could not be written down.
+                again: matches!(error, Refusal::Unavailable(_)),
+            }),
         }
-        if !approval
-            .decision
-            .as_ref()
-            .is_some_and(|decision| decision.granted)
-        {
-            return Err(refuse(format!("{id} was not granted")));
-        }
-        let asked = atoll_workflows::digest(&json!({"step": step.name, "input": input}));
-        if asked != approval.digest {
-            return Err(refuse(format!(
-                "{id} was granted for another action: that has the digest {}, this has {asked}",
-                approval.digest
-            )));
-        }
-        Ok(input)
     }
 
     async fn ask(&self, step: &Step, caller: &Caller, mut input: Value) -> Option<StepEnd> {

@@ -3,6 +3,7 @@
 //! What must hold:
 //! - One question for one activity of a run: whoever asks again finds it.
 //! - A decision is about the action that was asked about, is durable before its workflow hears of it, and stands.
+//! - A yes is good for one activity, however often that is tried.
 //! - Silence means no. So does a workflow that has ended, or has taken its question back.
 //!
 //! They are few, and people are slow: all of them are in memory, and one task looks after them.
@@ -51,6 +52,9 @@ pub struct Approval {
     pub decision: Option<Decision>,
     /// The workflow has heard of the decision, or does not listen any more.
     told: bool,
+    /// The activity that has done what was granted, or tries to.
+    #[serde(default)]
+    used_by: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -203,6 +207,7 @@ impl Engine {
             deadline: now.saturating_add(limit),
             decision: None,
             told: false,
+            used_by: None,
         };
         self.keep_approval(approval.clone()).await?;
         Ok(approval)
@@ -261,6 +266,46 @@ impl Engine {
         drop(changing);
         self.inner.approvals.decided.notify_one();
         Ok(approval)
+    }
+
+    /// Takes what was granted for one activity of the run that asked, and for that action alone. The same activity may take it
+    /// again.
+    pub async fn use_approval(
+        &self,
+        project: &str,
+        id: &str,
+        run_id: &str,
+        activity_id: &str,
+        action: &Value,
+    ) -> Result<(), Refusal> {
+        let _changing = self.inner.approvals.changing.lock().await;
+        let mut approval = self.approval(project, id)?;
+        let refuse = |why: String| Err(Refusal::FailedPrecondition(why));
+        if approval.run_id != run_id {
+            return refuse(format!("{id} was given to another run"));
+        }
+        if !approval
+            .decision
+            .as_ref()
+            .is_some_and(|decision| decision.granted)
+        {
+            return refuse(format!("{id} was not granted"));
+        }
+        let asked = digest(action);
+        if asked != approval.digest {
+            return refuse(format!(
+                "{id} was granted for another action: that has the digest {}, this has {asked}",
+                approval.digest
+            ));
+        }
+        match approval.used_by.as_deref() {
+            Some(user) if user == activity_id => Ok(()),
+            Some(user) => refuse(format!("{id} was used by the activity {user} already; ask again")),
+            None => {
+                approval.used_by = Some(activity_id.to_owned());
+                self.keep_approval(approval).await
+            }
+        }
     }
 
     /// Writes it down, then remembers it.

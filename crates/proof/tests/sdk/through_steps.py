@@ -48,6 +48,12 @@ class Pipeline:
         except ActivityError as error:
             assert isinstance(error.cause, ApplicationError) and error.cause.type == "NotApproved", error.cause
         await step("sandbox.exec", **deliver, approval=granted["approval"])
+        try:
+            # Nobody has said yes to doing it twice.
+            await step("sandbox.exec", **deliver, approval=granted["approval"])
+            raise ApplicationError("a yes was used twice", non_retryable=True)
+        except ActivityError as error:
+            assert isinstance(error.cause, ApplicationError) and error.cause.type == "NotApproved", error.cause
         read = await step("sandbox.read", sandbox=box, path="/tmp/work/delivered.txt")
         await step("artifact.save", sandbox=box, path="/tmp/work/delivered.txt", name=workflow.info().workflow_id)
         return [box, read["content"], granted["by"], granted["note"]]
@@ -218,7 +224,7 @@ async def main() -> None:
         assert [one["name"] for one in atoll("artifact", "list", name)] == [name]
         kinds = [event["type"] for event in atoll("workflow", "history", name)]
         assert kinds[0] == "WorkflowExecutionStarted" and kinds[-1] == "WorkflowExecutionCompleted", kinds
-        assert kinds.count("ActivityTaskFailed") == 1, kinds
+        assert kinds.count("ActivityTaskFailed") == 2, kinds
 
         scripted = subprocess.Popen(
             [os.environ["ATOLL_CLI"], "scripted-provider", "--listen", "127.0.0.1:0", "--json"],
