@@ -286,6 +286,12 @@ fn play(role: &str, request: &Value) -> Answer {
             answer.parts.extend(shell);
             answer.finish = Finish::Tools;
         }
+        // What the command said, though the agent may have said more since.
+        ("shell", _) if answered => {
+            let said = said_so_far(request);
+            let latest = texts_of(&said[said.len().saturating_sub(2)..]).join(" ");
+            answer.parts.push(Part::text(format!("[scripted] {latest}")));
+        }
         ("tool", Some(name)) if !answered => {
             answer.parts.push(Part::Call {
                 id: "scripted_call_1".into(),
@@ -353,7 +359,8 @@ fn shell_call(request: &Value) -> Option<Part> {
     let schema = [&tool["input_schema"], &tool["parameters"]]
         .into_iter()
         .find(|schema| schema.is_object())?;
-    let texts = last_texts(request);
+    // Agents put words of their own behind those of the person, in messages of their own.
+    let texts = texts_of(&said_so_far(request));
     let told = texts
         .iter()
         .find_map(|text| text.split("scripted-run: ").nth(1))?;
@@ -379,10 +386,24 @@ fn shell_call(request: &Value) -> Option<Part> {
 
 /// The last text in the conversation, whichever wire it is on.
 fn last_words(request: &Value) -> String {
-    last_texts(request).join(" ")
+    let said = said_so_far(request);
+    texts_of(&said[said.len().saturating_sub(1)..]).join(" ")
 }
 
-fn last_texts(request: &Value) -> Vec<String> {
+/// The messages of a conversation, whichever wire it is on.
+fn said_so_far(request: &Value) -> Vec<Value> {
+    let list = ["messages", "input", "contents"]
+        .iter()
+        .map(|name| &request[*name])
+        .find(|list| !list.is_null());
+    match list {
+        Some(Value::Array(items)) => items.clone(),
+        Some(other) => vec![other.clone()],
+        None => Vec::new(),
+    }
+}
+
+fn texts_of(messages: &[Value]) -> Vec<String> {
     fn texts(value: &Value, found: &mut Vec<String>) {
         match value {
             Value::String(text) => found.push(text.clone()),
@@ -405,17 +426,10 @@ fn last_texts(request: &Value) -> Vec<String> {
             _ => {}
         }
     }
-    let list = ["messages", "input", "contents"]
-        .iter()
-        .map(|name| &request[*name])
-        .find(|list| !list.is_null());
-    let last = match list {
-        Some(Value::Array(items)) => items.last().cloned().unwrap_or_default(),
-        Some(other) => other.clone(),
-        None => Value::Null,
-    };
     let mut found = Vec::new();
-    texts(&last, &mut found);
+    for message in messages {
+        texts(message, &mut found);
+    }
     found
 }
 

@@ -252,7 +252,7 @@ async fn coding_agents_work_in_a_sandbox_without_a_providers_key() {
     }
     for (agent, model) in AGENTS {
         let wanted = json!({
-            "template": "coding-agents", "memory_bytes": 2_u64 << 30,
+            "template": "coding-agents", "resources": {"memory_bytes": 2_u64 << 30},
             "network": {"rules": [{"action": "allow", "to": "models.atoll.internal"}]},
         });
         let created = server
