@@ -125,7 +125,8 @@ impl IntoResponse for Failure {
             }
             _ if wire == Wire::Own => {
                 let mut response = status.into_response();
-                response.extensions_mut().insert(fault.clone());
+                // Itself, not the box that it is in: that is what is looked for.
+                response.extensions_mut().insert(Fault::clone(fault));
                 response
             }
             _ => {
