@@ -299,6 +299,8 @@ impl Sandboxes {
             .clone()
             .ok_or_else(|| Fault::internal("a new sandbox names no instance"))?;
         let isolation = row.isolation;
+        // From before they are mounted until the sandbox is known to want them.
+        let _expected = self.expect_volumes(&row.spec);
         let spec = InstanceSpec {
             id: id.clone(),
             image: template.image.clone(),

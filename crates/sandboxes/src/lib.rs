@@ -122,6 +122,8 @@ struct Inner {
     deadlines: Notify,
     /// Snapshots that are being written and have no row yet.
     unfinished: Mutex<HashSet<String>>,
+    /// Volumes of sandboxes that are being made, and are not among the live ones yet; one for each that wants it.
+    expected_volumes: Mutex<Vec<String>>,
     /// Rung when something became garbage.
     garbage: Notify,
     /// Held while volumes are attached or let go, so that none is let go that was just attached.
@@ -189,6 +191,7 @@ impl Sandboxes {
                 boots: Semaphore::new(boots_at_once()),
                 deadlines: Notify::new(),
                 unfinished: Mutex::default(),
+                expected_volumes: Mutex::default(),
                 garbage: Notify::new(),
                 volume_lock: Arc::default(),
                 outside,

@@ -9,7 +9,7 @@
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 use atoll_image::{Content, Limits, Tree, Whiteouts};
 use atoll_runtime::{Mount, MountSource};
@@ -46,6 +46,23 @@ pub struct Volume {
     /// Sandboxes that see it and have not ended.
     pub attached_to: Vec<atoll_types::SandboxId>,
     pub created_at: Timestamp,
+}
+
+/// See [`Sandboxes::expect_volumes`].
+pub(crate) struct ExpectedVolumes {
+    service: Sandboxes,
+    volumes: Vec<String>,
+}
+
+impl Drop for ExpectedVolumes {
+    fn drop(&mut self) {
+        let mut expected = self.service.expected_volumes();
+        for volume in &self.volumes {
+            if let Some(at) = expected.iter().position(|one| one == volume) {
+                expected.swap_remove(at);
+            }
+        }
+    }
 }
 
 impl Sandboxes {
@@ -271,8 +288,24 @@ impl Sandboxes {
         self.inner.garbage.notify_one();
     }
 
+    /// Keeps the volumes of a sandbox that is being made from being let go, until it is among the live ones.
+    pub(crate) fn expect_volumes(&self, spec: &SandboxSpec) -> ExpectedVolumes {
+        let volumes: Vec<String> = spec.volumes.iter().map(|mount| mount.volume.clone()).collect();
+        self.expected_volumes().extend(volumes.iter().cloned());
+        ExpectedVolumes {
+            service: self.clone(),
+            volumes,
+        }
+    }
+
+    fn expected_volumes(&self) -> MutexGuard<'_, Vec<String>> {
+        let expected = self.inner.expected_volumes.lock();
+        expected.unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Volumes that a sandbox with processes sees, or is about to.
     fn volumes_in_use(&self) -> Vec<String> {
+        let expected = self.expected_volumes().clone();
         self.live()
             .values()
             .flat_map(|cell| {
@@ -284,6 +317,7 @@ impl Sandboxes {
                 };
                 volumes.into_iter().map(|mount| mount.volume)
             })
+            .chain(expected)
             .collect()
     }
 
