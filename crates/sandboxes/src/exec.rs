@@ -31,22 +31,17 @@ impl Sandboxes {
                 "a command needs at least the name of a program",
             ));
         }
-        let command = match &spec.idempotency_key {
-            None => crate::entropy::id::<CommandId>(),
-            Some(key) => {
-                if spec.stdin || spec.pty.is_some() {
-                    return Err(Fault::invalid(
-                        "idempotency_key_with_input",
-                        "an idempotency key goes with commands that read no input and have no terminal",
-                    )
-                    .hint("put the input into a file of the sandbox first"));
-                }
-                crate::keyed::id(id, key)?
-            }
+        let Some(key) = &spec.idempotency_key else {
+            return self.exec_as(caller, id, spec, crate::entropy::id()).await;
         };
-        if spec.idempotency_key.is_none() {
-            return self.exec_as(caller, id, spec, command).await;
+        if spec.stdin || spec.pty.is_some() {
+            return Err(Fault::invalid(
+                "idempotency_key_with_input",
+                "an idempotency key goes with commands that read no input and have no terminal",
+            )
+            .hint("put the input into a file of the sandbox first"));
         }
+        let command = crate::keyed::id(id, key)?;
         let argv = spec.argv.clone();
         if let Some(found) = self.rejoin(caller, id, &command, &argv).await? {
             return Ok(found);
@@ -86,6 +81,7 @@ impl Sandboxes {
         Ok(Some(execution))
     }
 
+    /// Starts a command under this id.
     async fn exec_as(
         &self,
         caller: &Caller,

@@ -23,9 +23,9 @@ use crate::workflow_client::WorkflowClient;
 const NAMESPACE: &str = "default";
 const QUEUE: &str = "demo";
 const WORKFLOW: &str = "weekly-report";
-/// Nothing in the story takes nearly as long.
 /// Whoever runs the demo is the only tenant.
 const ARGUMENTS: [&str; 2] = ["--isolation", "jail"];
+/// Nothing in the story takes nearly as long.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A moment of the timeline.
