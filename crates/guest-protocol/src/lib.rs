@@ -37,7 +37,7 @@ pub use message::{
 };
 
 /// The generation of this protocol. Both sides send it; they must be equal.
-pub const GENERATION: u32 = 4;
+pub const GENERATION: u32 = 5;
 
 /// How much a stream's sender may send before the first `Credit` arrives, in each direction.
 pub const INITIAL_CREDIT: u32 = 512 * 1024;

@@ -152,8 +152,6 @@ pub struct Configure {
     pub workdir: String,
     /// Wall clock of the host in milliseconds, for guests whose clock can be set.
     pub now_millis: u64,
-    /// Random bytes to mix into anything that the guest seeds itself.
-    pub seed: [u8; 32],
     /// Started once, in the background, with the id `start`.
     pub start: Option<Start>,
     /// As `Request::Network`; nothing changes without it.

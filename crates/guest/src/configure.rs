@@ -1,6 +1,7 @@
 //! Gives a pooled instance its identity.
 
 use atoll_guest_protocol::{Configure, Exec};
+use rustix::fs::{Mode, OFlags};
 
 use crate::failure::Outcome;
 use crate::job::Shared;
@@ -12,7 +13,8 @@ const START: &str = "start";
 
 /// What cannot be set (the clock of a shared kernel, say) is left as it is; an unknown user is an error.
 pub(crate) fn apply(configure: Configure, shared: &mut Shared) -> Outcome {
-    if !configure.user.is_empty() {
+    // One that a pool was told already is known.
+    if !configure.user.is_empty() && configure.user != shared.config.user {
         Users::load().find(&configure.user)?;
     }
     if !configure.hostname.is_empty() {
@@ -20,7 +22,6 @@ pub(crate) fn apply(configure: Configure, shared: &mut Shared) -> Outcome {
     }
     let _ = name_in_hosts(&configure.hostname);
     set_clock(configure.now_millis);
-    let _ = std::fs::write("/dev/urandom", configure.seed);
     let start = configure.start.clone();
     if let Some(network) = configure.network.clone() {
         shared.way_out.tell(network)?;
@@ -52,34 +53,28 @@ pub(crate) fn apply(configure: Configure, shared: &mut Shared) -> Outcome {
 }
 
 /// sudo and many servers look their own host name up. An empty one, which is what a pool knows, writes nothing, but leaves
-/// the file in the writable layer, where the real one will find it.
-fn name_in_hosts(hostname: &str) -> std::io::Result<()> {
-    use std::io::{Read as _, Write as _};
-    use std::os::unix::fs::OpenOptionsExt as _;
-    const PATH: &str = "/etc/hosts";
-    const LONGEST: u64 = 64 * 1024;
-    let flags = (rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK)
-        .bits()
-        .cast_signed();
-    let mut file = std::fs::OpenOptions::new()
-        .read(true)
-        .append(true)
-        .custom_flags(flags)
-        .open(PATH)?;
-    if !file.metadata()?.is_file() {
+/// the file in the writable layer, where the real one will find it. As few system calls as can be: whoever creates a sandbox
+/// waits for them.
+fn name_in_hosts(hostname: &str) -> rustix::io::Result<()> {
+    const LONGEST: usize = 16 * 1024;
+    let flags = OFlags::RDWR | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = rustix::fs::open("/etc/hosts", flags, Mode::empty())?;
+    let mut text = [0; LONGEST];
+    let read = rustix::io::read(&file, &mut text)?;
+    let text = &text[..read];
+    let is_there = text
+        .split(u8::is_ascii_whitespace)
+        .any(|word| word == hostname.as_bytes());
+    if hostname.is_empty() || is_there {
         return Ok(());
     }
-    let mut text = String::new();
-    (&mut file).take(LONGEST).read_to_string(&mut text)?;
-    if hostname.is_empty() || text.split_whitespace().any(|word| word == hostname) {
-        return Ok(());
-    }
-    let line_end = if text.is_empty() || text.ends_with('\n') {
+    let line_end = if matches!(text.last(), None | Some(b'\n')) {
         ""
     } else {
         "\n"
     };
-    file.write_all(format!("{line_end}127.0.0.1 {hostname}\n").as_bytes())
+    rustix::io::write(&file, format!("{line_end}127.0.0.1 {hostname}\n").as_bytes())?;
+    Ok(())
 }
 
 /// Only when it is clearly wrong, as after a restore: setting it back and forth by the channel's delay helps nobody.

@@ -568,7 +568,6 @@ pub(crate) fn configure(
         user: template.user.clone(),
         workdir: template.workdir.clone(),
         now_millis: u64::try_from(crate::wall_clock().0).unwrap_or(0),
-        seed: entropy::bytes(),
         start: start.map(|start| Start {
             argv: start.argv.clone(),
         }),

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   parent ── held still ── saved into files without a name ── goes on
-//!                                     ├──> copy 1: own row, instance, host name, seed, token ──┐
+//!                                     ├──> copy 1: own row, instance, host name, token ────────┐
 //!                                     ├──> copy 2                                              ├── all run: one commit
 //!                                     └──> copy N                                              ┘   one fails: none stays
 //! ```

@@ -82,7 +82,6 @@ impl StepRunner for Steps {
             user: "root".into(),
             workdir: "/".into(),
             now_millis: u64::try_from(crate::wall_clock().0).unwrap_or(0),
-            seed: entropy::bytes(),
             network,
             ..Configure::default()
         });
