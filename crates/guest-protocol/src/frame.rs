@@ -124,10 +124,16 @@ pub struct Decoder {
     filled_up: bool,
     /// Bytes thrown away while looking for a frame, since the beginning.
     skipped: u64,
+    /// Bytes hashed for frames that were none, less what was valid since; see [`PATIENCE`].
+    vain: usize,
+    #[cfg(test)]
+    vain_ever: usize,
 }
 
 const FRAME_LEN: usize = HEADER_LEN + MAX_PAYLOAD;
 const IDLE_BUFFER: usize = 8 * 1024;
+/// So many times what arrives is hashed in vain at most, and so many of the longest frames before that counts.
+const PATIENCE: usize = 4;
 /// How many frames a [`Run`] holds at most.
 const LONGEST_RUN: usize = 16;
 
@@ -151,6 +157,9 @@ impl Decoder {
             limit: frames.max(2) * FRAME_LEN,
             filled_up: false,
             skipped: 0,
+            vain: 0,
+            #[cfg(test)]
+            vain_ever: 0,
         }
     }
 
@@ -233,12 +242,25 @@ impl Decoder {
             match self.look() {
                 Look::Found(found) => {
                     self.start = found.payload.end;
+                    self.vain = self.vain.saturating_sub(PATIENCE * found.payload.len());
                     return Some(found);
                 }
                 Look::Short => return None,
-                Look::Broken => {
-                    self.start += 1;
-                    self.skipped += 1;
+                Look::Broken { hashed } => {
+                    self.vain += hashed;
+                    #[cfg(test)]
+                    {
+                        self.vain_ever += hashed;
+                    }
+                    // The next frame may begin anywhere after the magic; but who sends nothing except beginnings would have
+                    // all that follows hashed again for each of them.
+                    let past = if self.vain > PATIENCE * FRAME_LEN {
+                        hashed
+                    } else {
+                        0
+                    };
+                    self.start += past.max(1);
+                    self.skipped += past.max(1) as u64;
                 }
             }
         }
@@ -259,7 +281,7 @@ impl Decoder {
                 self.start = found.payload.end;
                 Some(found.payload)
             }
-            Look::Short | Look::Broken => None,
+            Look::Short | Look::Broken { .. } => None,
         }
     }
 
@@ -272,13 +294,15 @@ impl Decoder {
         let length = word(available, 12) as usize;
         let kind = FrameKind::from_byte(available[4]);
         let (Some(kind), true) = (kind, length <= MAX_PAYLOAD) else {
-            return Look::Broken;
+            return Look::Broken { hashed: 0 };
         };
         let Some(payload) = available.get(HEADER_LEN..HEADER_LEN + length) else {
             return Look::Short;
         };
         if crc32c::crc32c_append(crc32c::crc32c(&available[4..16]), payload) != word(available, 16) {
-            return Look::Broken;
+            return Look::Broken {
+                hashed: HEADER_LEN + length,
+            };
         }
         let at = self.start + HEADER_LEN;
         Look::Found(Found {
@@ -327,8 +351,10 @@ enum Look {
     Found(Found),
     /// More bytes are needed.
     Short,
-    /// No frame begins here.
-    Broken,
+    /// No frame begins here; so many bytes were hashed to find out.
+    Broken {
+        hashed: usize,
+    },
 }
 
 fn word(bytes: &[u8], at: usize) -> u32 {
@@ -340,6 +366,35 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn beginnings_without_end_are_not_hashed_again_and_again() {
+        // Every eight bytes begin a frame of 65,281 bytes whose checksum is wrong, and every so often there is a real one.
+        let mut bytes: Vec<u8> = [&MAGIC[..], &[1, 0xFF, 0, 0]].concat().repeat(1 << 17);
+        for at in (0..bytes.len() - 64).step_by(4096) {
+            let mut real = Vec::new();
+            encode_into(&mut real, FrameKind::Ping, 0, 0, b"here");
+            bytes[at..at + real.len()].copy_from_slice(&real);
+        }
+        let mut decoder = Decoder::new();
+        for chunk in bytes.chunks(4096) {
+            let mut rest = chunk;
+            while !rest.is_empty() {
+                let space = decoder.space();
+                let count = space.len().min(rest.len());
+                space[..count].copy_from_slice(&rest[..count]);
+                decoder.filled(count);
+                rest = &rest[count..];
+                while decoder.next_frame().is_some() {}
+            }
+        }
+        assert!(
+            decoder.vain_ever <= 2 * PATIENCE * FRAME_LEN + PATIENCE * bytes.len(),
+            "{} bytes were hashed for {} that arrived",
+            decoder.vain_ever,
+            bytes.len()
+        );
+    }
 
     /// Feeds bytes in pieces and returns the (kind, stream, payload) of every frame found.
     fn decode_all(bytes: &[u8], piece: usize) -> Vec<(FrameKind, u32, Vec<u8>)> {
