@@ -91,7 +91,7 @@ pub struct Admitted {
 }
 
 /// Checks a request against the operator's limits and the tiers of this machine.
-pub fn admit(spec: SandboxSpec, limits: &Limits, tiers: &[Tier]) -> Result<Admitted, Fault> {
+pub fn admit(mut spec: SandboxSpec, limits: &Limits, tiers: &[Tier]) -> Result<Admitted, Fault> {
     template(&spec.template)?;
     let r = &spec.resources;
     within("cpu", r.cpu_millis, &limits.cpu_millis, |millis| {
@@ -118,6 +118,7 @@ pub fn admit(spec: SandboxSpec, limits: &Limits, tiers: &[Tier]) -> Result<Admit
     // A tier that cannot keep memory is no reason to refuse a pause at a deadline: it keeps the files, and says so.
     keeping::keeping(&spec, limits)?;
     let isolation = choose_tier(spec.isolation_floor, limits.default_floor, tiers)?;
+    spec.resources = spec.resources.with_room_for_disk();
     Ok(Admitted { spec, isolation })
 }
 

@@ -90,6 +90,19 @@ impl Default for Resources {
     }
 }
 
+impl Resources {
+    /// With the disk that is really there. One in memory is charged to the memory's limit, and whoever exceeds that is
+    /// killed; so it is kept below it, where a full disk is an error and not the end.
+    #[must_use]
+    pub fn with_room_for_disk(self) -> Self {
+        let disk_bytes = match self.disk_backing {
+            DiskBacking::Disk => self.disk_bytes,
+            DiskBacking::Memory => self.disk_bytes.min(self.memory_bytes / 4 * 3),
+        };
+        Self { disk_bytes, ..self }
+    }
+}
+
 /// What happens to a sandbox that nobody has used for a while.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdlePolicy {

@@ -12,6 +12,7 @@ on_every_tier!(
     memory_hog_in_files,
     disk_filler,
     disk_filler_on_disk,
+    disk_filler_beyond_memory,
     descriptor_exhaustion,
     inode_exhaustion,
     cpu_hog,
@@ -109,6 +110,23 @@ async fn disk_filler(server: &Server) {
 
 async fn disk_filler_on_disk(server: &Server) {
     fill_disk(server, "disk").await;
+}
+
+/// Asked for more than its memory, a disk in memory is what fits beside what runs, and says so.
+async fn disk_filler_beyond_memory(server: &Server) {
+    let resources = json!({"memory_bytes": 256 * MIB, "disk_bytes": 1024 * MIB});
+    let scene = Scene::with(server, &json!({ "resources": resources })).await;
+    let attacker = &scene.attacker;
+    let limit = attacker.get().await["resources"]["disk_bytes"].as_u64().unwrap();
+    assert_eq!(limit, 192 * MIB);
+    let output = attacker
+        .sh("head -c 1G /dev/zero > ~/fill; stat -c %s ~/fill")
+        .await;
+    assert!(output.stderr.contains("No space left"), "{output:?}");
+    let size: u64 = output.stdout.trim().parse().unwrap();
+    assert!((limit / 2..=limit).contains(&size), "{size} bytes fit");
+    scene.assert_attacker_works().await;
+    scene.assert_unharmed().await;
 }
 
 async fn fill_disk(server: &Server, backing: &str) {

@@ -202,8 +202,13 @@ async fn every_command_ends_once(server: &Server) {
 }
 
 async fn usage_is_summed(server: &Server) {
-    let sandbox = server.sandbox().await;
+    let sandbox = server
+        .sandbox_with(&json!({"resources": {"disk_backing": "disk"}}))
+        .await;
     sandbox.run(&["python3", "-c", "sum(range(5000000))"]).await.ok();
+    sandbox.sh("head -c 20M /dev/urandom > ~/kept; sync").await.ok();
+    let metrics = sandbox.client.get(&sandbox.path("/metrics")).await.ok();
+    assert!(metrics["disk_bytes"].as_u64().unwrap() >= 20 << 20, "{metrics}");
     sandbox.kill().await;
     until_fact(&sandbox, "usage").await;
     let usage = sandbox.client.get(&sandbox.path("/usage")).await.ok();
@@ -211,6 +216,7 @@ async fn usage_is_summed(server: &Server) {
     assert!(usage["cpu_micros"].as_u64().unwrap() > 20_000, "{usage}");
     assert!(usage["wall_ms"].as_u64().unwrap() > 10, "{usage} of {record}");
     assert!(usage["memory_byte_seconds"].as_u64().unwrap() > 0, "{usage}");
+    assert!(usage["disk_byte_seconds"].as_u64().unwrap() > 0, "{usage}");
     let whole = server.client().get("/v1/usage").await.ok();
     assert_eq!(whole, usage, "the project has used what its one sandbox has");
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use atoll_types::{DiskBacking, Resources};
+use atoll_types::DiskBacking;
 use serde_json::{Value, json};
 
 use super::volumes;
@@ -46,17 +46,6 @@ pub(super) struct Places<'a> {
     pub(super) dir: &'a Path,
     /// Where the file of a disk-backed writable layer is made, without a name.
     pub(super) disk: &'a Path,
-}
-
-/// How large the writable layer may grow.
-///
-/// In memory it is charged to the sandbox's memory limit, and whoever exceeds that is killed; so the layer is kept
-/// below it, where a full disk is an error and not the end.
-pub(super) fn disk_limit(resources: &Resources) -> u64 {
-    match resources.disk_backing {
-        DiskBacking::Disk => resources.disk_bytes,
-        DiskBacking::Memory => resources.disk_bytes.min(resources.memory_bytes / 4 * 3),
-    }
 }
 
 /// What a sandbox is made of.
@@ -134,7 +123,7 @@ pub(super) fn bundle(spec: &InstanceSpec, places: &Places<'_>, first_uid: u32, b
             "dev.gvisor.spec.rootfs.source": spec.image,
             "dev.gvisor.spec.rootfs.type": "erofs",
             "dev.gvisor.spec.rootfs.overlay": overlay,
-            "dev.gvisor.spec.rootfs.options": format!("size={}", disk_limit(resources)),
+            "dev.gvisor.spec.rootfs.options": format!("size={}", resources.with_room_for_disk().disk_bytes),
         },
         "linux": {
             "namespaces": [

@@ -188,7 +188,7 @@ pub(super) fn launch(
             images: &bundle.images,
             first_uid,
             memory_bytes: spec.resources.memory_bytes,
-            layer_bytes: bundle::disk_limit(&spec.resources),
+            layer_bytes: spec.resources.with_room_for_disk().disk_bytes,
             disk: on_disk.then_some(&disk),
             saved: match boot {
                 Boot::Layer(files) => files,

@@ -35,12 +35,13 @@ mod volumes;
 #[cfg(test)]
 mod tests;
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use atoll_types::{InstanceId, Isolation, Resources, Usage};
+use atoll_types::{DiskBacking, InstanceId, Isolation, Resources, Usage};
 
 use crate::cgroup::Group;
 use crate::channel::{AgentState, ChannelError, Connect, Fifos, Guest};
@@ -351,13 +352,21 @@ impl Runtime for Gvisor {
 
     async fn usage(&self, id: &InstanceId) -> Result<Usage, Error> {
         let group = self.group(id)?;
-        group.usage().map_err(|error| {
+        let usage = group.usage().map_err(|error| {
             if group.exists() {
                 Error::io(format!("reading the usage of {id}"), std::io::Error::other(error))
             } else {
                 Error::NotFound(id.clone())
             }
-        })
+        })?;
+        let disk_bytes = self.dirs.read(id).ok().flatten().and_then(|record| {
+            let on_disk = record.resources.disk_backing == DiskBacking::Disk;
+            let process = record
+                .process
+                .filter(|process| on_disk && process.open().is_some())?;
+            layer_bytes(process.pid, &self.dirs.dir(id).join("disk"))
+        });
+        Ok(Usage { disk_bytes, ..usage })
     }
 
     fn saves(&self) -> Saves {
@@ -391,4 +400,21 @@ impl Runtime for Gvisor {
             .remove(id)
             .map_err(|error| Error::io(format!("removing the directory of {id}"), error))
     }
+}
+
+/// What the writable layer takes on disk: its file has no name, but the sentry has it open. A layer in memory is counted as
+/// memory.
+fn layer_bytes(sentry: u32, dir: &Path) -> Option<u64> {
+    let open = std::fs::read_dir(format!("/proc/{sentry}/fd")).ok()?;
+    let files = open.filter_map(Result::ok).filter(|entry| {
+        std::fs::read_link(entry.path()).is_ok_and(|file| {
+            file.starts_with(dir) && file.as_os_str().as_encoded_bytes().ends_with(b" (deleted)")
+        })
+    });
+    // The same file may be open more than once.
+    let sizes: std::collections::BTreeMap<u64, u64> = files
+        .filter_map(|entry| std::fs::metadata(entry.path()).ok())
+        .map(|metadata| (metadata.ino(), metadata.blocks() * 512))
+        .collect();
+    (!sizes.is_empty()).then(|| sizes.values().sum())
 }
