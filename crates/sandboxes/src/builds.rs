@@ -119,7 +119,9 @@ impl Sandboxes {
     pub async fn name_template(&self, which: &str, name: &str) -> Result<(), Fault> {
         let manifest = self.resolve_template(which)?.manifest;
         let (templates, name) = (self.inner.templates.clone(), name.to_owned());
-        blocking(move || templates.name(&name, &manifest.id)).await
+        blocking(move || templates.name(&name, &manifest.id)).await?;
+        self.inner.pools.look_again();
+        Ok(())
     }
 
     pub async fn delete_template(&self, which: &str) -> Result<(), Fault> {
@@ -130,6 +132,7 @@ impl Sandboxes {
             which.to_owned(),
         );
         blocking(move || templates.delete(&which, &|manifest| in_use.contains(&manifest.id))).await?;
+        self.inner.pools.look_again();
         self.drop_running_state(&manifest.id).await;
         let fact = NewFact {
             at: self.now(),
@@ -309,6 +312,7 @@ impl Sandboxes {
         };
         let (templates, now) = (templates.clone(), self.now());
         let manifest = blocking(move || templates.with_settings(&built, settings, &name, now)).await?;
+        self.inner.pools.look_again();
         let fact = NewFact {
             at: self.now(),
             project: self.default_project().clone(),

@@ -2,13 +2,15 @@
 //!
 //! A pooled instance matches a request exactly (template, tier, size), so that claiming changes nothing about it. What
 //! must hold: a pool never has more than its size ready or booting; whoever claims an instance owns it alone; a pooled
-//! instance that dies is replaced; refilling waits until a burst of claims is over, so that it does not slow the claimers.
+//! instance that dies, or whose template is another one by now, is replaced; refilling waits until a burst of claims is over,
+//! so that it does not slow the claimers.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use atoll_guest_protocol::{Configure, Network as GuestNetwork, Request};
+use atoll_lifecycle::Admitted;
 use atoll_runtime::channel::Guest;
 use atoll_runtime::{Instance, InstanceSpec};
 use atoll_types::{
@@ -16,6 +18,7 @@ use atoll_types::{
 };
 use tokio::sync::Notify;
 
+use crate::builds::Resolved;
 use crate::create::Held;
 use crate::{PoolSetting, PoolView, Sandboxes, create, entropy};
 
@@ -67,10 +70,11 @@ impl Pools {
     fn claim(&self, template: &TemplateId, isolation: Isolation, resources: &Resources) -> Option<Instance> {
         self.pools
             .iter()
-            .filter(|pool| pool.setting.resources == *resources)
+            .filter(|pool| pool.setting.resources.with_room_for_disk() == *resources)
             .find_map(|pool| {
                 let mut state = pool.state();
                 if state.template.as_ref() != Some(&(template.clone(), isolation)) {
+                    pool.wake.notify_one();
                     return None;
                 }
                 let claimed = std::iter::from_fn(|| state.ready.pop_front()).find(is_alive);
@@ -92,6 +96,11 @@ impl Pools {
                 }
             })
             .collect()
+    }
+
+    /// A name may stand for another template now.
+    pub(crate) fn look_again(&self) {
+        self.pools.iter().for_each(|pool| pool.wake.notify_one());
     }
 
     fn ready_ids(&self) -> Vec<InstanceId> {
@@ -160,10 +169,13 @@ impl Sandboxes {
             if self.inner.stop.is_cancelled() {
                 return;
             }
+            let kind = self.kind_of(pool).ok().map(|(_, kind)| kind);
             let missing = {
                 let mut state = pool.state();
-                let (alive, dead): (VecDeque<_>, VecDeque<_>) =
-                    std::mem::take(&mut state.ready).into_iter().partition(is_alive);
+                let is_current = state.template == kind;
+                let (alive, dead): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut state.ready)
+                    .into_iter()
+                    .partition(|instance| is_current && is_alive(instance));
                 state.ready = alive;
                 let missing = pool.setting.size.saturating_sub(state.ready.len());
                 drop(state);
@@ -204,7 +216,15 @@ impl Sandboxes {
         }
     }
 
-    async fn boot_one(&self, pool: &Pool) -> Result<(), Fault> {
+    /// What its name stands for now.
+    fn kind_of(&self, pool: &Pool) -> Result<(Resolved, (TemplateId, Isolation)), Fault> {
+        let admitted = self.admitted(pool)?;
+        let template = self.resolve_template(&pool.setting.template)?;
+        let kind = (template.manifest.id.clone(), admitted.isolation);
+        Ok((template, kind))
+    }
+
+    fn admitted(&self, pool: &Pool) -> Result<Admitted, Fault> {
         let spec = SandboxSpec {
             template: pool.setting.template.clone(),
             resources: pool.setting.resources,
@@ -212,15 +232,18 @@ impl Sandboxes {
             isolation_floor: pool.setting.isolation,
             ..SandboxSpec::default()
         };
-        let admitted = atoll_lifecycle::admit(spec, &self.settings().limits, &self.tiers())?;
-        let template = self.resolve_template(&pool.setting.template)?;
-        let kind = (template.manifest.id.clone(), admitted.isolation);
+        atoll_lifecycle::admit(spec, &self.settings().limits, &self.tiers())
+    }
+
+    async fn boot_one(&self, pool: &Pool) -> Result<(), Fault> {
+        let admitted = self.admitted(pool)?;
+        let (template, kind) = self.kind_of(pool)?;
         let id: InstanceId = entropy::id();
         let _held = self.hold(id.clone());
         let spec = InstanceSpec {
             id: id.clone(),
             image: template.image.clone(),
-            resources: pool.setting.resources,
+            resources: admitted.spec.resources,
             hostname: "atoll".into(),
             restore: None,
             mounts: Vec::new(),

@@ -8,6 +8,15 @@ use atoll_proof::{Sandbox, Server, Value, json, on_every_tier, printed};
 use reqwest::Method;
 use reqwest::header::CONTENT_TYPE;
 
+mod pooled {
+    use super::a_pool_follows_its_template;
+
+    atoll_proof::on_every_tier!(
+        with atoll_proof::Options::default().own_templates().args(&["--pool", "rebuilt=1"]);
+        a_pool_follows_its_template,
+    );
+}
+
 on_every_tier!(
     with atoll_proof::Options::default().own_templates();
     a_dockerfile_becomes_a_template,
@@ -68,6 +77,31 @@ async fn build(server: &Server, route: &str, query: &[(&str, &str)], body: Vec<u
         .header(CONTENT_TYPE, "application/octet-stream")
         .body(body);
     Events::of(server.client().open(request).await).rest().await
+}
+
+/// A pool is filled when its template is there, and anew when its name stands for another.
+async fn a_pool_follows_its_template(server: &Server) {
+    for maker in ["first", "second"] {
+        let dockerfile = format!("FROM base\nENV MAKER={maker}\n");
+        let context = archive(&[("Dockerfile", dockerfile.as_bytes())]);
+        built(&build(server, "build-context", &[("name", "rebuilt")], context).await);
+        let template = server.client().get("/v1/templates/rebuilt").await.ok()["id"].clone();
+        // Warm and of this template: not one of what was there before, and not a cold one.
+        let sandbox = atoll_proof::wait::until("a warm one", std::time::Duration::from_secs(60), || async {
+            let sandbox = server.sandbox_with(&json!({"template": "rebuilt"})).await;
+            let facts = sandbox.facts().await;
+            let started = facts.iter().find(|fact| fact["kind"] == "sandbox.started");
+            let warm = started.is_some_and(|fact| fact["data"]["warm"] == true);
+            assert_eq!(sandbox.get().await["template_id"], template);
+            if !warm {
+                sandbox.kill().await;
+            }
+            warm.then_some(sandbox)
+        })
+        .await;
+        assert_eq!(sandbox.sh("echo $MAKER").await.ok(), format!("{maker}\n"));
+        sandbox.kill().await;
+    }
 }
 
 /// The template that a build came to.
