@@ -30,6 +30,8 @@ pub(crate) struct Cell {
     instance: RwLock<Option<Instance>>,
     /// Held while the instance is held still to be saved: one save at a time.
     pub(crate) saving: tokio::sync::Mutex<()>,
+    /// Held while the guest is told of its network.
+    pub(crate) telling: tokio::sync::Mutex<()>,
     /// Why the last pause, stop or resume did not work out, for those who wait for it.
     trouble: Mutex<Option<Fault>>,
     pub(crate) commands: OpenCommands,
@@ -70,6 +72,7 @@ impl Cell {
             row: tokio::sync::Mutex::new(row),
             instance: RwLock::default(),
             saving: tokio::sync::Mutex::default(),
+            telling: tokio::sync::Mutex::default(),
             trouble: Mutex::default(),
             commands: OpenCommands::default(),
             metered: Mutex::default(),

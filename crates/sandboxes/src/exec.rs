@@ -19,8 +19,8 @@ const LOG_BYTES: u32 = 1024 * 1024;
 const FOREGROUND_LOG_BYTES: u32 = 256 * 1024;
 /// After this long without a word from a command, its agent is asked whether it is there at all.
 const SILENT: Duration = Duration::from_secs(15);
-/// No honest guest knows of more commands than this.
-const MAX_COMMANDS: usize = 100_000;
+/// No honest guest has more to say of its commands than this.
+const MAX_LISTED: usize = 32 << 20;
 
 impl Sandboxes {
     /// Starts a command and attaches to it.
@@ -249,18 +249,37 @@ async fn list(cell: &Cell, guest: &Guest) -> Result<Vec<CommandInfo>, Fault> {
         Ok(stream) => stream,
         Err(error) => return Err(from_channel(cell, error).await),
     };
-    let mut all = Vec::new();
-    while let Some(incoming) = tokio::time::timeout(ANSWER_WITHIN, stream.next())
+    let mut all: Vec<CommandInfo> = Vec::new();
+    let mut weight = 0;
+    // In all, since a guest could say nothing, slowly, for ever.
+    let until = tokio::time::Instant::now() + ANSWER_WITHIN;
+    while let Some(incoming) = tokio::time::timeout_at(until, stream.next())
         .await
         .map_err(|_| unreachable_guest())?
     {
         match incoming {
-            Ok(Incoming::Message(Message::Commands(batch))) if all.len() < MAX_COMMANDS => all.extend(batch),
+            Ok(Incoming::Message(Message::Commands(batch))) => {
+                weight += batch.iter().map(weigh).sum::<usize>();
+                if weight > MAX_LISTED {
+                    return Err(unexpected());
+                }
+                all.extend(batch);
+            }
             Ok(_) => return Err(unexpected()),
             Err(error) => return Err(from_channel(cell, error).await),
         }
     }
     Ok(all)
+}
+
+/// What the news of a command takes in memory, nearly.
+fn weigh(info: &CommandInfo) -> usize {
+    let arguments: usize = info
+        .argv
+        .iter()
+        .map(|argument| argument.len() + size_of::<Vec<u8>>())
+        .sum();
+    arguments + info.command.len() + size_of::<CommandInfo>()
 }
 
 fn begun(command: &CommandId) -> Fault {

@@ -1,15 +1,11 @@
 //! How failures below become faults that callers understand.
 
-use std::time::Duration;
-
 use atoll_guest_protocol::{Failure, FailureKind};
+pub(crate) use atoll_runtime::channel::ANSWER_WITHIN;
 use atoll_runtime::channel::ChannelError;
 use atoll_types::{Fault, FaultKind};
 
 use crate::cell::Cell;
-
-/// A guest that works answers within milliseconds; one whose agent was stopped by its own root never does.
-pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
 /// Something of this name is there.
 pub(crate) const ALREADY_EXISTS: &str = "already_exists";
@@ -63,10 +59,8 @@ pub(crate) async fn from_channel(cell: &Cell, error: ChannelError) -> Fault {
             )
             .hint("something in the sandbox has taken over its agent; kill the sandbox")
         }
-        ChannelError::TimedOut(_)
-        | ChannelError::Ended
-        | ChannelError::Generation { .. }
-        | ChannelError::Io { .. } => {
+        ChannelError::TimedOut(_) => unreachable_guest(),
+        ChannelError::Ended | ChannelError::Generation { .. } | ChannelError::Io { .. } => {
             Fault::new(FaultKind::GuestFailed, "guest_unreachable", error.to_string())
         }
     }

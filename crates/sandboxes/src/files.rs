@@ -13,6 +13,10 @@ use crate::{ByteStream, Caller, FileChange, FileContent, FilePath, Sandboxes, Wr
 
 /// The most entries that one listing returns; more is a reason to list less deeply.
 const MAX_ENTRIES: usize = 200_000;
+/// The most that their paths and names may take: entries are counted and weighed, for a guest that lies makes them large.
+const MAX_LISTED: usize = 64 << 20;
+/// The longest name in an event of a watch; there are none longer.
+const MAX_NAME: usize = 4096;
 
 impl Sandboxes {
     /// A file's metadata and its bytes from `offset`.
@@ -109,16 +113,25 @@ impl Sandboxes {
             )
             .await?;
         let mut entries = Vec::new();
-        while let Some(message) = open.message().await? {
+        let mut weight = 0;
+        while let Some(message) = open.message_soon().await? {
             let Message::Entries(batch) = message else {
                 return Err(unexpected());
             };
+            // Nothing in it is nothing to wait for: a guest could go on like that for ever.
+            if batch.is_empty() {
+                return Err(unexpected());
+            }
+            weight += batch.iter().map(weigh).sum::<usize>();
             entries.extend(batch);
-            if entries.len() > MAX_ENTRIES {
+            if entries.len() > MAX_ENTRIES || weight > MAX_LISTED {
                 return Err(Fault::new(
                     FaultKind::TooLarge,
                     "listing_too_large",
-                    format!("there are more than {MAX_ENTRIES} entries"),
+                    format!(
+                        "there are more than {MAX_ENTRIES} entries, or their paths take more than {} MiB",
+                        MAX_LISTED >> 20
+                    ),
                 )
                 .hint("list a smaller directory or with less depth, or download it as a tar stream"));
             }
@@ -265,6 +278,13 @@ impl Sandboxes {
     }
 }
 
+/// What an entry takes in memory, nearly.
+fn weigh(entry: &FileEntry) -> usize {
+    let stat = &entry.stat;
+    let names = [&stat.owner, &stat.group].map(|name| name.as_ref().map_or(0, String::len));
+    stat.path.len() + stat.target.as_ref().map_or(0, Vec::len) + names[0] + names[1] + size_of::<FileEntry>()
+}
+
 /// An operation under way in a guest.
 #[derive(Debug)]
 struct Open {
@@ -329,7 +349,12 @@ impl Watch {
     /// Cancel-safe.
     pub async fn next(&mut self) -> Option<Result<Vec<WatchEvent>, Fault>> {
         match self.open.message().await {
-            Ok(Some(Message::Changed(events))) => Some(Ok(events)),
+            Ok(Some(Message::Changed(events))) => {
+                if events.iter().any(|event| event.name.len() > MAX_NAME) {
+                    return Some(Err(unexpected()));
+                }
+                Some(Ok(events))
+            }
             Ok(Some(_)) => Some(Err(unexpected())),
             Ok(None) => None,
             Err(fault) => Some(Err(fault)),

@@ -22,7 +22,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use atoll_egress::{Broker, Egress};
-use atoll_guest_protocol::Network as GuestNetwork;
+use atoll_guest_protocol::{Network as GuestNetwork, Request};
 use atoll_links::{Link, Links};
 use atoll_policy::Floor;
 use atoll_runtime::{CableEnd, Instance, Network};
@@ -35,6 +35,7 @@ pub(crate) use policy::{Admission, allows_nothing};
 pub(crate) use stand_in::StandIn;
 pub use witness::Recorder;
 
+use crate::cell::Cell;
 use crate::faults::{from_channel, from_store};
 use crate::{Caller, Sandboxes};
 
@@ -160,18 +161,6 @@ impl Sandboxes {
                 next.spec.secrets = secrets;
             }
             let admission = service.check_network(&next).await?;
-            // What it has to know comes first: a policy that reads its requests is no use to one who trusts nobody.
-            if runs
-                && let Some(instance) = cell.instance()
-                && let Some(network) = service.guest_network(admission.as_ref())?
-                && let Err(error) = instance
-                    .guest
-                    .call(&atoll_guest_protocol::Request::Network(network))
-                    .await
-            {
-                drop(row);
-                return Err(from_channel(&cell, error).await);
-            }
             let fact = service.fact(
                 &cell,
                 Fact::NetworkPolicySet {
@@ -192,6 +181,10 @@ impl Sandboxes {
             if let Some(instance) = row.record.instance.as_ref().filter(|_| runs) {
                 service.admit_behind(instance, admission);
             }
+            drop(row);
+            if runs {
+                service.tell_network(&cell).await?;
+            }
             Ok(())
         });
         task.await
@@ -199,6 +192,27 @@ impl Sandboxes {
         // What it used before may have been its own.
         self.inner.garbage.notify_one();
         self.network(caller, id).await
+    }
+
+    /// Tells the guest what it has to know of its policy: whom to trust, and the placeholders of its secrets. The policy is in
+    /// force already, and without the row's lock: a guest that says nothing must not keep its sandbox from being changed.
+    async fn tell_network(&self, cell: &Cell) -> Result<(), Fault> {
+        // One after the other, and each tells what was committed last: whoever comes last tells the truth.
+        let _turn = cell.telling.lock().await;
+        let row = cell.last_seen();
+        let Some(instance) = cell.instance() else {
+            return Ok(());
+        };
+        let admission = self.admission(&row).await?;
+        let Some(network) = self.guest_network(admission.as_ref())? else {
+            return Ok(());
+        };
+        match instance.guest.call(&Request::Network(network)).await {
+            Ok(_) => Ok(()),
+            Err(error) => Err(from_channel(cell, error)
+                .await
+                .hint("the policy is in force, but the sandbox could not be told of it: programs in it may not trust what Atoll reads")),
+        }
     }
 
     pub(crate) fn outside(&self) -> &Outside {

@@ -15,8 +15,7 @@ use crate::{Caller, Sandboxes};
 impl Sandboxes {
     pub async fn ports(&self, caller: &Caller, id: &SandboxId) -> Result<Vec<ListeningPort>, Fault> {
         let (cell, guest, _in_use) = self.enter(caller, id).await?;
-        let asked = tokio::time::timeout(ANSWER_WITHIN, guest.call(&Request::ListPorts));
-        match asked.await.map_err(|_| unreachable_guest())? {
+        match guest.call(&Request::ListPorts).await {
             Ok(Some(Message::Ports(ports))) => Ok(ports),
             Ok(_) => Err(unexpected()),
             Err(error) => Err(from_channel(&cell, error).await),

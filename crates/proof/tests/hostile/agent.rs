@@ -16,6 +16,7 @@ on_every_tier!(
     the_agent_is_killed_by_the_user,
     everything_is_killed,
     the_agent_is_traced,
+    a_stopped_agent_has_no_veto,
     the_agents_memory_is_off_limits_to_the_user,
     garbage_in_the_channel,
     forged_frames_in_the_channel,
@@ -116,6 +117,38 @@ async fn the_agent_is_traced(server: &Server) {
             assert!([410, 502, 503, 504].contains(&answer.status), "{answer:?}");
         }
     }
+    scene.assert_unharmed().await;
+}
+
+/// Where root can stop the agent, the sandbox's policy still changes, its end still comes, and so does everybody's.
+async fn a_stopped_agent_has_no_veto(server: &Server) {
+    let scene = Scene::new(server).await;
+    scene.attacker.write("/tmp/ptrace.py", PTRACE.as_bytes()).await;
+    let body = json!({"argv": ["python3", "/tmp/ptrace.py"], "user": "root", "background": true});
+    scene.attacker.exec(&body).await;
+    let client = &scene.attacker.client;
+    let path = scene.attacker.path("/network");
+    let set = client.send(
+        client
+            .request(reqwest::Method::PUT, &path)
+            .json(&json!({"policy": {}})),
+    );
+    let deadline = Duration::from_secs(50);
+    let other = async {
+        let short = scene.server.sandbox_with(&json!({"timeout_ms": 5000})).await;
+        short.until_state("deleted").await
+    };
+    let (set, _reaped) = tokio::join!(
+        within("the policy is set, or it is said why not", deadline, set),
+        within("another's deadline is kept", deadline, other)
+    );
+    assert!([200, 502].contains(&set.status), "{set:?}");
+    let now = client.get(&path).await.ok();
+    assert_eq!(
+        now["source"], "sandbox",
+        "it holds, whatever the guest says: {now}"
+    );
+    // And it can be killed at once, which this looks at.
     scene.assert_unharmed().await;
 }
 

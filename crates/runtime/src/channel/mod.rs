@@ -51,6 +51,8 @@ use stream::{Accepted, State};
 
 /// Streams that may be open to one guest at a time.
 pub const MAX_STREAMS: usize = 256;
+/// A guest that works answers within milliseconds; one whose agent was stopped by its own root never does.
+pub const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 /// Bytes that may wait to be written to one guest.
 const OUT_LIMIT: usize = 512 * 1024;
 /// How much is read before other tasks get a turn; also what a pipe holds, so the most that a dead guest leaves.
@@ -241,8 +243,15 @@ impl Guest {
         Ok(stream)
     }
 
-    /// A request that is answered with at most one message. Cancel-safe: the guest is told that nobody waits.
+    /// A request that is answered at once, with at most one message. A guest that does not answer within [`ANSWER_WITHIN`]
+    /// is not waited for: whoever calls may hold what others need. Cancel-safe: the guest is told that nobody waits.
     pub async fn call(&self, request: &Request) -> Result<Option<Message>, ChannelError> {
+        tokio::time::timeout(ANSWER_WITHIN, self.ask(request))
+            .await
+            .unwrap_or(Err(ChannelError::TimedOut(ANSWER_WITHIN)))
+    }
+
+    async fn ask(&self, request: &Request) -> Result<Option<Message>, ChannelError> {
         let mut stream = self.open(request).await?;
         let mut answer = None;
         while let Some(incoming) = stream.next().await {
