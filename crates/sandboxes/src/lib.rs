@@ -118,6 +118,8 @@ struct Inner {
     pools: Pools,
     /// Boots under way. More at once than the machine has cores for only slow each other down.
     boots: Semaphore,
+    /// Sandboxes of builds under way.
+    builds: Arc<Semaphore>,
     /// Rung when a deadline may have come closer.
     deadlines: Notify,
     /// Snapshots that are being written and have no row yet.
@@ -189,6 +191,7 @@ impl Sandboxes {
                 live: Mutex::default(),
                 held: Mutex::default(),
                 boots: Semaphore::new(boots_at_once()),
+                builds: Arc::new(Semaphore::new(boots_at_once())),
                 deadlines: Notify::new(),
                 unfinished: Mutex::default(),
                 expected_volumes: Mutex::default(),

@@ -1,9 +1,11 @@
 //! Lends sandboxes to Dockerfile builds: one instance per `RUN`, without a row, held while it lives.
 //!
 //! What must hold: whatever happens to the build, its instance is destroyed. Dropping the sandbox does it; a server that
-//! dies leaves an instance that no row names, which recovery destroys.
+//! dies leaves an instance that no row names, which recovery destroys. A step's code may have taken over its agent, so how long
+//! it takes and how much comes out of it is measured here.
 
 use std::path::Path;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use atoll_guest_protocol::{CommandState, Configure, Exec, Message, Network, Request};
@@ -12,13 +14,19 @@ use atoll_runtime::channel::Incoming;
 use atoll_runtime::{Instance, InstanceSpec};
 use atoll_types::{CommandId, InstanceId, Isolation, SandboxSpec};
 use tokio::io::AsyncWriteExt as _;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::{Instant, timeout_at};
 
 use crate::create::Held;
 use crate::network::StandIn;
 use crate::{Sandboxes, entropy};
 
-/// The longest that one step may take.
+/// The longest that one step may take. Its agent sees to that; an agent that the step has taken over gets `GRACE` more.
 const STEP_LIMIT_MILLIS: u64 = 2 * 60 * 60 * 1000;
+const GRACE: Duration = Duration::from_secs(60);
+/// The longest that the result of a step may take to come out, and the most of it.
+const EXPORT_WITHIN: Duration = Duration::from_secs(30 * 60);
+const MOST_EXPORTED: u64 = 32 << 30;
 
 #[derive(Debug)]
 pub(crate) struct Steps {
@@ -53,6 +61,11 @@ impl StepRunner for Steps {
         };
         let admitted = atoll_lifecycle::admit(spec, &service.settings().limits, &service.tiers())
             .map_err(|fault| fault.to_string())?;
+        // They are in nobody's quota, so there are never many.
+        let turn = std::sync::Arc::clone(&service.inner.builds)
+            .acquire_owned()
+            .await
+            .map_err(|_| "the server is stopping".to_owned())?;
         let id: InstanceId = entropy::id();
         let held = service.hold(id.clone());
         let spec = InstanceSpec {
@@ -76,6 +89,7 @@ impl StepRunner for Steps {
             service: service.clone(),
             isolation: admitted.isolation,
             instance: Some((instance, held)),
+            _turn: turn,
         };
         let configure = Request::Configure(Configure {
             hostname: "build".into(),
@@ -98,6 +112,7 @@ struct Step {
     service: Sandboxes,
     isolation: Isolation,
     instance: Option<(Instance, Held)>,
+    _turn: OwnedSemaphorePermit,
 }
 
 impl Step {
@@ -131,16 +146,16 @@ impl BuildSandbox for Step {
             .open(&request)
             .await
             .map_err(|error| error.to_string())?;
-        while let Some(incoming) = stream.next().await {
+        let too_long = || "the step took longer than two hours and was stopped".to_owned();
+        let until = Instant::now() + Duration::from_millis(STEP_LIMIT_MILLIS) + GRACE;
+        while let Some(incoming) = timeout_at(until, stream.next()).await.map_err(|_| too_long())? {
             match incoming.map_err(|error| error.to_string())? {
                 Incoming::Data { bytes, .. } => output(&bytes),
                 Incoming::Message(Message::Exited(CommandState::Exited { code })) => return Ok(code),
                 Incoming::Message(Message::Exited(CommandState::Signaled { signal })) => {
-                    return Ok(128 + signal);
+                    return Ok(signal.saturating_add(128));
                 }
-                Incoming::Message(Message::Exited(CommandState::TimedOut)) => {
-                    return Err("the step took longer than two hours and was stopped".into());
-                }
+                Incoming::Message(Message::Exited(CommandState::TimedOut)) => return Err(too_long()),
                 Incoming::Message(_) => {}
             }
         }
@@ -165,8 +180,14 @@ impl BuildSandbox for Step {
             .map_err(|error| error.to_string())?;
         let failed = |error: std::io::Error| format!("writing the step's filesystem: {error}");
         let mut file = tokio::fs::File::create_new(archive).await.map_err(failed)?;
-        while let Some(incoming) = stream.next().await {
+        let mut room = room_beside(archive).map_err(|error| failed(error.into()))?;
+        let until = Instant::now() + EXPORT_WITHIN;
+        let slow = |_| "the step's filesystem did not come out of the build sandbox in time".to_owned();
+        while let Some(incoming) = timeout_at(until, stream.next()).await.map_err(slow)? {
             if let Incoming::Data { bytes, .. } = incoming.map_err(|error| error.to_string())? {
+                room = room.checked_sub(bytes.len() as u64).ok_or(
+                    "the step left more than a template may hold, or than this machine has room for",
+                )?;
                 file.write_all(&bytes).await.map_err(failed)?;
             }
         }
@@ -179,6 +200,12 @@ impl BuildSandbox for Step {
             self.service.destroy_surely(self.isolation, &instance.id).await;
         }
     }
+}
+
+/// How much may be written there: never more than half of what is free, which is not the build's alone.
+fn room_beside(archive: &Path) -> rustix::io::Result<u64> {
+    let disk = rustix::fs::statvfs(archive)?;
+    Ok(MOST_EXPORTED.min(disk.f_bavail.saturating_mul(disk.f_frsize) / 2))
 }
 
 impl Drop for Step {
