@@ -26,7 +26,8 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SaveArtifactRequest {
-    #[schema(min_length = 1, max_length = 255)]
+    /// Letters, digits, `.`, `_` and `-`; not beginning with `art_`, which ids do.
+    #[schema(min_length = 1, max_length = 200, pattern = "^[A-Za-z0-9._-]+$")]
     name: String,
     /// A file or a directory in the sandbox.
     path: Option<String>,
@@ -34,7 +35,8 @@ pub(crate) struct SaveArtifactRequest {
     path_base64: Option<String>,
     /// Who reads it; absent: the template's user.
     user: Option<String>,
-    /// How long it is kept; absent: until deleted, or the server's default.
+    /// How long it is kept; absent: as long as the server says, 30 days unless its configuration has another
+    /// `artifact_retention`.
     #[schema(minimum = 1, maximum = 9_007_199_254_740_991_i64)]
     retention_ms: Option<u64>,
 }

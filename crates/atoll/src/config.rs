@@ -95,6 +95,12 @@ pub(crate) struct ConfigFile {
     /// Default: as much as there is.
     #[serde(deserialize_with = "bytes")]
     pub(crate) max_storage: Option<u64>,
+    /// How long artifacts are kept whose creator did not say, such as `"90d"`. Default: 30 days.
+    #[serde(deserialize_with = "duration")]
+    pub(crate) artifact_retention: Option<u64>,
+    /// How long the ledger remembers, such as `"90d"`; usage that is older is in no sum. Default: 400 days.
+    #[serde(deserialize_with = "duration")]
+    pub(crate) ledger_retention: Option<u64>,
     /// A file with the key (32 bytes, or 64 hexadecimal digits) that saved state is encrypted with on the disk; readable by
     /// the server's user alone. Default: `ATOLL_VAULT_KEY_FILE`, or no encryption. Losing it loses what was saved.
     pub(crate) vault_key: Option<PathBuf>,
@@ -339,6 +345,8 @@ pub(crate) struct Config {
     pub(crate) isolation: Option<Isolation>,
     pub(crate) max_sandboxes: Option<u64>,
     pub(crate) max_storage: Option<u64>,
+    pub(crate) artifact_retention_millis: Option<u64>,
+    pub(crate) ledger_retention_millis: Option<u64>,
     pub(crate) vault_key: Option<PathBuf>,
     /// `None`: one of its own in the data directory.
     pub(crate) secrets_key: Option<PathBuf>,
@@ -426,6 +434,8 @@ impl Config {
             isolation: args.isolation.or(file.isolation),
             max_sandboxes: file.max_sandboxes,
             max_storage: file.max_storage,
+            artifact_retention_millis: file.artifact_retention,
+            ledger_retention_millis: file.ledger_retention,
             vault_key: file.vault_key.or_else(|| path_in("ATOLL_VAULT_KEY_FILE")),
             secrets_key: file.secrets_key.or_else(|| path_in("ATOLL_SECRETS_KEY_FILE")),
             durable_saves: file.durable_saves.unwrap_or(true),

@@ -397,6 +397,12 @@ fn settings(config: &Config, data: &Path) -> Settings {
         settings.max_live_per_project = most;
     }
     settings.max_storage_per_project = config.max_storage;
+    if let Some(kept) = config.artifact_retention_millis {
+        settings.artifact_retention_millis = Some(kept);
+    }
+    if let Some(kept) = config.ledger_retention_millis {
+        settings.ledger_retention_millis = kept;
+    }
     settings.durable_saves = config.durable_saves;
     settings
 }

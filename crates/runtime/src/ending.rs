@@ -52,6 +52,12 @@ async fn kill_when_out_of_memory(group: &Group) -> std::convert::Infallible {
         .and_then(|event| event.map(register).transpose())
     {
         Ok(Some(event)) => {
+            // One that was taken over may have lost a process while nobody watched.
+            if group.oom_kills().is_ok_and(|kills| kills > 0)
+                && let Err(error) = group.kill_all().await
+            {
+                tracing::warn!(%error, "an instance that is out of memory cannot be killed");
+            }
             while let Ok(mut ready) = event.readable().await {
                 ready.clear_ready();
                 // The event comes when memory is short, the kill a moment later, or never if some could be freed.

@@ -25,6 +25,7 @@ impl Sandboxes {
         request: SaveArtifact,
     ) -> Result<Artifact, Fault> {
         check_name(&request.name)?;
+        self.check_storage(&caller.project).await?;
         let retention = request
             .retention_millis
             .or(self.settings().artifact_retention_millis);
@@ -167,7 +168,11 @@ impl Sandboxes {
     async fn find_artifact(&self, caller: &Caller, which: &str) -> Result<ArtifactRow, Fault> {
         let found = match which.parse::<ArtifactId>() {
             Ok(id) => self.store().artifact(&caller.project, &id).await,
-            Err(_) => self.store().artifact_by_name(&caller.project, which).await,
+            Err(_) => {
+                self.store()
+                    .artifact_by_name(&caller.project, which, self.now())
+                    .await
+            }
         };
         let found = found.map_err(|e| from_store(&e))?;
         found

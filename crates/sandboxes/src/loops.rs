@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use atoll_lifecycle::Input;
 use atoll_store::{Fact, NewFact};
+use atoll_types::Timestamp;
 use tokio::sync::mpsc;
 
 use crate::Sandboxes;
@@ -20,6 +21,8 @@ const FACTS_LINGER: Duration = Duration::from_millis(50);
 /// How long sums of the way out may gather.
 const COUNTED_WITHIN: Duration = Duration::from_secs(1);
 const HOUSEKEEPING: Duration = Duration::from_secs(60);
+/// How many facts go at a time, so that others may write in between.
+const FACTS_FORGOTTEN: usize = 20_000;
 
 impl Sandboxes {
     pub(crate) fn start_loops(&self, facts: mpsc::Receiver<NewFact>) {
@@ -63,6 +66,7 @@ impl Sandboxes {
         for cell in cells.iter().filter(|cell| cell.is_in_use()) {
             cell.touch(self.store(), self.now());
         }
+        let mut failed = false;
         for row in self.store().due_sandboxes(self.now(), 256).await? {
             let Some(cell) = self.live_cell(&row.id) else {
                 continue;
@@ -80,8 +84,11 @@ impl Sandboxes {
             };
             if let Err(fault) = self.apply(&cell, reached).await {
                 tracing::error!(sandbox = %cell.id, %fault, "a deadline could not be kept; trying again");
-                return Ok(Duration::from_secs(1));
+                failed = true;
             }
+        }
+        if failed {
+            return Ok(Duration::from_secs(1));
         }
         let next = self.store().next_due().await?;
         Ok(next.map_or(LOOK_AGAIN, |at| {
@@ -214,15 +221,25 @@ impl Sandboxes {
             if let Err(fault) = self.expire_artifacts().await {
                 tracing::warn!(%fault, "expired artifacts could not be removed");
             }
-            let old =
-                atoll_types::Timestamp(self.now().0.saturating_sub(
-                    i64::try_from(self.settings().ended_retention_millis).unwrap_or(i64::MAX),
-                ));
+            let old = self.before(self.settings().ended_retention_millis);
             if let Err(error) = self.store().forget_sandboxes(old, 1000).await {
                 tracing::warn!(%error, "ended sandboxes could not be forgotten");
             }
+            let old = self.before(self.settings().ledger_retention_millis);
+            if let Err(error) = self.store().expire_facts(old, FACTS_FORGOTTEN).await {
+                tracing::warn!(%error, "old facts could not be forgotten");
+            }
             self.destroy_orphans().await;
         }
+    }
+
+    /// So long ago.
+    fn before(&self, millis: u64) -> Timestamp {
+        Timestamp(
+            self.now()
+                .0
+                .saturating_sub(i64::try_from(millis).unwrap_or(i64::MAX)),
+        )
     }
 
     /// Destroys instances that belong to nobody. There should never be one; if there is, it must not live on.

@@ -21,6 +21,8 @@ use crate::{ByteStream, Caller, Sandboxes, Snapshot, entropy};
 
 /// Pieces of a file on their way out.
 const PIECE: usize = 256 * 1024;
+/// How long a reader may take nothing.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// What an exported file says of itself.
 #[derive(Debug, Serialize, Deserialize)]
@@ -188,7 +190,8 @@ impl Sandboxes {
     }
 }
 
-/// Turns writes into pieces of a stream; a reader that went away ends the writing.
+/// Turns writes into pieces of a stream; a reader that went away, or that takes nothing for long, ends the writing, for
+/// whoever writes holds a thread. Only for threads of the runtime that may block.
 pub(crate) struct Pieces(mpsc::Sender<Result<Bytes, Fault>>);
 
 impl Pieces {
@@ -201,8 +204,9 @@ impl std::io::Write for Pieces {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         let piece = Bytes::copy_from_slice(&bytes[..bytes.len().min(PIECE)]);
         let length = piece.len();
-        self.0
-            .blocking_send(Ok(piece))
+        let sent = self.0.send_timeout(Ok(piece), PATIENCE);
+        tokio::runtime::Handle::current()
+            .block_on(sent)
             .map_err(|_| std::io::ErrorKind::BrokenPipe)?;
         Ok(length)
     }

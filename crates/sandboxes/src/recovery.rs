@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use atoll_lifecycle::{Input, Liveness};
 use atoll_runtime::{Instance, Runtime};
-use atoll_store::{SandboxRow, Scope};
+use atoll_store::{Fact, SandboxRow, Scope};
 use atoll_types::{Fault, InstanceId, SandboxState, Timestamp};
 use futures_util::StreamExt as _;
 
 use crate::Sandboxes;
-use crate::cell::Metered;
+use crate::cell::{Cell, Metered};
 use crate::faults::{from_runtime, from_store};
 
 /// Instances taken over, or destroyed, at a time.
@@ -100,6 +100,9 @@ impl Sandboxes {
             self.give_instance(&cell, instance);
         }
         cell.set_metered(metered);
+        if matches!(liveness, Liveness::Gone) {
+            self.meter_the_dead(&cell).await;
+        }
         self.apply(&cell, Input::Recover(liveness)).await?;
         Ok(())
     }
@@ -116,6 +119,26 @@ impl Sandboxes {
         let told = tokio::time::timeout(TOLD_WITHIN, instance.guest.call(&request)).await;
         if !matches!(told, Ok(Ok(_))) {
             tracing::warn!(sandbox = %row.id, "a sandbox that was taken over could not be told its name");
+        }
+    }
+
+    /// What one consumed that died while no server ran, as far as the host still knows. When it died nobody does, so no time
+    /// is counted.
+    async fn meter_the_dead(&self, cell: &Cell) {
+        let row = cell.last_seen();
+        if let (Some(instance), Ok(runtime)) = (&row.record.instance, self.runtime(row.isolation))
+            && let Ok(usage) = runtime.usage(instance).await
+            && let cpu_micros @ 1.. = usage.cpu_micros.saturating_sub(cell.metered().cpu_micros)
+        {
+            self.append(
+                cell,
+                Fact::Usage {
+                    wall_millis: 0,
+                    cpu_micros,
+                    memory_byte_seconds: 0,
+                    disk_byte_seconds: 0,
+                },
+            );
         }
     }
 

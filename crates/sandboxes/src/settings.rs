@@ -24,6 +24,8 @@ pub struct Settings {
     pub max_storage_per_project: Option<u64>,
     /// Whether saved state is on the disk itself before a pause is answered. Only benchmarks say no.
     pub durable_saves: bool,
+    /// How long the ledger keeps facts.
+    pub ledger_retention_millis: u64,
     /// How long ended sandboxes can still be looked at.
     pub ended_retention_millis: u64,
     /// What a step of a Dockerfile gets.
@@ -54,6 +56,7 @@ impl Settings {
             max_artifact_bytes: 64 * GIB,
             max_storage_per_project: None,
             durable_saves: true,
+            ledger_retention_millis: 400 * 24 * 60 * 60 * 1000,
             ended_retention_millis: 7 * 24 * 60 * 60 * 1000,
             build_resources: Resources {
                 cpu_millis: 2000,

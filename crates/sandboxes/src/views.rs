@@ -138,7 +138,11 @@ impl Sandboxes {
                     }
                 })
                 .collect(),
-            running: self.live().len(),
+            running: self
+                .live()
+                .values()
+                .filter(|cell| cell.seen.borrow().record.state.holds_instance())
+                .count(),
             pooled: pools.iter().map(|pool| pool.ready).sum(),
             pools,
         }

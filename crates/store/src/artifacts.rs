@@ -71,18 +71,20 @@ impl Store {
         .await
     }
 
-    /// The newest version of a name.
+    /// The newest version of a name that is not over.
     pub async fn artifact_by_name(
         &self,
         project: &ProjectId,
         name: &str,
+        now: Timestamp,
     ) -> Result<Option<ArtifactRow>, Error> {
         let (project, name) = (project.clone(), name.to_owned());
         self.read("read the artifact", move |db| {
             sql::row(
                 db,
-                "SELECT * FROM artifacts WHERE project = ?1 AND name = ?2 ORDER BY created_at DESC, id DESC LIMIT 1",
-                &[&project.as_str(), &name],
+                "SELECT * FROM artifacts WHERE project = ?1 AND name = ?2 AND (expires_at IS NULL OR expires_at > ?3)
+                 ORDER BY created_at DESC, id DESC LIMIT 1",
+                &[&project.as_str(), &name, &now.0],
                 read,
             )
         })

@@ -25,9 +25,12 @@ async fn a_project_over_its_quota_stores_no_more(server: &Server) {
             .post("/v1/volumes", &json!({"name": "v", "size_bytes": 16 << 20}))
             .await,
     );
+    let small = json!({"name": "small", "path": "/etc/hostname"});
+    refused(sandbox.ask("/artifacts", small.clone()).await);
     sandbox.assert_works().await;
     server.client().get("/v1/snapshots/more").await.expect(404);
     server.client().delete("/v1/snapshots/large").await.expect(204);
+    sandbox.ask("/artifacts", small).await.expect(201);
     sandbox.sh("rm /home/user/big").await.ok();
     sandbox.ask("/snapshots", again).await.expect(201);
     sandbox.assert_works().await;

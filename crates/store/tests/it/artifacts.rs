@@ -36,11 +36,14 @@ async fn a_name_means_its_newest_version() {
     }
     let newest = artifact(&context, 3, "report");
     assert_eq!(
-        store.artifact_by_name(project, "report").await.unwrap(),
+        store.artifact_by_name(project, "report", T0).await.unwrap(),
         Some(newest.clone())
     );
     assert_eq!(
-        store.artifact_by_name(&project_id(9), "report").await.unwrap(),
+        store
+            .artifact_by_name(&project_id(9), "report", T0)
+            .await
+            .unwrap(),
         None
     );
     let oldest = artifact(&context, 0, "report");
@@ -80,8 +83,16 @@ async fn a_name_means_its_newest_version() {
     assert_eq!(again, None);
     assert_eq!(store.last_seq().await.unwrap(), 1);
     assert_eq!(
-        store.artifact_by_name(project, "report").await.unwrap(),
+        store.artifact_by_name(project, "report", T0).await.unwrap(),
         Some(artifact(&context, 2, "report"))
+    );
+    // What is over but still there hides nothing: the first is kept for ever.
+    assert_eq!(
+        store
+            .artifact_by_name(project, "report", T0.plus_millis(25))
+            .await
+            .unwrap(),
+        Some(artifact(&context, 0, "report"))
     );
 }
 
