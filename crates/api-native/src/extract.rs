@@ -50,6 +50,21 @@ impl FromRequestParts<App> for As {
     }
 }
 
+/// Who asks for what all projects share: somebody who runs the server, or nobody.
+#[derive(Debug)]
+pub(crate) struct Operator;
+
+impl FromRequestParts<App> for Operator {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
+        let As(caller) = As::from_request_parts(parts, app).await?;
+        app.sandboxes
+            .operators_only(&caller, "change what all projects share")?;
+        Ok(Self)
+    }
+}
+
 /// The token of an `Authorization: Bearer` header.
 pub(crate) fn bearer(headers: &HeaderMap) -> Option<&str> {
     let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;

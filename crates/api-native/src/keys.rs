@@ -5,12 +5,12 @@ use atoll_types::KeyId;
 use axum::extract::State;
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::error::Answer;
-use crate::extract::{As, At, Json};
+use crate::extract::{Args, As, At, Json};
 use crate::{App, wire};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
@@ -25,6 +25,16 @@ pub(crate) struct CreateKeyRequest {
     /// What the key is for.
     #[schema(min_length = 1, max_length = 255)]
     name: String,
+    /// Name or id of the project that it is of; absent: the caller's. Keys of `default` make keys for all projects.
+    project: Option<String>,
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct WhoseQuery {
+    /// Name or id of the project that the keys are of; absent: the caller's.
+    project: Option<String>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -68,17 +78,25 @@ pub(crate) struct KeyList {
 
 /// Lists the project's keys.
 #[utoipa::path(
-    get, path = "/v1/keys", tag = "keys",
+    get, path = "/v1/keys", tag = "keys", params(WhoseQuery),
     responses((status = 200, description = "The keys, without their secrets.", body = KeyList))
 )]
-pub(crate) async fn list_keys(State(app): State<App>, As(caller): As) -> Answer<axum::Json<KeyList>> {
-    let keys = app.sandboxes.list_keys(&caller.project).await?;
+pub(crate) async fn list_keys(
+    State(app): State<App>,
+    As(caller): As,
+    Args(whose): Args<WhoseQuery>,
+) -> Answer<axum::Json<KeyList>> {
+    let project = app
+        .sandboxes
+        .project_named(&caller, whose.project.as_deref())
+        .await?;
+    let keys = app.sandboxes.list_keys(&project).await?;
     Ok(axum::Json(KeyList {
         items: keys.into_iter().map(KeyView::of).collect(),
     }))
 }
 
-/// Makes a key for the caller's project.
+/// Makes a key for the caller's project, or for another that it may name.
 #[utoipa::path(
     post, path = "/v1/keys", tag = "keys", request_body = CreateKeyRequest,
     responses((status = 201, description = "The key and its secret.", body = NewKeyView))
@@ -89,7 +107,11 @@ pub(crate) async fn create_key(
     Json(body): Json<CreateKeyRequest>,
 ) -> Answer<(StatusCode, axum::Json<NewKeyView>)> {
     let name = wire::name("name", body.name)?;
-    let (key, secret) = app.sandboxes.create_key(&caller.project, &name).await?;
+    let project = app
+        .sandboxes
+        .project_named(&caller, body.project.as_deref())
+        .await?;
+    let (key, secret) = app.sandboxes.create_key(&project, &name).await?;
     let answer = NewKeyView {
         key: KeyView::of(key),
         secret,
@@ -99,14 +121,19 @@ pub(crate) async fn create_key(
 
 /// Revokes a key; it stops working at once.
 #[utoipa::path(
-    delete, path = "/v1/keys/{id}", tag = "keys",
+    delete, path = "/v1/keys/{id}", tag = "keys", params(WhoseQuery),
     responses((status = 200, description = "The key, revoked.", body = KeyView))
 )]
 pub(crate) async fn revoke_key(
     State(app): State<App>,
     As(caller): As,
     At(id): At<KeyId>,
+    Args(whose): Args<WhoseQuery>,
 ) -> Answer<axum::Json<KeyView>> {
-    let key = app.sandboxes.revoke_key(&caller.project, &id).await?;
+    let project = app
+        .sandboxes
+        .project_named(&caller, whose.project.as_deref())
+        .await?;
+    let key = app.sandboxes.revoke_key(&project, &id).await?;
     Ok(axum::Json(KeyView::of(key)))
 }

@@ -31,6 +31,7 @@ mod observe;
 mod openapi;
 mod pipe;
 mod ports;
+mod projects;
 mod proxy;
 mod range;
 mod sandboxes;

@@ -12,8 +12,8 @@ use utoipa_axum::router::OpenApiRouter;
 
 use crate::error::{ErrorBody, ErrorDetail};
 use crate::{
-    App, approvals, artifacts, commands, exec, files, keys, ledger, network, ports, sandboxes, secrets,
-    server, session, snapshots, templates, transfer, volumes, workflows,
+    App, approvals, artifacts, commands, exec, files, keys, ledger, network, ports, projects, sandboxes,
+    secrets, server, session, snapshots, templates, transfer, volumes, workflows,
 };
 
 const ERROR: &str = "Error";
@@ -39,6 +39,7 @@ pub(crate) fn documented() -> OpenApiRouter<App> {
         .merge(workflows::routes())
         .merge(approvals::routes())
         .merge(keys::routes())
+        .merge(projects::routes())
         .merge(server::routes())
 }
 

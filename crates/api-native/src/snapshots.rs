@@ -12,7 +12,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::error::Answer;
-use crate::extract::{Args, As, At, MaybeJson};
+use crate::extract::{Args, As, At, MaybeJson, Operator};
 use crate::sandboxes::{IsolationName, SaveKindName, idempotency_key};
 use crate::{App, upload, wire};
 
@@ -237,7 +237,7 @@ pub(crate) struct KeepRunningRequest {
 )]
 pub(crate) async fn keep_template_running(
     State(app): State<App>,
-    As(_caller): As,
+    _: Operator,
     At(which): At<String>,
     MaybeJson(body): MaybeJson<KeepRunningRequest>,
 ) -> Answer<(StatusCode, axum::Json<SnapshotView>)> {
@@ -276,7 +276,7 @@ pub(crate) struct Garbage {
 )]
 pub(crate) async fn collect_garbage(
     State(app): State<App>,
-    As(_caller): As,
+    _: Operator,
     MaybeJson(body): MaybeJson<CollectRequest>,
 ) -> Answer<axum::Json<Garbage>> {
     let collected = app.sandboxes.collect_garbage(body.dry_run).await?;

@@ -16,7 +16,7 @@ use utoipa_axum::routes;
 
 use crate::error::{Answer, ErrorDetail, Failure};
 use crate::exec::{event, sse};
-use crate::extract::{Args, As, At, Json, parse_json};
+use crate::extract::{Args, As, At, Json, Operator, parse_json};
 use crate::network::PolicyWords;
 use crate::sandboxes::{ResourcesRequest, ResourcesView};
 use crate::upload::{self, Upload};
@@ -402,7 +402,7 @@ pub(crate) async fn get_template(
 )]
 pub(crate) async fn delete_template(
     State(app): State<App>,
-    As(_): As,
+    _: Operator,
     At(which): At<String>,
 ) -> Answer<StatusCode> {
     app.sandboxes.delete_template(&which).await?;
@@ -414,7 +414,7 @@ pub(crate) async fn delete_template(
     post, path = "/v1/templates/prune", tag = "templates",
     responses((status = 200, description = "What that freed.", body = PruneResult))
 )]
-pub(crate) async fn prune_templates(State(app): State<App>, As(_): As) -> Answer<axum::Json<PruneResult>> {
+pub(crate) async fn prune_templates(State(app): State<App>, _: Operator) -> Answer<axum::Json<PruneResult>> {
     let freed_bytes = app.sandboxes.prune_templates().await?;
     Ok(axum::Json(PruneResult { freed_bytes }))
 }
@@ -429,7 +429,7 @@ pub(crate) async fn prune_templates(State(app): State<App>, As(_): As) -> Answer
 )]
 pub(crate) async fn build_template(
     State(app): State<App>,
-    As(_): As,
+    _: Operator,
     Json(body): Json<BuildRequest>,
 ) -> Answer<Response> {
     let build = body.into_build()?;
@@ -445,7 +445,7 @@ pub(crate) async fn build_template(
 )]
 pub(crate) async fn build_from_context(
     State(app): State<App>,
-    As(_): As,
+    _: Operator,
     Args(pairs): Args<Vec<(String, String)>>,
     body: Body,
 ) -> Answer<Response> {
@@ -478,7 +478,7 @@ pub(crate) async fn build_from_context(
 )]
 pub(crate) async fn build_from_archive(
     State(app): State<App>,
-    As(_): As,
+    _: Operator,
     Args(query): Args<ArchiveQuery>,
     body: Body,
 ) -> Answer<Response> {

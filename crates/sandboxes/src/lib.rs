@@ -36,6 +36,7 @@ mod network;
 mod pool;
 mod portable;
 mod ports;
+mod projects;
 mod recovery;
 mod request;
 mod resuming;

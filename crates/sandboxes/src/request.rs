@@ -217,6 +217,13 @@ pub struct Artifact {
     pub expires_at: Option<Timestamp>,
 }
 
+#[derive(Debug, Clone)]
+pub struct Project {
+    pub id: ProjectId,
+    pub name: String,
+    pub created_at: Timestamp,
+}
+
 /// A key as listed; the secret itself is shown once, when it is made.
 #[derive(Debug, Clone)]
 pub struct Key {

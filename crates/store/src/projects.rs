@@ -44,14 +44,6 @@ impl Store {
         .await
     }
 
-    pub async fn project_by_name(&self, name: &str) -> Result<Option<ProjectRow>, Error> {
-        let name = name.to_owned();
-        self.read("read the project", move |db| {
-            sql::row(db, "SELECT * FROM projects WHERE name = ?1", &[&name], read)
-        })
-        .await
-    }
-
     /// All of them, by name.
     pub async fn projects(&self) -> Result<Vec<ProjectRow>, Error> {
         self.read("list projects", |db| {

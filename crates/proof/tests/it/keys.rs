@@ -4,6 +4,7 @@ use atoll_proof::{Server, json, on_every_tier};
 
 on_every_tier!(
     a_revoked_key_opens_nothing,
+    a_project_is_a_world_of_its_own,
     without_a_key_nothing_is_said,
     secrets_are_not_kept
 );
@@ -44,6 +45,99 @@ async fn a_revoked_key_opens_nothing(server: &mut Server) {
         .get("/v1/info")
         .await
         .refused(401, "invalid_key");
+}
+
+/// Two projects see nothing of each other; one that does not run the server changes nothing that both use.
+async fn a_project_is_a_world_of_its_own(server: &Server) {
+    let operator = server.client();
+    let made = operator
+        .post("/v1/projects", &json!({"name": "team-b"}))
+        .await
+        .expect(201)
+        .json();
+    operator
+        .post("/v1/projects", &json!({"name": "team-b"}))
+        .await
+        .refused(409, "project_exists");
+    for wrong in ["", "-b", "B", "a/b", &"x".repeat(64)] {
+        let answer = operator.post("/v1/projects", &json!({ "name": wrong })).await;
+        answer.refused(400, "project_name_invalid");
+    }
+    let key = operator
+        .post("/v1/keys", &json!({"name": "first", "project": "team-b"}))
+        .await
+        .expect(201)
+        .json();
+    assert_eq!(key["key"]["project"], made["id"]);
+    let team = operator.with_key(key["secret"].as_str());
+
+    let theirs = server.sandbox().await;
+    let own = team
+        .post("/v1/sandboxes", &server.request(&json!({})))
+        .await
+        .expect(201)
+        .json();
+    let own = own["id"].as_str().unwrap();
+    let sees = |list: &atoll_proof::Value| -> Vec<String> {
+        let items = list["items"].as_array().unwrap();
+        items
+            .iter()
+            .map(|item| item["id"].as_str().unwrap().to_owned())
+            .collect()
+    };
+    assert_eq!(sees(&team.get("/v1/sandboxes").await.ok()), [own]);
+    assert_eq!(
+        sees(&operator.get("/v1/sandboxes").await.ok()),
+        [theirs.id.as_str()]
+    );
+    team.get(&theirs.path("")).await.refused(404, "sandbox_not_found");
+    team.delete(&theirs.path(""))
+        .await
+        .refused(404, "sandbox_not_found");
+    operator
+        .get(&format!("/v1/sandboxes/{own}"))
+        .await
+        .refused(404, "sandbox_not_found");
+    assert_eq!(
+        sees(&team.get("/v1/projects").await.ok()),
+        [made["id"].as_str().unwrap()]
+    );
+    assert_eq!(
+        operator.get("/v1/projects").await.ok()["items"]
+            .as_array()
+            .unwrap()
+            .len(),
+        2
+    );
+
+    team.post("/v1/projects", &json!({"name": "c"}))
+        .await
+        .refused(403, "operators_only");
+    team.post("/v1/keys", &json!({"name": "k", "project": "default"}))
+        .await
+        .refused(404, "project_not_found");
+    team.post("/v1/gc", &json!({}))
+        .await
+        .refused(403, "operators_only");
+    team.delete("/v1/templates/base")
+        .await
+        .refused(403, "operators_only");
+    team.post("/v1/templates/prune", &json!({}))
+        .await
+        .refused(403, "operators_only");
+    team.get("/v1/templates/base").await.expect(200);
+
+    // Who made the key may take it back.
+    let id = key["key"]["id"].as_str().unwrap();
+    operator
+        .delete(&format!("/v1/keys/{id}"))
+        .await
+        .refused(404, "key_not_found");
+    operator
+        .delete(&format!("/v1/keys/{id}?project=team-b"))
+        .await
+        .expect(200);
+    team.get("/v1/sandboxes").await.refused(401, "invalid_key");
 }
 
 async fn without_a_key_nothing_is_said(server: &Server) {

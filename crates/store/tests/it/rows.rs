@@ -27,7 +27,6 @@ async fn a_project_is_made_once() {
         context.store.project(&other.id).await.unwrap().as_ref(),
         Some(&other)
     );
-    assert_eq!(context.store.project_by_name("other").await.unwrap(), Some(other));
     assert_eq!(context.store.project(&project_id(9)).await.unwrap(), None);
 }
 
