@@ -98,6 +98,9 @@ pub(crate) struct Publish {
     public: Option<bool>,
 }
 
+/// What keys of other projects are told that they may not.
+pub(crate) const CHANGE: &str = "build, tag or delete templates, which all projects share";
+
 /// Templates belong to the server: everybody with a key may use them, nobody else.
 pub(crate) async fn publish(
     State(app): State<App>,
@@ -121,6 +124,7 @@ pub(crate) async fn delete(
     if snapshots::delete(&app, &caller, &id).await? {
         return Ok(StatusCode::NO_CONTENT);
     }
+    app.sandboxes.operators_only(&caller, CHANGE)?;
     let template = find(&app, &id).await?;
     let names: BTreeMap<_, _> = template.names.iter().map(|name| (name.as_str(), ())).collect();
     for name in names.keys() {

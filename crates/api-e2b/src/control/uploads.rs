@@ -61,6 +61,8 @@ pub(crate) async fn link(
     Path((id, hash)): Path<(String, String)>,
     parts: Parts,
 ) -> Answer<Response> {
+    app.sandboxes
+        .operators_only(&caller, super::templates::CHANGE)?;
     let present = path_of(&app, &caller, &hash)?.is_file();
     let until = view::now_seconds() + GOOD_FOR;
     let proof = proof(&app, caller.project.as_str(), &hash, until);
