@@ -101,7 +101,7 @@ async fn run(cli: Cli) -> Result<u8> {
         Command::Key(command) => commands::key::run(global, output, command).await?,
         Command::Usage(args) => commands::ledger::usage(global, output, args).await?,
         Command::Ledger(args) => commands::ledger::ledger(global, output, args).await?,
-        Command::Doctor(_) => return Box::pin(commands::doctor::run(global, output)).await,
+        Command::Doctor(args) => return Box::pin(commands::doctor::run(global, output, args)).await,
         Command::Bench(BenchCommand::Sandbox(args)) => {
             return Box::pin(bench::sandbox(global, output, &args)).await;
         }
