@@ -22,6 +22,8 @@ use axum::extract::{ConnectInfo, Request};
 use axum::http::header::{self, HeaderName};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, Version};
 use axum::response::{IntoResponse, Response};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 
@@ -370,11 +372,20 @@ fn clean_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// Removes the token wherever it may be, and any API key of ours.
+/// How the keys begin that this server gives out: for its API, for models, for volumes, and for the API as E2B's clients
+/// spell it.
+const OUR_KEYS: [&str; 4] = ["atl_", "atm_", "atv_", "e2b_"];
+
+/// Removes the token wherever it may be, and any key of ours. A key of the guest's own passes, in whatever header.
 fn clean_secrets(headers: &mut HeaderMap, token: &str) {
     headers.remove(TOKEN_HEADER);
-    if bearer(headers).is_some_and(|secret| secret == token || secret.starts_with("atl_")) {
-        headers.remove(header::AUTHORIZATION);
+    let ours: Vec<HeaderName> = headers
+        .iter()
+        .filter(|(name, value)| **name != header::COOKIE && holds_ours(value.as_bytes(), token))
+        .map(|(name, _)| name.clone())
+        .collect();
+    for name in ours {
+        headers.remove(name);
     }
     if !headers.contains_key(header::COOKIE) {
         return;
@@ -392,6 +403,26 @@ fn clean_secrets(headers: &mut HeaderMap, token: &str) {
     if let Some(kept) = kept.filter(|kept| !kept.is_empty()) {
         headers.insert(header::COOKIE, kept);
     }
+}
+
+/// Whether a header's value is a secret of ours: bare, after the name of a scheme, or as user or password of `Basic`.
+fn holds_ours(value: &[u8], token: &str) -> bool {
+    let is_ours = |secret: &str| secret == token || OUR_KEYS.iter().any(|prefix| secret.starts_with(prefix));
+    let value = String::from_utf8_lossy(value);
+    let value = value.trim();
+    if is_ours(value) {
+        return true;
+    }
+    let Some((scheme, rest)) = value.split_once(char::is_whitespace) else {
+        return false;
+    };
+    let rest = rest.trim();
+    if scheme.eq_ignore_ascii_case("basic")
+        && let Ok(pair) = STANDARD.decode(rest)
+    {
+        return String::from_utf8_lossy(&pair).split(':').any(is_ours);
+    }
+    is_ours(rest)
 }
 
 /// Says who asked and how. What the client claimed of itself is replaced.
@@ -500,9 +531,39 @@ mod tests {
         clean_secrets(&mut sent, "t");
         assert_eq!(sent, headers(&[("authorization", "Bearer theirs")]));
 
-        let mut sent = headers(&[("authorization", "Bearer atl_key")]);
+        for (name, value) in [
+            ("authorization", "Bearer atl_key"),
+            ("authorization", "bearer  atl_key"),
+            ("authorization", "Bearer e2b_61746c5f6b6579"),
+            ("authorization", "Bearer atm_key"),
+            ("authorization", "Bearer atv_key"),
+            ("authorization", "Basic YXRsX2tleTo="),
+            ("x-api-key", "atl_key"),
+            ("x-api-key", "e2b_61746c5f6b6579"),
+            ("x-access-token", "t"),
+            ("x-access-token", "atl_key"),
+            ("x-goog-api-key", "atm_key"),
+        ] {
+            let mut sent = headers(&[(name, value)]);
+            clean_secrets(&mut sent, "t");
+            assert!(sent.is_empty(), "{name}: {value} reached the guest");
+        }
+        // The second of two is looked at, too, and takes both with it.
+        let mut sent = headers(&[
+            ("authorization", "Bearer theirs"),
+            ("authorization", "Bearer atl_key"),
+        ]);
         clean_secrets(&mut sent, "t");
         assert!(sent.is_empty());
+        let theirs = [
+            ("x-api-key", "theirs"),
+            ("x-access-token", "theirs"),
+            ("authorization", "Basic dXNlcjpwYXNz"),
+            ("accept", "*/*"),
+        ];
+        let mut sent = headers(&theirs);
+        clean_secrets(&mut sent, "t");
+        assert_eq!(sent, headers(&theirs), "what is the guest's own passes");
         for (uri, clean) in [
             ("/a?atoll_token=t", "/a"),
             ("/a?x=1&atoll_token=t&y=2", "/a?x=1&y=2"),

@@ -1,6 +1,7 @@
 //! The command line: every subcommand, option and word of help. Doc comments are what users read.
 
 mod lasting;
+mod ledger;
 mod models;
 mod network;
 mod parse;
@@ -14,6 +15,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 pub(crate) use lasting::{ArtifactCommand, KeepRunningArgs, KeyCommand, TemplateBuildArgs, TemplateCommand};
+pub(crate) use ledger::{LedgerArgs, UsageArgs};
 pub(crate) use models::{
     BudgetCommand, BudgetSetArgs, GuardCommand, ModelCommand, ModelKeyCommand, PriceCommand, ProviderCommand,
     ProviderSetArgs, ScriptedArgs, SpendArgs,
@@ -89,6 +91,10 @@ Things that last:
   template    Build and manage what sandboxes start from
   artifact    Save, list and fetch files that outlive their sandbox
   key         Create, list and revoke API keys
+
+What was done:
+  usage       Show what sandboxes have used so far: time, CPU, memory, disk
+  ledger      Show what happened: every life, command, decision and use, in its order
 
 More:
   gc          Free disk space that nothing refers to any more
@@ -199,6 +205,8 @@ pub(crate) enum Command {
     Artifact(ArtifactCommand),
     #[command(subcommand)]
     Key(KeyCommand),
+    Usage(UsageArgs),
+    Ledger(LedgerArgs),
     Doctor(DoctorArgs),
     Gc(GcArgs),
     #[command(subcommand)]

@@ -41,7 +41,7 @@ pub(crate) fn start(
     let (layer, exporter) = match otlp_endpoint {
         Some(endpoint) => {
             let (layer, exporter) = otlp::start(endpoint)?;
-            (Some(layer.boxed()), Some(exporter))
+            (Some(layer), Some(exporter))
         }
         None => (None, None),
     };

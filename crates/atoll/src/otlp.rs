@@ -14,9 +14,10 @@ use tokio::sync::{mpsc, oneshot};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Level, Subscriber};
-use tracing_subscriber::Layer;
+use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::{Layer, Registry};
 
 use crate::output::{Doing, Result};
 
@@ -26,7 +27,7 @@ const EVERY: Duration = Duration::from_secs(1);
 
 /// Notes spans and hands them over when they close.
 #[derive(Debug)]
-pub(crate) struct SpanLayer {
+struct SpanLayer {
     sender: mpsc::Sender<Message>,
     dropped: Arc<AtomicU64>,
 }
@@ -53,7 +54,7 @@ struct Open {
 }
 
 /// Must be called inside a Tokio runtime: the exporting task lives on it.
-pub(crate) fn start(endpoint: &str) -> Result<(SpanLayer, Exporter)> {
+pub(crate) fn start(endpoint: &str) -> Result<(Box<dyn Layer<Registry> + Send + Sync>, Exporter)> {
     let url = format!("{}/v1/traces", endpoint.trim_end_matches('/'));
     let http = reqwest::Client::builder()
         .timeout(Duration::from_secs(10))
@@ -62,13 +63,13 @@ pub(crate) fn start(endpoint: &str) -> Result<(SpanLayer, Exporter)> {
     let (sender, receiver) = mpsc::channel(QUEUE);
     let dropped = Arc::new(AtomicU64::new(0));
     tokio::spawn(export(http, url, receiver, Arc::clone(&dropped)));
-    Ok((
-        SpanLayer {
-            sender: sender.clone(),
-            dropped,
-        },
-        Exporter { sender },
-    ))
+    let layer = SpanLayer {
+        sender: sender.clone(),
+        dropped,
+    };
+    // A filter of this layer alone: `Layer::enabled` would decide for the log as well, which would then be empty.
+    let exported = filter_fn(|metadata| metadata.is_span() && *metadata.level() <= Level::INFO);
+    Ok((layer.with_filter(exported).boxed(), Exporter { sender }))
 }
 
 impl Exporter {
@@ -80,6 +81,8 @@ impl Exporter {
     }
 }
 
+/// Posts what has ended, and says in the log what was lost: spans that found the queue full, and those of a post that the
+/// collector did not take.
 async fn export(
     http: reqwest::Client,
     url: String,
@@ -103,8 +106,11 @@ async fn export(
             },
             _ = tick.tick() => None,
         };
+        let mut lost = dropped.swap(0, Ordering::Relaxed);
+        let mut refused = None;
         if !spans.is_empty() {
-            let body = envelope(&std::mem::take(&mut spans));
+            let sent = std::mem::take(&mut spans);
+            let body = envelope(&sent);
             let answer = http
                 .post(&url)
                 .json(&body)
@@ -112,8 +118,14 @@ async fn export(
                 .await
                 .and_then(reqwest::Response::error_for_status);
             if let Err(error) = answer {
-                tracing::warn!(%error, lost = dropped.swap(0, Ordering::Relaxed), "the trace collector did not take the spans");
+                lost += sent.len() as u64;
+                refused = Some(error);
             }
+        }
+        match refused {
+            Some(error) => tracing::warn!(%error, lost, "the trace collector did not take the spans"),
+            None if lost > 0 => tracing::warn!(lost, "spans ended faster than the trace collector took them"),
+            None => {}
         }
         if let Some(done) = flushed {
             let _gone = done.send(());
@@ -133,10 +145,6 @@ fn text(key: &str, value: impl Into<String>) -> Value {
 }
 
 impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for SpanLayer {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>, _: Context<'_, S>) -> bool {
-        metadata.is_span() && *metadata.level() <= Level::INFO
-    }
-
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
         let Some(span) = context.span(id) else { return };
         let parent = span.parent().and_then(|parent| {
@@ -268,6 +276,62 @@ mod tests {
     use tracing_subscriber::layer::SubscriberExt;
 
     use super::*;
+
+    /// Where log lines go in a test.
+    #[derive(Clone, Default)]
+    struct Log(Arc<std::sync::Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// What the log says after so many spans, with a collector that always answers the same.
+    async fn logged(answer: axum::http::StatusCode, spans: usize) -> String {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let collector = axum::Router::new().fallback(move || async move { answer });
+        let serving = tokio::spawn(async move { axum::serve(listener, collector).await });
+        let log = Log::default();
+        let (writer, (layer, exporter)) = (log.clone(), start(&format!("http://{address}")).unwrap());
+        let lines = tracing_subscriber::fmt::layer()
+            .with_ansi(false)
+            .with_writer(move || writer.clone())
+            .with_filter(tracing_subscriber::EnvFilter::new("warn"))
+            .boxed();
+        // As the server has them: both in one list.
+        let subscriber = tracing_subscriber::registry().with(vec![lines, layer]);
+        let _here = tracing::subscriber::set_default(subscriber);
+        // One thread: the exporter sees none of them before all have ended.
+        for _ in 0..spans {
+            drop(tracing::info_span!("one"));
+        }
+        exporter.flush().await;
+        serving.abort();
+        String::from_utf8(log.0.lock().unwrap().clone()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn what_is_lost_is_counted_and_said_in_the_log() {
+        use axum::http::StatusCode;
+        assert_eq!(logged(StatusCode::OK, 2).await, "");
+        let refused = logged(StatusCode::SERVICE_UNAVAILABLE, 2).await;
+        assert!(
+            refused.contains("did not take") && refused.contains("lost=2"),
+            "{refused}"
+        );
+        let too_many = logged(StatusCode::OK, QUEUE + 10).await;
+        assert!(
+            too_many.contains("faster") && too_many.contains("lost=10"),
+            "{too_many}"
+        );
+    }
 
     #[tokio::test]
     async fn spans_reach_a_collector_with_their_parents_and_fields() {

@@ -1,6 +1,10 @@
 //! Everything that this program says. People get aligned tables and short lines, programs get JSON; errors and progress go
 //! to stderr so that stdout can be piped.
+//!
+//! What must hold: names, link targets and messages come from sandboxes, which are hostile, and a terminal obeys what it is
+//! sent. So every text for people passes [`harmless`]; only what a command itself printed is passed on as it is.
 
+use std::borrow::Cow;
 use std::fmt::{self, Display};
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
@@ -63,9 +67,12 @@ impl Error {
         } else {
             ("", "")
         };
-        stderr(format_args!("{red}error:{plain} {}\n", self.message));
+        stderr(format_args!(
+            "{red}error:{plain} {}\n",
+            harmless(&self.message, LINES)
+        ));
         if let Some(hint) = &self.hint {
-            stderr(format_args!(" hint: {hint}\n"));
+            stderr(format_args!(" hint: {}\n", harmless(hint, LINES)));
         }
     }
 }
@@ -112,6 +119,13 @@ impl Output {
     /// One line for people; nothing with `--json`.
     pub(crate) fn line(self, text: impl Display) {
         if !self.json {
+            stdout(format_args!("{}\n", harmless(&text.to_string(), LINES)));
+        }
+    }
+
+    /// As [`Output::line`], for text that holds nothing but ours, with its colours.
+    pub(crate) fn own_line(self, text: impl Display) {
+        if !self.json {
             stdout(format_args!("{text}\n"));
         }
     }
@@ -126,7 +140,7 @@ impl Output {
     /// A note on stderr for people; nothing with `--json`.
     pub(crate) fn note(self, text: impl Display) {
         if !self.json {
-            stderr(format_args!("{text}\n"));
+            stderr(format_args!("{}\n", harmless(&text.to_string(), LINES)));
         }
     }
 
@@ -143,9 +157,37 @@ impl Output {
     }
 }
 
+/// What may stand in a text of several lines, and not in the cell of a table.
+const LINES: &[char] = &['\n', '\t'];
+
+/// The text without anything that a terminal would obey, or that would turn what stands around it: such characters are
+/// written as in source code, but for those to be kept.
+pub(crate) fn harmless<'a>(text: &'a str, kept: &[char]) -> Cow<'a, str> {
+    let harms = |c: char| {
+        let turns = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        (c.is_control() || turns) && !kept.contains(&c)
+    };
+    if !text.contains(harms) {
+        return Cow::Borrowed(text);
+    }
+    let mut safe = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if harms(c) {
+            safe.extend(c.escape_default());
+        } else {
+            safe.push(c);
+        }
+    }
+    Cow::Owned(safe)
+}
+
 fn table<const N: usize>(headings: [&str; N], rows: &[[String; N]]) -> String {
     let mut widths = headings.map(|text| text.chars().count());
-    for row in rows {
+    let rows: Vec<_> = rows
+        .iter()
+        .map(|row| row.each_ref().map(|cell| harmless(cell, &[])))
+        .collect();
+    for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.chars().count());
         }
@@ -161,8 +203,8 @@ fn table<const N: usize>(headings: [&str; N], rows: &[[String; N]]) -> String {
         text.push('\n');
     };
     push(headings);
-    for row in rows {
-        push(row.each_ref().map(String::as_str));
+    for row in &rows {
+        push(row.each_ref().map(AsRef::as_ref));
     }
     text
 }
@@ -199,7 +241,7 @@ pub(crate) fn byte_bar(output: Output, label: &str, total: Option<u64>) -> Progr
         ),
     };
     bar.set_style(style(template));
-    bar.set_message(label.to_owned());
+    bar.set_message(harmless(label, &[]).into_owned());
     bar.enable_steady_tick(Duration::from_millis(100));
     bar
 }
@@ -242,7 +284,7 @@ impl Stages {
                     bar.set_length(total);
                     bar.set_position(done.min(total));
                 }
-                bar.set_message(stage.to_owned());
+                bar.set_message(harmless(stage, &[]).into_owned());
             }
             // Without a terminal: one line per stage.
             None if stage != self.stage => self.output.note(format_args!("  {stage}")),
@@ -253,7 +295,7 @@ impl Stages {
 
     pub(crate) fn log(&self, line: &str) {
         match &self.bar {
-            Some(bar) => bar.println(line.trim_end()),
+            Some(bar) => bar.println(harmless(line.trim_end(), LINES)),
             None => self.output.note(line.trim_end()),
         }
     }
@@ -306,6 +348,23 @@ mod tests {
         sbx_a        running
         sbx_longer   failed    x
         ");
+    }
+
+    #[test]
+    fn nothing_that_a_sandbox_says_moves_a_terminal() {
+        let rows = [[
+            "a\x1b]0;owned\x07\nroot".to_owned(),
+            "\u{9b}31m\u{202e}txt".to_owned(),
+        ]];
+        insta::assert_snapshot!(table(["NAME", "TARGET"], &rows), @r"
+        NAME                         TARGET
+        a\u{1b}]0;owned\u{7}\nroot   \u{9b}31m\u{202e}txt
+        ");
+        assert_eq!(
+            harmless("two\nlines\tand \x1b[2J", LINES),
+            "two\nlines\tand \\u{1b}[2J"
+        );
+        assert!(matches!(harmless("naïve 中文 \\", &[]), Cow::Borrowed(_)));
     }
 
     #[test]

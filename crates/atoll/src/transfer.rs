@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::{self, Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use bytes::{Bytes, BytesMut};
 use futures_util::{Stream, StreamExt};
@@ -239,8 +239,46 @@ pub(crate) async fn unpack(
 }
 
 /// Members that would land outside of `into`, and devices, are refused.
+///
+/// With `rename`, everything is unpacked into a new directory beside the target, and the one directory that it holds then
+/// gets the name. So nothing half done is ever seen under that name, and no link of the archive's is on the way to it.
 fn unpack_from(reader: impl Read, into: &Path, rename: Option<&str>) -> Result<()> {
     fs::create_dir_all(into).doing(format_args!("cannot create {}", into.display()))?;
+    let Some(name) = rename else {
+        return unpack_members(reader, into).map(drop);
+    };
+    let target = into.join(name);
+    if target.parent() != Some(into) || target.file_name().is_none() {
+        return Err(Error::new(format!("`{name}` is not the name of a directory")));
+    }
+    if fs::symlink_metadata(&target).is_ok() {
+        return Err(Error::new(format!("{} is already there", target.display()))
+            .hint("remove it, or name a place that does not exist yet"));
+    }
+    let writing = || format!("cannot write {}", target.display());
+    let beside = tempfile::Builder::new()
+        .prefix(".atoll-part-")
+        .tempdir_in(into)
+        .doing(writing())?;
+    let unpacked = match unpack_members(reader, beside.path())? {
+        Some(first) => beside.path().join(first),
+        // A whole filesystem: its members have no name in common.
+        None => {
+            let everyone = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+            fs::set_permissions(beside.path(), everyone).doing(writing())?;
+            return fs::rename(beside.keep(), &target).doing(writing());
+        }
+    };
+    let alone = fs::read_dir(beside.path()).doing(writing())?.count() == 1;
+    if !alone || !fs::symlink_metadata(&unpacked).doing(writing())?.is_dir() {
+        return Err(Error::new("the archive holds something else than one directory"));
+    }
+    fs::rename(&unpacked, &target).doing(writing())
+}
+
+/// What the first member's path begins with, unless that is the root.
+fn unpack_members(reader: impl Read, into: &Path) -> Result<Option<PathBuf>> {
+    let mut first = None;
     let mut archive = tar::Archive::new(reader);
     archive.set_preserve_mtime(true);
     for entry in archive.entries().doing("cannot read the archive")? {
@@ -254,50 +292,21 @@ fn unpack_from(reader: impl Read, into: &Path, rename: Option<&str>) -> Result<(
         if !allowed {
             continue;
         }
-        let unpacked = match rename {
-            None => entry
-                .unpack_in(into)
-                .doing(format_args!("cannot unpack {}", name.display()))?,
-            Some(first) => {
-                let rest: PathBuf = name.components().skip(1).collect();
-                unpack_renamed(&mut entry, into, &Path::new(first).join(rest))?
-            }
-        };
+        let unpacked = entry
+            .unpack_in(into)
+            .doing(format_args!("cannot unpack {}", name.display()))?;
         if !unpacked {
             return Err(Error::new(format!(
                 "the archive holds a path that leads outside: {}",
                 name.display()
             )));
         }
+        first.get_or_insert_with(|| match name.components().next() {
+            Some(Component::Normal(part)) => Some(PathBuf::from(part)),
+            _ => None,
+        });
     }
-    Ok(())
-}
-
-/// As `unpack_in`, under another name. Hard links are rare and named from the old root, so they are refused.
-fn unpack_renamed(entry: &mut tar::Entry<'_, impl Read>, into: &Path, name: &Path) -> Result<bool> {
-    use std::path::Component;
-    if name
-        .components()
-        .any(|part| !matches!(part, Component::Normal(_)))
-        || entry.header().entry_type().is_hard_link()
-    {
-        return Ok(false);
-    }
-    let target = into.join(name);
-    let parent = target.parent().unwrap_or(into);
-    fs::create_dir_all(parent).doing(format_args!("cannot create {}", parent.display()))?;
-    let root = into
-        .canonicalize()
-        .doing("cannot find the directory to unpack into")?;
-    let inside = parent
-        .canonicalize()
-        .is_ok_and(|parent| parent.starts_with(&root));
-    if inside {
-        entry
-            .unpack(&target)
-            .doing(format_args!("cannot unpack {}", target.display()))?;
-    }
-    Ok(inside)
+    Ok(first.flatten())
 }
 
 /// Reads what the connection delivers, from a blocking thread.
@@ -346,6 +355,20 @@ mod tests {
         assert_eq!(fs::read_to_string(dir.path().join("c/b")).unwrap(), "hi");
     }
 
+    /// A link, and then a file behind it, further down than what is there.
+    fn archive_with_a_link(link: &str, to: &Path, behind: &str) -> Vec<u8> {
+        let mut tar = tar::Builder::new(Vec::new());
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(tar::EntryType::Symlink);
+        header.set_size(0);
+        tar.append_link(&mut header, link, to).unwrap();
+        let mut archive = tar.into_inner().unwrap();
+        // Without the two blocks that end it.
+        archive.truncate(archive.len() - 1024);
+        archive.extend(self::archive(&[behind]));
+        archive
+    }
+
     #[test]
     fn nothing_is_written_outside() {
         let outer = tempfile::tempdir().unwrap();
@@ -356,8 +379,44 @@ mod tests {
         }
         std::os::unix::fs::symlink("..", dir.join("link")).unwrap();
         assert!(unpack_from(&archive(&["link/evil"])[..], &dir, None).is_err());
-        assert!(unpack_from(&archive(&["x/evil"])[..], &dir, Some("link")).is_err());
-        assert!(!outer.path().join("evil").exists());
+        for evil in ["x/evil", "x/sub/evil"] {
+            assert!(unpack_from(&archive(&[evil])[..], &dir, Some("link")).is_err());
+        }
+        let before: Vec<_> = fs::read_dir(outer.path()).unwrap().collect();
+        assert_eq!(before.len(), 1, "{before:?}");
+    }
+
+    #[test]
+    fn no_directory_is_made_through_a_link_of_the_archive() {
+        let outer = tempfile::tempdir().unwrap();
+        let (dir, elsewhere) = (outer.path().join("inner"), outer.path().join("elsewhere"));
+        fs::create_dir(&dir).unwrap();
+        fs::create_dir(&elsewhere).unwrap();
+        for rename in [None, Some("c")] {
+            for (link, behind) in [("x/link", "x/link/a/b/evil"), ("x", "x/a/b/evil")] {
+                let hostile = archive_with_a_link(link, &elsewhere, behind);
+                assert!(unpack_from(&hostile[..], &dir, rename).is_err(), "{behind}");
+                let made: Vec<_> = fs::read_dir(&elsewhere).unwrap().collect();
+                assert!(made.is_empty(), "{behind}: {made:?}");
+            }
+        }
+        assert!(!dir.join("c").exists(), "what was refused leaves nothing");
+        let left = fs::read_dir(&dir)
+            .unwrap()
+            .flatten()
+            .map(|entry| entry.file_name());
+        assert!(left.into_iter().all(|name| name == "x"), "nor a part of it");
+    }
+
+    #[test]
+    fn a_whole_filesystem_gets_a_name_and_none_is_mixed_with_another() {
+        let dir = tempfile::tempdir().unwrap();
+        unpack_from(&archive(&["./etc/a", "./usr/b"])[..], dir.path(), Some("root")).unwrap();
+        assert!(dir.path().join("root/etc/a").exists() && dir.path().join("root/usr/b").exists());
+        let again = unpack_from(&archive(&["x/a"])[..], dir.path(), Some("root")).unwrap_err();
+        assert!(again.message.contains("already there"), "{again}");
+        assert!(unpack_from(&archive(&["x/a", "y/b"])[..], dir.path(), Some("two")).is_err());
+        assert!(!dir.path().join("two").exists());
     }
 
     #[tokio::test]

@@ -18,11 +18,17 @@ const MAKE_CHAR: u64 = 1 << 6;
 const MAKE_BLOCK: u64 = 1 << 11;
 const IOCTL_DEV: u64 = 1 << 15;
 
-/// Whether this kernel can do it, and if not, what to do.
+/// What to do where [`check`] says no.
+pub const REMEDY: &str =
+    "boot Linux 5.19 or newer, with CONFIG_SECURITY_LANDLOCK=y and `landlock` in its lsm= list";
+
+/// Whether this kernel can do it, and if not, why.
 pub fn check() -> std::result::Result<u32, String> {
     match sys::landlock_abi() {
-        0 => Err("this kernel has no Landlock; boot one with CONFIG_SECURITY_LANDLOCK=y and `landlock` in its lsm= list".into()),
-        abi if abi < OLDEST => Err(format!("Landlock generation {abi} is too old; Linux 5.19 brings {OLDEST}")),
+        0 => Err("this kernel has no Landlock".into()),
+        abi if abi < OLDEST => Err(format!(
+            "Landlock generation {abi} is too old: {OLDEST} is needed"
+        )),
         abi => Ok(abi),
     }
 }

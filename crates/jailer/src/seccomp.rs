@@ -54,6 +54,8 @@ const TERMINAL_INJECTION: &[u32] = &[0x5412, 0x541C];
 /// Docker's: Linux, 32 bit, and either with an old release number; asking. Not those that weaken address layout.
 const PERSONALITIES: &[u32] = &[0x0, 0x8, 0x2_0000, 0x2_0008, 0xffff_ffff];
 const FAMILIES: [u32; 3] = [libc::AF_UNIX as u32, libc::AF_INET as u32, libc::AF_INET6 as u32];
+/// The one family of which programs make pairs.
+const PAIRS: &[u32] = &[libc::AF_UNIX as u32];
 /// NETLINK_ROUTE and NETLINK_SOCK_DIAG.
 const NETLINK_PROTOCOLS: [u32; 2] = [0, 4];
 const RLIMIT_CORE: u32 = 4; // of another type in each libc
@@ -122,7 +124,7 @@ const ALLOWED: &[c_long] = {
         SYS_setgid, SYS_setreuid, SYS_setregid, SYS_setresuid, SYS_setresgid, SYS_setgroups, SYS_setfsuid,
         SYS_setfsgid, SYS_capget, SYS_capset, SYS_sethostname, SYS_setdomainname,
         // sockets
-        SYS_socketpair, SYS_bind, SYS_connect, SYS_listen, SYS_accept, SYS_accept4, SYS_getsockname, SYS_getpeername,
+        SYS_bind, SYS_connect, SYS_listen, SYS_accept, SYS_accept4, SYS_getsockname, SYS_getpeername,
         SYS_getsockopt, SYS_setsockopt, SYS_sendto, SYS_recvfrom, SYS_sendmsg, SYS_recvmsg, SYS_sendmmsg, SYS_recvmmsg,
         SYS_shutdown,
         // System V and POSIX IPC, of the jail's own namespace
@@ -156,6 +158,12 @@ fn verdict(call: c_long, ids: Ids) -> Verdict {
             bits: NAMESPACES,
         },
         libc::SYS_socket => Verdict::Socket,
+        // The kernel makes both sockets, and loads their family's module, before it asks whether they can be a pair.
+        libc::SYS_socketpair => Verdict::OneOf {
+            argument: 0,
+            values: PAIRS,
+            errno: EAFNOSUPPORT,
+        },
         libc::SYS_ioctl => Verdict::NoneOf {
             argument: 1,
             values: TERMINAL_INJECTION,
@@ -490,6 +498,11 @@ mod tests {
             libc::AF_KEY,
         ] {
             check(libc::SYS_socket, &[family as u64, 1, 0], errno(EAFNOSUPPORT));
+            check(libc::SYS_socketpair, &[family as u64, 1, 0], errno(EAFNOSUPPORT));
+        }
+        check(libc::SYS_socketpair, &[libc::AF_UNIX as u64, 1, 0], ALLOW);
+        for family in [libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK, libc::AF_CAN] {
+            check(libc::SYS_socketpair, &[family as u64, 1, 0], errno(EAFNOSUPPORT));
         }
         for (protocol, expected) in [
             (0, ALLOW),

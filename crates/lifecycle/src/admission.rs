@@ -77,7 +77,7 @@ pub struct Tier {
 pub struct Missing {
     /// The end of a sentence: `runsc was not found`.
     pub why: String,
-    /// An instruction: `run atoll doctor --fix`.
+    /// An instruction: `run ./atoll once, which builds it`.
     pub remedy: String,
 }
 

@@ -41,7 +41,10 @@ impl Probe {
 pub async fn probe(config: &Config) -> Vec<Probe> {
     let jail = match jail::trial(config).await {
         Ok(detail) => Verdict::Works { detail },
-        Err(reason) => Verdict::Unavailable { reason, remedy: None },
+        Err(lacking) => Verdict::Unavailable {
+            reason: lacking.reason,
+            remedy: Some(lacking.remedy),
+        },
     };
     vec![
         Probe {

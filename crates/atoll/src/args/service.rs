@@ -55,8 +55,18 @@ pub(crate) enum LogFormat {
 }
 
 /// Say which kinds of isolation work here, and what to do about the rest
-#[derive(Debug, Args)]
-pub(crate) struct DoctorArgs {}
+///
+/// Tries them: it starts a sandbox behind each, beside any server that runs. Exits with 1 if none works.
+#[derive(Debug, Args, Clone, Default)]
+#[command(after_help = "\
+Examples:
+  atoll doctor
+  atoll doctor --config /etc/atoll.toml       # as a server with this configuration would find it")]
+pub(crate) struct DoctorArgs {
+    /// The server's configuration file: its runsc, directories, cgroup and network are looked at
+    #[arg(long, value_name = "FILE.toml")]
+    pub(crate) config: Option<PathBuf>,
+}
 
 /// Measure speed side by side with peers
 #[derive(Debug, Subcommand)]

@@ -8,7 +8,7 @@ use atoll_runtime::probe::Verdict;
 use atoll_types::format_bytes;
 use serde_json::json;
 
-use crate::args::{Global, ServerArgs};
+use crate::args::{DoctorArgs, Global, ServerArgs};
 use crate::config::{Config, RUNSC_VERSION, find_in_path};
 use crate::data;
 use crate::output::{Doing, Output, Result};
@@ -45,8 +45,9 @@ impl Check {
 }
 
 /// Exit code 0 when sandboxes can run here behind some wall, else 1.
-pub(crate) async fn run(global: &Global, output: Output) -> Result<u8> {
+pub(crate) async fn run(global: &Global, output: Output, args: DoctorArgs) -> Result<u8> {
     let args = ServerArgs {
+        config: args.config,
         templates: std::env::var_os("ATOLL_TEMPLATES").map(Into::into),
         ..ServerArgs::default()
     };

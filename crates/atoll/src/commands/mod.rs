@@ -8,6 +8,7 @@ pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod exec;
 pub(crate) mod key;
+pub(crate) mod ledger;
 pub(crate) mod models;
 pub(crate) mod net;
 pub(crate) mod run;

@@ -22,7 +22,7 @@ fn tiers(working: &[Isolation]) -> Vec<Tier> {
                 },
                 Gvisor => Missing {
                     why: "runsc was not found".into(),
-                    remedy: "run `./atoll doctor --fix`".into(),
+                    remedy: "run `./atoll` once".into(),
                 },
                 Jail => Missing {
                     why: "user namespaces are disabled".into(),
@@ -77,7 +77,7 @@ fn a_floor_that_cannot_be_met_says_why_and_what_to_do() {
     assert_eq!(
         fault.to_string(),
         "the default isolation floor (a tenant boundary) `gvisor` cannot be met on this machine: gvisor: runsc was \
-         not found; microvm: /dev/kvm is not there (for gvisor, run `./atoll doctor --fix`; for microvm, use a \
+         not found; microvm: /dev/kvm is not there (for gvisor, run `./atoll` once; for microvm, use a \
          machine with KVM; or accept a wall that is not a tenant boundary by asking for the floor `jail`)"
     );
     let fault = choose_tier(Some(Microvm), None, &[]).unwrap_err();

@@ -19,6 +19,7 @@
 //!   kernel drops mounts, loop device and namespaces; the rest is removed by `destroy`.
 
 mod blank;
+mod check;
 mod extracted;
 pub(crate) mod extras;
 mod memory;
@@ -35,11 +36,13 @@ use async_trait::async_trait;
 use atoll_jailer::spec::{Ids, Lower, Spec, Upper};
 use atoll_types::{DiskBacking, InstanceId, Isolation, Resources, Usage};
 
-use crate::cgroup::{CgroupError, Group, Hierarchy};
+use crate::cgroup::{CgroupError, Group};
 use crate::channel::{AgentState, Connect, Fifos, Guest};
 use crate::instance_dir::{InstanceDirs, Record};
 use crate::process::Process;
 use crate::{Config, Error, Instance, InstanceSpec, Runtime, SaveKind, SaveSink, Saves, ending, uids};
+
+pub use check::{Lacking, check, trial};
 
 /// How long a jail may take to answer for the first time. It takes milliseconds; a machine may be busy.
 const BOOT_WITHIN: Duration = Duration::from_secs(20);
@@ -76,76 +79,6 @@ impl Privilege {
             Self::Ordinary
         }
     }
-}
-
-/// Whether jails can be built here, by looking: what to know about them, or why not and what to do.
-pub fn check(config: &Config) -> Result<String, String> {
-    let landlock = atoll_jailer::landlock::check()?;
-    if !config.jailer_binary.exists() {
-        return Err(format!(
-            "{} is missing; build or install atoll-jailer",
-            config.jailer_binary.display()
-        ));
-    }
-    let filesystems = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
-    for name in ["erofs", "overlay"] {
-        if !filesystems.split_whitespace().any(|word| word == name) {
-            return Err(format!(
-                "this kernel has no {name} filesystem (or its module is not loaded: modprobe {name})"
-            ));
-        }
-    }
-    if std::fs::read_to_string("/proc/sys/user/max_user_namespaces").is_ok_and(|max| max.trim() == "0") {
-        return Err("user namespaces are switched off; set sysctl user.max_user_namespaces".into());
-    }
-    limits_hold(config)
-        .map_err(|reason| format!("CPU, memory and process limits cannot be enforced: {reason}"))?;
-    let version = match Hierarchy::detect().map_err(|error| error.to_string())? {
-        Hierarchy::V1 { .. } => "v1",
-        Hierarchy::V2 { .. } => "v2",
-    };
-    let ids = match Privilege::own() {
-        Privilege::Root => "own id range",
-        Privilege::Ordinary => {
-            "run by an ordinary user: one id, template extracted, writable layer in memory only"
-        }
-    };
-    Ok(format!(
-        "not a tenant boundary: shares the host's kernel; {ids}, seccomp, Landlock {landlock}, cgroup {version}"
-    ))
-}
-
-/// [`check`], and then proof: boots a jail around the agent alone and destroys it. Takes some 10 ms.
-pub async fn trial(config: &Config) -> Result<String, String> {
-    let detail = check(config)?;
-    let mut entropy = [0; 20];
-    getrandom::fill(&mut entropy).map_err(|error| error.to_string())?;
-    let spec = InstanceSpec {
-        id: InstanceId::from_entropy(entropy),
-        image: config.guest_image.clone(),
-        resources: Resources::default(),
-        hostname: "trial".into(),
-        restore: None,
-        mounts: Vec::new(),
-        network: None,
-    };
-    let jail = Jail::new(Arc::new(config.clone())).map_err(|error| error.to_string())?;
-    let instance = jail.start(spec).await.map_err(|error| error.to_string())?;
-    jail.destroy(&instance.id)
-        .await
-        .map_err(|error| error.to_string())?;
-    Ok(detail)
-}
-
-/// Makes a cgroup with limits and removes it.
-fn limits_hold(config: &Config) -> Result<(), String> {
-    let name = format!("probe-{}", std::process::id());
-    let group = Group::create(&config.cgroup_parent, &name, &Resources::default())
-        .map_err(|error| error.to_string())?;
-    for dir in group.procs_files().iter().filter_map(|file| file.parent()) {
-        std::fs::remove_dir(dir).map_err(|error| format!("removing {}: {error}", dir.display()))?;
-    }
-    Ok(())
 }
 
 impl Jail {

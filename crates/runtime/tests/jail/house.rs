@@ -48,7 +48,7 @@ impl House {
             }
         }
         if let Err(why) = jail::check(&config) {
-            skip(why);
+            skip(why.to_string());
             return None;
         }
         let guest = state.path().join("guest");

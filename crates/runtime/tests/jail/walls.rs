@@ -69,6 +69,12 @@ async fn the_walls_hold() {
         let script = format!("python3 -c 'import socket; socket.socket({family}, socket.SOCK_RAW)'");
         refused(&instance, &script, &["not supported by protocol"]).await;
     }
+    // The same in pairs, of which the kernel makes both before it asks whether they can be one; and TIPC's, which can.
+    for family in [2, 10, 17, 30, 38, 40] {
+        let script = format!("python3 -c 'import socket; socket.socketpair({family}, socket.SOCK_DGRAM)'");
+        refused(&instance, &script, &["not supported by protocol"]).await;
+    }
+    ok(&instance, "python3 -c 'import socket; socket.socketpair()'").await;
     refused(
         &instance,
         "python3 -c 'import socket; socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)'",

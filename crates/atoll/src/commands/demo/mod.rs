@@ -50,7 +50,7 @@ struct Demo {
 impl Demo {
     async fn play(&mut self, began: Instant, templates: &Path) -> Result<()> {
         self.output
-            .line(style("\n  Atoll: a computer for untrusted code\n", Style::Bold));
+            .own_line(style("\n  Atoll: a computer for untrusted code\n", Style::Bold));
         self.step(
             "server",
             "it is up, and says which walls work here",
@@ -139,14 +139,14 @@ impl Demo {
 
     fn step(&mut self, name: &str, what: &str, clock: Instant, result: &str) {
         let elapsed = clock.elapsed();
-        self.output.line(format_args!(
+        self.output.own_line(format_args!(
             "  {}  {what}",
             style(&format!("{name:<9}"), Style::Bold)
         ));
         for line in result.lines() {
             self.output.line(format_args!("             {line}"));
         }
-        self.output.line(style(
+        self.output.own_line(style(
             &format!("             {}\n", milliseconds(elapsed)),
             Style::Dim,
         ));
@@ -340,7 +340,7 @@ impl Demo {
     /// One workflow through everything, on a server that is killed on the way.
     async fn story(&mut self, templates: &Path) -> Result<()> {
         self.output
-            .line(style("  And now the whole: a durable workflow\n", Style::Bold));
+            .own_line(style("  And now the whole: a durable workflow\n", Style::Bold));
         let clock = Instant::now();
         let mut story = Story::begin(templates).await?;
         let told = self.tell(&mut story, clock).await;

@@ -1,0 +1,37 @@
+//! Reading the ledger: what was used, and what happened.
+
+use clap::Args;
+
+/// Show what sandboxes have used so far: time, CPU, memory, disk
+///
+/// Summed from the ledger, so it includes those that are gone. A sandbox's id shows that one alone.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  atoll usage                     # the whole project
+  atoll usage sbx_k3…
+  atoll usage --json")]
+pub(crate) struct UsageArgs {
+    /// Only this sandbox; one that has ended needs its whole id
+    pub(crate) sandbox: Option<String>,
+}
+
+/// Show what happened: every life, command, decision and use, in its order
+///
+/// Each record has a number; `--after` goes on behind one that was seen.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  atoll ledger                    # the whole project, from the beginning
+  atoll ledger sbx_k3…
+  atoll ledger --after 41250 --limit 100 --json")]
+pub(crate) struct LedgerArgs {
+    /// Only this sandbox; one that has ended needs its whole id
+    pub(crate) sandbox: Option<String>,
+    /// Only what came after the record of this number
+    #[arg(long, value_name = "NUMBER", default_value_t = 0, hide_default_value = true, value_parser = clap::value_parser!(i64).range(0..))]
+    pub(crate) after: i64,
+    /// At most so many [default: all]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) limit: Option<u64>,
+}
