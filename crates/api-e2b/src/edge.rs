@@ -74,6 +74,8 @@ fn address(headers: &HeaderMap, authority: Option<&str>, domains: &[String]) -> 
         return Address::Wrong("repeated header");
     }
     let host = authority.or_else(|| text("host")).unwrap_or_default();
+    // As the native API reads it, or the two would send a request to different places.
+    let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
     let host = without_port(host).trim_end_matches('.').to_ascii_lowercase();
     let label = domains.iter().find_map(|domain| {
         let label = host.strip_suffix(domain.as_str())?.strip_suffix('.')?;
@@ -347,6 +349,10 @@ mod tests {
                 ("e2b-sandbox-port", "80")
             ]),
             port(80, true)
+        );
+        assert_eq!(
+            found(&[("host", &format!("x@80-{BARE}.boxes.test"))]),
+            port(80, false)
         );
         assert_eq!(found(&[("host", "api.boxes.test")]), Address::Api);
         assert_eq!(found(&[("host", "127.0.0.1:7070")]), Address::Api);

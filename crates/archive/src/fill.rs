@@ -4,7 +4,7 @@
 //! removed first if it is no directory, so nothing is ever written through an old name; a file gets its owner and mode
 //! through its descriptor, after its content.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
@@ -15,15 +15,28 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use crate::header::{self, Entry, Kind, padding, read_whole};
-use crate::{Dialect, Ids, Notes, Tally, about, at, invalid, shown, sparse};
+use crate::paths::Times;
+use crate::{Budget, Dialect, Ids, Notes, Tally, about, at, invalid, shown, sparse};
 
 const BUFFER: usize = 256 << 10;
+const TOO_MANY: &str = "the stream holds too many files and directories";
 /// Of a path that is handed to the kernel in one piece.
 const PIECE: usize = 2048;
 
 /// Makes what the stream says below `root` (a directory opened for reading), on top of what is there. Reads up to the
 /// stream's end mark. After an error the tree holds some of it.
 pub fn unpack(root: BorrowedFd<'_>, dialect: Dialect, ids: Ids, input: &mut dyn Read) -> io::Result<Tally> {
+    unpack_within(root, dialect, ids, &mut { Budget::ENDLESS }, input)
+}
+
+/// [`unpack`] of what the budget allows; takes from it what was used.
+pub fn unpack_within(
+    root: BorrowedFd<'_>,
+    dialect: Dialect,
+    ids: Ids,
+    budget: &mut Budget,
+    input: &mut dyn Read,
+) -> io::Result<Tally> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = Rc::new(rustix::fs::openat(root, ".", flags, Mode::empty())?);
     let mut filler = Filler {
@@ -31,8 +44,9 @@ pub fn unpack(root: BorrowedFd<'_>, dialect: Dialect, ids: Ids, input: &mut dyn 
         root,
         dialect,
         ids,
+        budget,
         tally: Tally::default(),
-        times: BTreeMap::new(),
+        times: Times::default(),
         whiteouts: BTreeSet::new(),
         buffer: vec![0; BUFFER],
     };
@@ -43,21 +57,22 @@ pub fn unpack(root: BorrowedFd<'_>, dialect: Dialect, ids: Ids, input: &mut dyn 
     Ok(filler.tally)
 }
 
-struct Filler {
+struct Filler<'a> {
     root: Rc<OwnedFd>,
     /// The directory used last, and its path.
     near: (Vec<u8>, Rc<OwnedFd>),
     dialect: Dialect,
     ids: Ids,
+    budget: &'a mut Budget,
     tally: Tally,
-    /// Of directories, for the end: making something in one changes its time. As many as there are directories.
-    times: BTreeMap<Vec<u8>, (i64, u32)>,
+    /// Of directories, for the end: making something in one changes its time.
+    times: Times,
     /// Of what is applied: no trace of them is left in the tree.
     whiteouts: BTreeSet<Vec<u8>>,
     buffer: Vec<u8>,
 }
 
-impl Filler {
+impl Filler<'_> {
     fn one(&mut self, entry: &Entry, input: &mut dyn Read) -> io::Result<()> {
         let path = entry.path.as_slice();
         let top = path.split(|byte| *byte == b'/').next().unwrap_or_default();
@@ -75,6 +90,8 @@ impl Filler {
             Kind::Whiteout if !layer => self.tally.skipped.devices += 1,
             _ => {
                 self.tally.entries += 1;
+                Budget::spend(&mut self.budget.entries, 1, TOO_MANY)?;
+                self.fits(path)?;
                 if entry.kind == Kind::Directory {
                     return self.directory(entry).map_err(|error| about(path, &error));
                 }
@@ -93,6 +110,25 @@ impl Filler {
             }
         }
         Ok(())
+    }
+
+    fn fits(&self, path: &[u8]) -> io::Result<()> {
+        match path.split(|byte| *byte == b'/').count() > self.budget.depth {
+            true => Err(invalid(format!(
+                "{}: more than {} levels of directories",
+                shown(path),
+                self.budget.depth
+            ))),
+            false => Ok(()),
+        }
+    }
+
+    fn mode(&self, entry: &Entry) -> Mode {
+        Mode::from_raw_mode(match (self.budget.private, entry.kind) {
+            (false, _) => entry.mode,
+            (true, Kind::Directory) => entry.mode & 0o777 | 0o700,
+            (true, _) => entry.mode & 0o777 | 0o400,
+        })
     }
 
     fn applies(&self) -> bool {
@@ -147,6 +183,7 @@ impl Filler {
                 self.own(entry, parent, name).map_err(at(path))
             }
             Kind::HardLink => {
+                self.fits(&entry.target)?;
                 let (from, first) = split(&entry.target);
                 let from = self.dir(from).map_err(|error| about(path, &error))?;
                 if entry.target == entry.path {
@@ -156,7 +193,7 @@ impl Filler {
                 replacing(parent, name, make).map_err(at(path))
             }
             Kind::Fifo => {
-                let mode = Mode::from_raw_mode(entry.mode);
+                let mode = self.mode(entry);
                 let make = || rustix::fs::mknodat(parent, name, FileType::Fifo, mode, 0);
                 replacing(parent, name, make).map_err(at(path))?;
                 self.own(entry, parent, name).map_err(at(path))?;
@@ -172,6 +209,8 @@ impl Filler {
     }
 
     fn content(&mut self, entry: &Entry, file: &OwnedFd, input: &mut dyn Read) -> io::Result<()> {
+        let size = entry.real_size.unwrap_or(entry.size);
+        Budget::spend(&mut self.budget.bytes, size, "the files are too large together")?;
         let (pieces, mut left) = match entry.real_size {
             None => (vec![(0, entry.size)], entry.size),
             Some(real_size) => {
@@ -207,13 +246,13 @@ impl Filler {
         };
         // The root of a plain tree is the place that it is put into: whose that is, is not the stream's to say.
         if self.dialect == Dialect::Plain && entry.path.is_empty() {
-            self.times.insert(entry.path.clone(), entry.mtime);
+            self.times.set(&entry.path, entry.mtime);
             return Ok(());
         }
         if let (Some(uid), Some(gid)) = (self.ids.to_tree(entry.uid), self.ids.to_tree(entry.gid)) {
             rustix::fs::fchown(&dir, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?;
         }
-        rustix::fs::fchmod(&dir, Mode::from_raw_mode(entry.mode))?;
+        rustix::fs::fchmod(&dir, self.mode(entry))?;
         match self.dialect {
             Dialect::Layer { notes, .. } => take_notes(entry, &dir, notes)?,
             Dialect::Applied { .. } if entry.redirect.is_some() => {
@@ -224,7 +263,7 @@ impl Filler {
             Dialect::Applied { .. } if entry.opaque => empty(dir.as_fd())?,
             Dialect::Applied { .. } | Dialect::Plain => {}
         }
-        self.times.insert(entry.path.clone(), entry.mtime);
+        self.times.set(&entry.path, entry.mtime);
         self.near = (entry.path.clone(), dir);
         Ok(())
     }
@@ -250,7 +289,7 @@ impl Filler {
                     .rposition(|byte| *byte == b'/')
                     .unwrap_or(rest.len())
             };
-            dir = Rc::new(open_or_make(dir.as_fd(), &rest[..cut])?);
+            dir = Rc::new(open_or_make(dir.as_fd(), &rest[..cut], &mut self.budget.entries)?);
             rest = rest.get(cut + 1..).unwrap_or_default();
         }
         self.near = (path.to_vec(), Rc::clone(&dir));
@@ -262,7 +301,7 @@ impl Filler {
             rustix::fs::fchown(file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?;
         }
         // After the owner, whose change takes a setuid bit away.
-        rustix::fs::fchmod(file, Mode::from_raw_mode(entry.mode))?;
+        rustix::fs::fchmod(file, self.mode(entry))?;
         rustix::fs::futimens(file, &times(entry.mtime))
     }
 
@@ -277,14 +316,15 @@ impl Filler {
 
     /// Not worth failing for: a directory may be gone again in a tree that others use.
     fn set_times(&mut self) {
-        for (path, mtime) in std::mem::take(&mut self.times).into_iter().rev() {
-            let (parent, name) = split(&path);
+        let all = std::mem::take(&mut self.times);
+        all.for_each(|path, mtime| {
+            let (parent, name) = split(path);
             if name.is_empty() {
                 let _ = rustix::fs::futimens(&self.root, &times(mtime));
             } else if let Ok(parent) = self.dir(parent) {
                 let _ = rustix::fs::utimensat(&parent, name, &times(mtime), AtFlags::SYMLINK_NOFOLLOW);
             }
-        }
+        });
     }
 }
 
@@ -382,24 +422,28 @@ fn make_dir(parent: BorrowedFd<'_>, name: &[u8]) -> rustix::io::Result<OwnedFd> 
     }
 }
 
-fn open_or_make(from: BorrowedFd<'_>, path: &[u8]) -> rustix::io::Result<OwnedFd> {
+/// What is made is taken from `room`.
+fn open_or_make(from: BorrowedFd<'_>, path: &[u8], room: &mut u64) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let open =
         |from: BorrowedFd<'_>, path: &[u8]| rustix::fs::openat2(from, path, flags, Mode::empty(), resolve());
     match open(from, path) {
         Err(Errno::NOENT) => {}
-        other => return other,
+        other => return Ok(other?),
     }
     let mut dir: Option<OwnedFd> = None;
     for name in path.split(|byte| *byte == b'/') {
         let parent = dir.as_ref().map_or(from, AsFd::as_fd);
         let next = match open(parent, name) {
-            Err(Errno::NOENT) => make_dir(parent, name)?,
+            Err(Errno::NOENT) => {
+                Budget::spend(room, 1, TOO_MANY)?;
+                make_dir(parent, name)?
+            }
             other => other?,
         };
         dir = Some(next);
     }
-    dir.ok_or(Errno::NOENT)
+    dir.ok_or_else(|| Errno::NOENT.into())
 }
 
 /// The directory and the name in it.

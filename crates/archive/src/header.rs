@@ -9,7 +9,7 @@
 
 use std::io::{self, Read, Write};
 
-use crate::{LONGEST_NAME, LONGEST_PATH, LONGEST_TARGET, invalid, shown};
+use crate::{LARGEST_FILE, LONGEST_NAME, LONGEST_PATH, LONGEST_TARGET, invalid, shown};
 
 pub(crate) const BLOCK: usize = 512;
 /// Of all records before one entry.
@@ -345,13 +345,15 @@ fn entry(block: &[u8; BLOCK], size: u64, extra: Extra) -> io::Result<Entry> {
         (Some(1), Some(0)) if extra.real_size.is_some() && kind == Kind::File => extra.real_size,
         _ => return Err(old_sparse(&path)),
     };
-    let has_content = kind == Kind::File;
+    let size = match kind {
+        Kind::File => extra.size.unwrap_or(size),
+        _ => 0,
+    };
+    if size.max(real_size.unwrap_or(0)) > LARGEST_FILE {
+        return Err(invalid(format!("{}: no file is that large", shown(&path))));
+    }
     Ok(Entry {
-        size: if has_content {
-            extra.size.unwrap_or(size)
-        } else {
-            0
-        },
+        size,
         mode: (number(100, 108) & 0o7777) as u32,
         uid: extra.uid.unwrap_or_else(|| id_of(number(108, 116))),
         gid: extra.gid.unwrap_or_else(|| id_of(number(116, 124))),
@@ -565,6 +567,21 @@ mod tests {
         assert!(clean(&b"ab/".repeat(LONGEST_PATH / 2)).is_err());
         assert_eq!(clean(b"./a//b/./").unwrap(), b"a/b");
         assert_eq!(clean(b"./").unwrap(), b"");
+    }
+
+    #[test]
+    fn sizes_stay_far_from_the_end_of_numbers() {
+        for (size, real_size) in [(u64::MAX, None), ((1 << 50) + 1, None), (512, Some(u64::MAX))] {
+            let entry = Entry {
+                size,
+                real_size,
+                ..Entry::new(b"a", Kind::File)
+            };
+            let mut bytes = Vec::new();
+            entry.write(&mut bytes).unwrap();
+            let error = read(&mut bytes.as_slice()).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
+        }
     }
 
     #[test]

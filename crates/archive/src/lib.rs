@@ -15,12 +15,14 @@
 //!   found to be a plain file. So no name and no race can make us read or write outside the tree, or hang on a FIFO.
 //! - The stream is hostile. Names are bounded and may not climb, nothing is allocated because a length says so, device
 //!   nodes are not made (but for whiteouts, which are none). A stream that ends early is an error, not a smaller tree.
-//! - Neither needs more memory for a larger tree, but for the names of the directories being read and what hard links
-//!   need.
+//! - Memory grows with the number of names at most, never with the length of paths: the names of the directories being
+//!   read, one name for each directory that was unpacked (its time is set last), one for each file of several names.
+//! - How much a stream may make is said by [`Budget`] where the place that it goes to has no limit of its own.
 //! - The same tree gives the same bytes, so that a store can see what did not change.
 
 mod fill;
 mod header;
+mod paths;
 mod sparse;
 #[cfg(test)]
 mod tests;
@@ -28,7 +30,7 @@ mod walk;
 
 use std::io;
 
-pub use fill::unpack;
+pub use fill::{unpack, unpack_within};
 pub use walk::pack;
 
 /// What the stream is about.
@@ -110,6 +112,35 @@ impl Ids {
     }
 }
 
+/// What may still be unpacked. One may be spent by several streams, which then have so much together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Budget {
+    /// Sizes of files, holes included: whoever reads them reads zeros.
+    pub bytes: u64,
+    /// Files, links and directories, those too that are made because something lies in them.
+    pub entries: u64,
+    /// Levels of directories. Whoever walks or removes the tree may do so with a stack.
+    pub depth: usize,
+    /// For the eyes of whoever unpacks it: no setuid, setgid or sticky bits, and the owner can read and remove it all,
+    /// whatever the stream says.
+    pub private: bool,
+}
+
+impl Budget {
+    /// For places that are bounded themselves.
+    const ENDLESS: Self = Self {
+        bytes: u64::MAX,
+        entries: u64::MAX,
+        depth: usize::MAX,
+        private: false,
+    };
+
+    fn spend(left: &mut u64, much: u64, what: &str) -> io::Result<()> {
+        *left = left.checked_sub(much).ok_or_else(|| too_much(what))?;
+        Ok(())
+    }
+}
+
 /// What went through.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
@@ -141,8 +172,19 @@ impl Skipped {
 /// can be entered step by step; and a path stands before each entry, so an endless one would make an endless stream.
 pub const LONGEST_PATH: usize = 32 * 1024;
 const LONGEST_NAME: usize = 255;
+/// Larger than any file that could be stored; keeps all sums far from overflow.
+const LARGEST_FILE: u64 = 1 << 50;
 /// Of a symlink's target; the kernel's limit.
 const LONGEST_TARGET: usize = 4095;
+
+fn too_much(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::FileTooLarge, what)
+}
+
+/// Whether a stream was refused because it would have gone beyond its [`Budget`].
+pub fn is_too_much(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::FileTooLarge
+}
 
 fn invalid(what: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.into())

@@ -391,6 +391,100 @@ fn depth_costs_no_descriptors() {
     assert_eq!(packed(two.path(), Dialect::Plain, Ids::Same).0, bytes);
 }
 
+const SMALL: Budget = Budget {
+    bytes: 1000,
+    entries: 20,
+    depth: 8,
+    private: true,
+};
+
+fn within(budget: &mut Budget, entries: &[header::Entry]) -> (tempfile::TempDir, io::Result<Tally>) {
+    let dir = tempfile::tempdir().unwrap();
+    let mut bytes = Vec::new();
+    for entry in entries {
+        entry.write(&mut bytes).unwrap();
+        let content = match entry.real_size {
+            Some(_) => sparse::text_of(&vec![(0, 0)]),
+            None => vec![0; usize::try_from(entry.size).unwrap()],
+        };
+        bytes.extend_from_slice(&content);
+        bytes.extend_from_slice(header::padding(content.len() as u64));
+    }
+    header::write_end(&mut bytes).unwrap();
+    let root = File::open(dir.path()).unwrap();
+    let done = unpack_within(
+        root.as_fd(),
+        Dialect::Plain,
+        Ids::Own,
+        budget,
+        &mut bytes.as_slice(),
+    );
+    (dir, done)
+}
+
+fn file(path: &str, size: u64) -> header::Entry {
+    header::Entry {
+        size,
+        mode: 0o6111,
+        ..header::Entry::new(path.as_bytes(), header::Kind::File)
+    }
+}
+
+#[test]
+fn a_budget_is_kept() {
+    let mut budget = SMALL;
+    let entries = [
+        file("a", 100),
+        file("d/e/b", 200),
+        header::Entry::new(b"closed", header::Kind::Directory),
+    ];
+    let (dir, done) = within(&mut budget, &entries);
+    done.unwrap();
+    // Two directories were made on the way.
+    assert_eq!((budget.bytes, budget.entries), (700, 15));
+    let mode = |path: &str| fs::metadata(dir.path().join(path)).unwrap().mode() & 0o7777;
+    assert_eq!((mode("a"), mode("closed")), (0o511, 0o700));
+    // What one stream used, the next one has no more.
+    let (_, done) = within(&mut budget, &[file("a", 701)]);
+    assert!(is_too_much(&done.unwrap_err()));
+
+    let mut hole = file("hole", sparse::text_of(&vec![(0, 0)]).len() as u64);
+    hole.real_size = Some(1 << 40);
+    let far = "d/".repeat(16_000);
+    let links_far = header::Entry {
+        target: format!("{far}x").into_bytes(),
+        ..header::Entry::new(b"link", header::Kind::HardLink)
+    };
+    let directory =
+        |path: &str| header::Entry::new(path.trim_end_matches('/').as_bytes(), header::Kind::Directory);
+    let chains: Vec<header::Entry> = (0..4).map(|n| directory(&format!("{n}/a/b/c/d/e/f/g"))).collect();
+    for (too_much, entries) in [
+        (true, vec![file("a", 600), file("a", 600)]),
+        (true, vec![hole]),
+        (true, chains),
+        (true, (0..30).map(|n| file(&n.to_string(), 0)).collect()),
+        (false, vec![directory(&far)]),
+        (false, vec![file(&format!("{far}x"), 1)]),
+        (false, vec![links_far]),
+    ] {
+        let (dir, done) = within(&mut { SMALL }, &entries);
+        let error = done.unwrap_err();
+        assert_eq!(is_too_much(&error), too_much, "{error}");
+        assert!(walkable(dir.path()) <= 20, "{error}");
+    }
+}
+
+/// How many names there are, if they are not deep.
+fn walkable(dir: &Path) -> usize {
+    let below = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
+    below
+        .map(|entry| match entry.file_type().unwrap().is_dir() {
+            true => 1 + walkable(&entry.path()),
+            false => 1,
+        })
+        .sum()
+}
+
 #[test]
 fn a_full_disk_is_told_apart() {
     assert!(is_full(&about(b"x", &rustix::io::Errno::NOSPC.into())));

@@ -15,6 +15,7 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 use crate::header::{self, Entry, Kind, padding};
+use crate::paths::Directories;
 use crate::{Dialect, Ids, LONGEST_PATH, Tally, at, invalid, shown, sparse};
 
 /// Directories that are open at once, at either end of the way.
@@ -35,6 +36,7 @@ pub fn pack(root: BorrowedFd<'_>, dialect: Dialect, ids: Ids, out: &mut dyn Writ
         ids,
         tally: Tally::default(),
         links: HashMap::new(),
+        directories: Directories::default(),
         buffer: vec![0; BUFFER],
     };
     packer.tree(root)?;
@@ -47,9 +49,18 @@ struct Packer<'a> {
     dialect: Dialect,
     ids: Ids,
     tally: Tally,
-    /// Where a file with several names was first met, and how many of its names are still to come.
-    links: HashMap<u64, (Vec<u8>, u64)>,
+    /// Of files with several names, as long as some are still to come.
+    links: HashMap<u64, First>,
+    directories: Directories,
     buffer: Vec<u8>,
+}
+
+/// Where a file was first met.
+struct First {
+    directory: u32,
+    name: Box<[u8]>,
+    /// How many of its names are still to come.
+    left: u64,
 }
 
 struct Level {
@@ -88,6 +99,7 @@ impl Packer<'_> {
             let Some(name) = level.names.pop() else {
                 path.truncate(level.parent_length);
                 levels.pop();
+                self.directories.leave();
                 continue;
             };
             if level.dir.is_none() && !reopen(&mut levels).map_err(at(&path))? {
@@ -115,6 +127,7 @@ impl Packer<'_> {
             match below {
                 Some(dir) => {
                     let names = names_in(&dir).map_err(at(&path))?;
+                    self.directories.enter();
                     levels.push(Level {
                         name,
                         dir: Some(dir),
@@ -259,16 +272,25 @@ impl Packer<'_> {
         if stat.st_nlink < 2 {
             return Ok(false);
         }
-        let Some((first, left)) = self.links.get_mut(&stat.st_ino) else {
-            self.links.insert(stat.st_ino, (path.to_vec(), stat.st_nlink - 1));
+        let Some(first) = self.links.get_mut(&stat.st_ino) else {
+            let (parent, name) = match path.iter().rposition(|byte| *byte == b'/') {
+                Some(slash) => (&path[..slash], &path[slash + 1..]),
+                None => (&path[..0], path),
+            };
+            let first = First {
+                directory: self.directories.here(parent),
+                name: name.into(),
+                left: stat.st_nlink - 1,
+            };
+            self.links.insert(stat.st_ino, first);
             return Ok(false);
         };
         let entry = Entry {
-            target: first.clone(),
+            target: self.directories.path(first.directory, &first.name),
             ..Entry::new(path, Kind::HardLink)
         };
-        *left -= 1;
-        if *left == 0 {
+        first.left -= 1;
+        if first.left == 0 {
             self.links.remove(&stat.st_ino);
         }
         let entry = Entry {

@@ -10,7 +10,8 @@ use crate::error::{Error, Result, show};
 use crate::tree::{Meta, Mtime};
 
 const BLOCK: u64 = 512;
-/// PAX headers and GNU long names: far more than any honest archive has.
+/// All PAX headers and GNU long names before one entry, together: far more than any honest archive has. What they say is
+/// kept until the entry comes, so that their number must not be the archive's to choose.
 const MAX_EXTENSION: u64 = 1 << 20;
 const MAX_PATH: usize = 4096;
 /// Larger than any file that could be stored anyway; keeps all sums far from overflow.
@@ -53,8 +54,12 @@ impl Tarball {
 
     pub(crate) fn next_entry(&mut self) -> Result<Option<Entry>> {
         let mut extension = Extension::default();
+        let first = self.at;
         loop {
             let start = self.at;
+            if start - first > MAX_EXTENSION {
+                return Err(self.bad(start, "too many extended headers before one entry"));
+            }
             let Some(header) = self.read_header()? else {
                 return Ok(None);
             };
@@ -159,7 +164,7 @@ impl Tarball {
     }
 
     fn read_extension(&mut self, start: u64, size: u64) -> Result<Vec<u8>> {
-        if size > MAX_EXTENSION {
+        if size > MAX_EXTENSION - BLOCK {
             return Err(self.bad(start, format!("an extended header of {size} bytes")));
         }
         if self.at + size > self.archive.len() {

@@ -20,7 +20,7 @@ pub struct Limits {
     pub entries: u64,
     /// Levels of directories.
     pub depth: u64,
-    /// Sum of the sizes of all files ever added.
+    /// Sum of the sizes of all files ever added. Holes count: an image has none.
     pub bytes: u64,
     /// Memory for names, link targets and attributes ever added.
     pub memory: u64,
@@ -31,7 +31,7 @@ impl Default for Limits {
         Self {
             entries: 2_000_000,
             depth: 256,
-            bytes: 256 << 30,
+            bytes: 32 << 30,
             memory: 512 << 20,
         }
     }

@@ -1,13 +1,15 @@
 //! Files for template builds: one archive for each COPY, kept under the hash that the client gives it.
 //!
 //! What must hold: an upload is taken only with a link that this server made, for the project that it was made for; what
-//! arrives is complete or not there; sizes are bounded. Archives are kept until the server starts anew.
+//! arrives is complete or not there; sizes are bounded, and so is what is kept for one project: for a new archive those go
+//! that were not asked for the longest. At most until the server starts anew.
 
-use std::path::PathBuf;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path as FilePath, PathBuf};
 use std::time::Duration;
 
 use atoll_sandboxes::Caller;
-use atoll_types::GIB;
+use atoll_types::{GIB, ProjectId};
 use axum::body::Body;
 use axum::extract::{Json, Path, Request, State};
 use axum::http::request::Parts;
@@ -26,6 +28,10 @@ use crate::{App, Secured};
 
 /// The most that one archive may hold.
 const MOST: u64 = 8 * GIB;
+/// The most that the archives of one project may hold together.
+const KEPT: u64 = 32 * GIB;
+/// How many archives are received at once.
+pub(super) const AT_ONCE: usize = 8;
 /// How long a link to upload to is good for, in seconds.
 const GOOD_FOR: i64 = 3600;
 /// An upload that stands still for so long is given up.
@@ -38,7 +44,11 @@ pub(crate) fn path_of(app: &App, caller: &Caller, hash: &str) -> Answer<PathBuf>
         return Err(Refusal::invalid("the hash of the files is not one"));
     }
     let dir = app.options.scratch.join("e2b-files");
-    std::fs::create_dir_all(&dir).map_err(|error| {
+    let made = std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&dir);
+    made.map_err(|error| {
         Refusal::new(
             StatusCode::INTERNAL_SERVER_ERROR,
             format!("no room for files: {error}"),
@@ -63,7 +73,7 @@ pub(crate) async fn link(
 ) -> Answer<Response> {
     app.sandboxes
         .operators_only(&caller, super::templates::CHANGE)?;
-    let present = path_of(&app, &caller, &hash)?.is_file();
+    let present = asked_for(&path_of(&app, &caller, &hash)?);
     let until = view::now_seconds() + GOOD_FOR;
     let proof = proof(&app, caller.project.as_str(), &hash, until);
     let id = percent_encoding::utf8_percent_encode(&id, percent_encoding::NON_ALPHANUMERIC);
@@ -73,6 +83,43 @@ pub(crate) async fn link(
         caller.project
     );
     Ok((StatusCode::CREATED, Json(json!({"present": present, "url": url}))).into_response())
+}
+
+/// Whether an archive is here; it then counts as used now.
+fn asked_for(path: &FilePath) -> bool {
+    match std::fs::File::open(path) {
+        // Should that fail, it goes earlier than it might.
+        Ok(file) => {
+            let _ = file.set_modified(std::time::SystemTime::now());
+            true
+        }
+        Err(_) => false,
+    }
+}
+
+/// Removes what was not asked for the longest until `more` bytes fit into what a project may keep. A build that is using
+/// an archive has it open.
+fn make_room(dir: &FilePath, project: &str, more: u64, most: u64) -> std::io::Result<()> {
+    let prefix = format!("{project}-");
+    let mut kept = Vec::new();
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(&prefix)
+            && let Ok(stat) = entry.metadata()
+        {
+            kept.push((stat.modified()?, stat.len(), entry.path()));
+        }
+    }
+    kept.sort_unstable();
+    let mut total: u64 = kept.iter().map(|(_, size, _)| size).sum();
+    for (_, size, path) in kept {
+        if total.saturating_add(more) <= most {
+            break;
+        }
+        std::fs::remove_file(path)?;
+        total -= size;
+    }
+    Ok(())
 }
 
 /// The address that a request came to.
@@ -105,23 +152,30 @@ pub(crate) async fn receive(
             "this link is not good, or not any more; ask for a new one",
         ));
     }
-    let project = project
+    let project: ProjectId = project
         .parse()
         .map_err(|_| Refusal::unauthorized("this link names no project"))?;
-    let to = path_of(&app, &Caller { project }, &hash)?;
-    let dir = to.parent().map(std::path::Path::to_path_buf).unwrap_or_default();
-    save(request.into_body(), dir, to).await?;
+    let Ok(_permit) = app.builds.receiving.0.try_acquire() else {
+        return Err(Refusal::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            format!("{AT_ONCE} uploads are being received already; try again when one of them is done"),
+        ));
+    };
+    let caller = Caller { project };
+    let to = path_of(&app, &caller, &hash)?;
+    let dir = to.parent().map(FilePath::to_path_buf).unwrap_or_default();
+    save(request.into_body(), dir, to, caller.project.as_str()).await?;
     Ok(StatusCode::OK)
 }
 
-async fn save(body: Body, dir: PathBuf, to: PathBuf) -> Answer<()> {
+async fn save(body: Body, dir: PathBuf, to: PathBuf, project: &str) -> Answer<()> {
     let failed = |error: &dyn std::fmt::Display| {
         Refusal::new(
             StatusCode::INTERNAL_SERVER_ERROR,
             format!("the files could not be kept: {error}"),
         )
     };
-    let mut file = tempfile::NamedTempFile::new_in(dir).map_err(|error| failed(&error))?;
+    let mut file = tempfile::NamedTempFile::new_in(&dir).map_err(|error| failed(&error))?;
     let mut pieces = body.into_data_stream();
     let mut room = MOST;
     loop {
@@ -136,6 +190,34 @@ async fn save(body: Body, dir: PathBuf, to: PathBuf) -> Answer<()> {
         // A piece is some tens of kilobytes, into the page cache.
         file.write_all(&piece).map_err(|error| failed(&error))?;
     }
+    make_room(&dir, project, MOST - room, KEPT).map_err(|error| failed(&error))?;
     file.persist(to).map_err(|error| failed(&error.error))?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, SystemTime};
+
+    #[test]
+    fn what_was_not_asked_for_the_longest_goes_first() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        for (age, name) in [(4, "a-1"), (3, "a-2"), (2, "b-1"), (1, "a-3")] {
+            std::fs::write(path(name), [0; 100]).unwrap();
+            let file = std::fs::File::open(path(name)).unwrap();
+            file.set_modified(SystemTime::now() - Duration::from_secs(age * 60))
+                .unwrap();
+        }
+        let here = || ["a-1", "a-2", "a-3", "b-1"].map(|name| path(name).exists());
+        make_room(dir.path(), "a", 100, 400).unwrap();
+        assert_eq!(here(), [true; 4]);
+        assert!(asked_for(&path("a-1")));
+        make_room(dir.path(), "a", 200, 400).unwrap();
+        assert_eq!(here(), [true, false, true, true]);
+        make_room(dir.path(), "a", 400, 400).unwrap();
+        assert_eq!(here(), [false, false, false, true]);
+        assert!(!asked_for(&path("a-1")));
+    }
 }

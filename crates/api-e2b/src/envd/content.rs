@@ -67,7 +67,11 @@ pub(crate) fn is_gzip(headers: &HeaderMap) -> Answer<bool> {
     }
 }
 
-/// The body as it was before it was compressed.
+/// What is inflated at once: a thousand times as much may come of it.
+const INFLATED_AT_ONCE: usize = 1 << 10;
+
+/// The body as it was before it was compressed. Nothing is inflated before somebody asks for it, and then no more than a
+/// megabyte or so.
 pub(crate) fn decoded(body: Body, gzip: bool) -> impl Stream<Item = io::Result<Bytes>> + Send + Unpin {
     let pieces = body
         .into_data_stream()
@@ -75,23 +79,30 @@ pub(crate) fn decoded(body: Body, gzip: bool) -> impl Stream<Item = io::Result<B
     if !gzip {
         return pieces.boxed();
     }
-    let state = Some((pieces, MultiGzDecoder::new(Vec::new())));
+    let state = Some((pieces, Bytes::new(), MultiGzDecoder::new(Vec::new())));
     futures_util::stream::unfold(state, |state| async move {
-        let (mut pieces, mut decoder) = state?;
+        let (mut pieces, mut packed, mut decoder) = state?;
         loop {
-            let outcome = match pieces.next().await {
-                Some(Ok(piece)) => decoder.write_all(&piece).map(|()| true),
-                Some(Err(error)) => Err(error),
-                None => decoder.try_finish().map(|()| false),
+            let mut more = true;
+            let outcome = if packed.is_empty() {
+                match pieces.next().await {
+                    Some(piece) => piece.map(|piece| packed = piece),
+                    None => {
+                        more = false;
+                        decoder.try_finish()
+                    }
+                }
+            } else {
+                let slice = packed.split_to(packed.len().min(INFLATED_AT_ONCE));
+                decoder.write_all(&slice)
             };
-            let more = match outcome {
-                Ok(more) => more,
-                Err(error) => return Some((Err(error), None)),
-            };
+            if let Err(error) = outcome {
+                return Some((Err(error), None));
+            }
             let bytes = Bytes::from(std::mem::take(decoder.get_mut()));
             match (more, bytes.is_empty()) {
                 (true, true) => {}
-                (true, false) => return Some((Ok(bytes), Some((pieces, decoder)))),
+                (true, false) => return Some((Ok(bytes), Some((pieces, packed, decoder)))),
                 (false, true) => return None,
                 (false, false) => return Some((Ok(bytes), None)),
             }
@@ -139,5 +150,23 @@ mod tests {
         let broken = Body::from(packed[..packed.len() - 9].to_vec());
         let outcome: Vec<_> = decoded(broken, true).collect().await;
         assert!(outcome.last().is_some_and(Result::is_err));
+    }
+
+    #[tokio::test]
+    async fn a_bomb_comes_in_small_pieces() {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+        let megabyte = vec![0; 1 << 20];
+        for _ in 0..64 {
+            encoder.write_all(&megabyte).unwrap();
+        }
+        let packed = encoder.finish().unwrap();
+        let mut pieces = decoded(Body::from(packed), true);
+        let mut total = 0;
+        while let Some(piece) = pieces.next().await {
+            let piece = piece.unwrap();
+            assert!(piece.len() <= 2 << 20, "{}", piece.len());
+            total += piece.len();
+        }
+        assert_eq!(total, 64 << 20);
     }
 }

@@ -11,6 +11,7 @@ use futures_util::StreamExt as _;
 use serde_json::{Value, json};
 
 use super::entries::{METADATA, file_name, metadata};
+use super::multipart::Parts;
 use super::{Call, admitted_to_file, content, file_refusal};
 use crate::auth::{self, Signed};
 use crate::error::{Answer, Refusal};
@@ -168,17 +169,14 @@ async fn write(call: &Call, path: Option<String>, request: Request) -> Answer<Re
     let body = content::decoded(request.into_body(), gzip);
     let mut entries = Vec::new();
     if media.starts_with("multipart/form-data") {
-        let boundary = multer::parse_boundary(&media)
-            .map_err(|error| Refusal::invalid(format!("the multipart body has no boundary: {error}")))?;
-        let mut parts = multer::Multipart::new(body, boundary);
-        while let Some(part) = next_part(&mut parts).await? {
-            let named = part.file_name().map(str::to_owned);
-            let Some(target) = path.clone().or(named).filter(|path| !path.is_empty()) else {
+        let mut parts = Parts::new(body, &media)?;
+        while let Some(part) = parts.next().await? {
+            let Some(target) = path.clone().or(part.file_name).filter(|path| !path.is_empty()) else {
                 return Err(Refusal::invalid(
                     "a part of the body names no file, and there is no `path`",
                 ));
             };
-            let bytes = part.map(|piece| piece.map_err(|error| broken(&error)));
+            let bytes = part.content.map(|piece| piece.map_err(|error| broken(&error)));
             entries.push(write_one(call, &target, bytes.boxed(), &attributes).await?);
         }
         if entries.is_empty() {
@@ -192,18 +190,6 @@ async fn write(call: &Call, path: Option<String>, request: Request) -> Answer<Re
         entries.push(write_one(call, &path, bytes.boxed(), &attributes).await?);
     }
     Ok(Json(entries).into_response())
-}
-
-async fn next_part(parts: &mut multer::Multipart<'static>) -> Answer<Option<multer::Field<'static>>> {
-    let part = parts.next_field().await;
-    match part.map_err(|error| Refusal::invalid(format!("the multipart body is broken: {error}")))? {
-        Some(part) if part.name() == Some("file") => Ok(Some(part)),
-        Some(part) => {
-            let name = part.name().unwrap_or_default();
-            Err(Refusal::invalid(format!("unknown part `{name}` of the body")))
-        }
-        None => Ok(None),
-    }
 }
 
 fn broken(error: &dyn std::error::Error) -> Fault {

@@ -8,6 +8,7 @@ mod files;
 mod filesystem;
 mod json;
 mod messages;
+mod multipart;
 mod process;
 mod registry;
 mod watch;

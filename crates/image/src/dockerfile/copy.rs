@@ -1,7 +1,8 @@
 //! COPY and ADD: from one tree to another. The build context is a tree too, so a source cannot lead outside of it.
 
+use std::ffi::OsString;
 use std::io::Read;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
@@ -16,35 +17,80 @@ use crate::store::Scratch;
 use crate::tree::{Entries, Kind, LastLink, Limits, Meta, Mtime, NodeId, Tree};
 
 /// Reads the names and sizes of a build context; symbolic links stay links, contents stay on disk.
+///
+/// Of the way down only one path is in memory, and of each directory on it the names that are still to be entered: the
+/// context is hostile, and a whole path for each directory would be its to multiply.
 pub(super) fn load_context(dir: &Path, ignore: &Ignore, job: &Job) -> Result<Tree> {
-    let mut tree = Tree::new(Limits::default());
-    let mut pending = vec![(dir.to_owned(), Vec::<Vec<u8>>::new())];
-    while let Some((dir, above)) = pending.pop() {
+    let limits = Limits::default();
+    let mut tree = Tree::new(limits);
+    let mut here = dir.to_owned();
+    let mut parts: Vec<Vec<u8>> = Vec::new();
+    let mut room = limits.memory;
+    let mut load = |tree: &mut Tree, here: &Path, parts: &mut Vec<Vec<u8>>| {
+        load_directory(tree, here, parts, ignore, &mut room, job)
+    };
+    let mut to_enter = vec![load(&mut tree, &here, &mut parts)?];
+    while let Some(names) = to_enter.last_mut() {
+        let Some(name) = names.pop() else {
+            to_enter.pop();
+            parts.pop();
+            here.pop();
+            continue;
+        };
+        here.push(&name);
+        parts.push(name.into_vec());
+        if parts.len() as u64 > limits.depth {
+            return Err(Error::Limit {
+                what: "the depth of directories in the build context".into(),
+                limit: limits.depth,
+            });
+        }
+        to_enter.push(load(&mut tree, &here, &mut parts)?);
+    }
+    Ok(tree)
+}
+
+/// Takes in one directory, whose way from the root is `above`; gives the names of those below to go into. `room` is what
+/// is left for the paths of files, each of which is kept to be opened later.
+fn load_directory(
+    tree: &mut Tree,
+    dir: &Path,
+    above: &mut Vec<Vec<u8>>,
+    ignore: &Ignore,
+    room: &mut u64,
+    job: &Job,
+) -> Result<Vec<OsString>> {
+    let mut to_enter = Vec::new();
+    for entry in std::fs::read_dir(dir).doing("list", dir)? {
         job.check()?;
-        for entry in std::fs::read_dir(&dir).doing("list", &dir)? {
-            let entry = entry.doing("list", &dir)?;
-            let path = entry.path();
-            let mut parts = above.clone();
-            parts.push(entry.file_name().as_bytes().to_vec());
-            let borrowed: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
-            let out = ignore.leaves_out(&borrowed);
-            let stat = entry.metadata().doing("read", &path)?;
-            if stat.is_dir() && (!out || ignore.has_exceptions()) {
-                pending.push((path.clone(), parts.clone()));
+        let entry = entry.doing("list", dir)?;
+        let (path, name) = (entry.path(), entry.file_name());
+        above.push(name.as_bytes().to_vec());
+        let out = {
+            let borrowed: Vec<&[u8]> = above.iter().map(Vec::as_slice).collect();
+            ignore.leaves_out(&borrowed)
+        };
+        let stat = entry.metadata().doing("read", &path)?;
+        let kind = if stat.is_dir() {
+            if !out || ignore.has_exceptions() {
+                to_enter.push(name);
             }
-            if out {
-                continue;
-            }
-            let kind = if stat.is_dir() {
-                Kind::Directory(Entries::new())
-            } else if stat.is_file() {
-                Kind::File(Content::unopened(&path, stat.len()))
-            } else if stat.is_symlink() {
-                let target = std::fs::read_link(&path).doing("read", &path)?;
-                Kind::Symlink(target.as_os_str().as_bytes().into())
-            } else {
-                continue;
-            };
+            Some(Kind::Directory(Entries::new()))
+        } else if stat.is_file() {
+            *room = room
+                .checked_sub(path.as_os_str().len() as u64)
+                .ok_or_else(|| Error::Limit {
+                    what: "the memory for the paths of the build context".into(),
+                    limit: Limits::default().memory,
+                })?;
+            Some(Kind::File(Content::unopened(&path, stat.len())))
+        } else if stat.is_symlink() {
+            let target = std::fs::read_link(&path).doing("read", &path)?;
+            Some(Kind::Symlink(target.as_os_str().as_bytes().into()))
+        } else {
+            None
+        };
+        if let Some(kind) = kind.filter(|_| !out) {
             let meta = Meta {
                 mode: (stat.permissions().mode() & 0o7777) as u16,
                 mtime: Mtime {
@@ -53,10 +99,11 @@ pub(super) fn load_context(dir: &Path, ignore: &Ignore, job: &Job) -> Result<Tre
                 },
                 ..Meta::default()
             };
-            put_plain(&mut tree, &parts, meta, kind)?;
+            put_plain(tree, above, meta, kind)?;
         }
+        above.pop();
     }
-    Ok(tree)
+    Ok(to_enter)
 }
 
 /// Puts without following links: the context has just been read, so its directories are directories.
@@ -104,6 +151,56 @@ pub(super) struct Planned {
     node: Option<NodeId>,
 }
 
+/// What a copy will do. Each item has its whole path, and how deep and how many a hostile image may say: so they are
+/// weighed as they are added.
+pub(super) struct Plan {
+    items: Vec<Planned>,
+    weight: u64,
+    most: u64,
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        Self {
+            items: Vec::new(),
+            weight: 0,
+            most: Limits::default().memory,
+        }
+    }
+}
+
+impl Plan {
+    fn charge(&mut self, bytes: usize) -> Result<()> {
+        self.weight = self.weight.saturating_add(bytes as u64);
+        match self.weight > self.most {
+            true => Err(Error::Limit {
+                what: "the memory for the paths of one COPY or ADD".into(),
+                limit: self.most,
+            }),
+            false => Ok(()),
+        }
+    }
+
+    fn charge_node(&mut self, from: &Tree, id: NodeId, path: usize) -> Result<()> {
+        let node = from.node(id);
+        let xattrs: usize = node
+            .meta
+            .xattrs
+            .iter()
+            .map(|(name, value)| 64 + name.len() + value.len())
+            .sum();
+        let target = match &node.kind {
+            Kind::Symlink(target) => target.len(),
+            Kind::Directory(_) | Kind::File(_) | Kind::Fifo => 0,
+        };
+        self.charge(size_of::<Planned>() + path + xattrs + target)
+    }
+
+    pub(super) fn push(&mut self, item: Planned) {
+        self.items.push(item);
+    }
+}
+
 /// What copying `sources` of `from` to `destination` (absolute) means. `sources` are patterns; `contents` of a directory
 /// are copied, not the directory itself.
 pub(super) fn plan(
@@ -112,7 +209,8 @@ pub(super) fn plan(
     destination: &str,
     into: &Tree,
     change: Change,
-) -> Result<Vec<Planned>> {
+    planned: &mut Plan,
+) -> Result<()> {
     let mut found = Vec::new();
     for source in sources {
         let paths = glob(from, source.as_bytes())?;
@@ -130,32 +228,30 @@ pub(super) fn plan(
             "several sources need a directory to go to; write `{destination}/`"
         )));
     }
-    let mut planned = Vec::new();
     for path in found {
         let Some(node) = from.lookup(&path, LastLink::Follow)? else {
             continue;
         };
         let base = destination.trim_end_matches('/').as_bytes().to_vec();
         if from.entries(node).is_some() {
-            add_tree(from, node, base, change, &mut planned);
+            add_tree(from, node, base, change, planned)?;
         } else {
             let name = path.rsplit(|&b| b == b'/').next().unwrap_or_default();
             let target = match to_directory {
                 true => [&base, &b"/"[..], name].concat(),
                 false => base,
             };
+            planned.charge_node(from, node, target.len())?;
             planned.push(one(from, node, target, change));
         }
     }
-    Ok(planned)
+    Ok(())
 }
 
 /// All of a tree, as ADD unpacks it.
-pub(super) fn plan_all(from: &Tree, destination: &str, change: Change) -> Vec<Planned> {
-    let mut planned = Vec::new();
+pub(super) fn plan_all(from: &Tree, destination: &str, change: Change, planned: &mut Plan) -> Result<()> {
     let base = destination.trim_end_matches('/').as_bytes().to_vec();
-    add_tree(from, Tree::ROOT, base, change, &mut planned);
-    planned
+    add_tree(from, Tree::ROOT, base, change, planned)
 }
 
 pub(super) fn plan_file(path: String, text: String, change: Change) -> Planned {
@@ -169,16 +265,19 @@ pub(super) fn plan_file(path: String, text: String, change: Change) -> Planned {
     }
 }
 
-fn add_tree(from: &Tree, root: NodeId, base: Vec<u8>, change: Change, planned: &mut Vec<Planned>) {
+fn add_tree(from: &Tree, root: NodeId, base: Vec<u8>, change: Change, planned: &mut Plan) -> Result<()> {
+    planned.charge_node(from, root, base.len())?;
     let mut pending = vec![(root, base)];
     while let Some((id, path)) = pending.pop() {
         if let Some(entries) = from.entries(id) {
             for (name, child) in entries.iter().rev() {
+                planned.charge_node(from, *child, path.len() + 1 + name.len())?;
                 pending.push((*child, [&path, &b"/"[..], name].concat()));
             }
         }
         planned.push(one(from, id, path, change));
     }
+    Ok(())
 }
 
 fn one(from: &Tree, id: NodeId, path: Vec<u8>, change: Change) -> Planned {
@@ -201,10 +300,10 @@ fn one(from: &Tree, id: NodeId, path: Vec<u8>, change: Change) -> Planned {
 }
 
 /// A digest of what is planned: everything but times.
-pub(super) fn digest(planned: &[Planned], job: &Job) -> Result<String> {
+pub(super) fn digest(planned: &Plan, job: &Job) -> Result<String> {
     let mut sha = Sha256::new();
     let mut buf = vec![0; 1 << 17];
-    for item in planned {
+    for item in &planned.items {
         job.check()?;
         let mut field = |bytes: &[u8]| {
             sha.update((bytes.len() as u64).to_le_bytes());
@@ -229,14 +328,14 @@ pub(super) fn digest(planned: &[Planned], job: &Job) -> Result<String> {
 }
 
 /// Carries the plan out. An existing directory keeps its metadata, unless the copy sets an owner or a mode.
-pub(super) fn apply(into: &mut Tree, planned: Vec<Planned>, change: Change) -> Result<()> {
+pub(super) fn apply(into: &mut Tree, planned: Plan, change: Change) -> Result<()> {
     let mut linked: std::collections::HashMap<NodeId, NodeId> = std::collections::HashMap::new();
     for Planned {
         path,
         meta,
         kind,
         node,
-    } in planned
+    } in planned.items
     {
         if let Kind::Directory(_) = kind {
             if let Some(existing) = into.lookup(&path, LastLink::Follow)? {
@@ -369,4 +468,65 @@ pub(super) fn owner(tree: &Tree, text: &str) -> Result<(u32, u32)> {
         },
     };
     Ok((uid, gid))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 100 files below 100 directories with long names: 25 KB each as whole paths.
+    fn deep() -> Tree {
+        let mut tree = Tree::default();
+        let mut dir = Tree::ROOT;
+        let put = |tree: &mut Tree, dir, name: &[u8], kind| tree.put_in(dir, name, Meta::root(0o755), kind);
+        for _ in 0..100 {
+            dir = put(&mut tree, dir, &[b'd'; 255], Kind::Directory(Entries::new())).unwrap();
+        }
+        for index in 0..100 {
+            put(
+                &mut tree,
+                dir,
+                format!("{index}").as_bytes(),
+                Kind::File(Content::bytes(Vec::new())),
+            )
+            .unwrap();
+        }
+        tree
+    }
+
+    #[test]
+    fn a_plan_is_weighed() {
+        let tree = deep();
+        let mut usual = Plan::default();
+        plan_all(&tree, "/to", Change::default(), &mut usual).unwrap();
+        assert_eq!(usual.items.len(), 201);
+        let paths: usize = usual.items.iter().map(|item| item.path.len()).sum();
+        assert!(usual.weight > paths as u64 && paths > 3 << 20);
+
+        let mut small = Plan {
+            most: 1 << 20,
+            ..Plan::default()
+        };
+        let error = plan_all(&tree, "/to", Change::default(), &mut small).unwrap_err();
+        assert!(error.to_string().contains("memory for the paths"), "{error}");
+        let held: usize = small.items.iter().map(|item| item.path.len()).sum();
+        assert!(held <= 1 << 20);
+        let error = plan(&tree, &["/".into()], "/to", &tree, Change::default(), &mut small).unwrap_err();
+        assert!(error.to_string().contains("memory for the paths"), "{error}");
+    }
+
+    #[test]
+    fn a_context_may_not_be_endlessly_deep() {
+        let dir = tempfile::tempdir().unwrap();
+        let job = Job::new(std::sync::Arc::new(crate::progress::Quiet));
+        let inner = dir.path().join("a/".repeat(255));
+        std::fs::create_dir_all(&inner).unwrap();
+        std::fs::write(inner.join("file"), "x").unwrap();
+        let tree = load_context(dir.path(), &Ignore::default(), &job).unwrap();
+        let file = format!("{}file", "a/".repeat(255));
+        assert!(tree.lookup(file.as_bytes(), LastLink::Keep).unwrap().is_some());
+        std::fs::create_dir_all(inner.join("a/a")).unwrap();
+        let error = load_context(dir.path(), &Ignore::default(), &job).unwrap_err();
+        assert!(error.to_string().contains("depth"), "{error}");
+    }
 }

@@ -2,8 +2,13 @@
 
 use std::path::Path;
 
-use crate::error::{IoContext, Result};
+use crate::error::{Error, IoContext, Result, show};
 use crate::tree::{LastLink, Tree};
+
+/// The most memory for the paths that one source of COPY matches.
+const MOST_FOUND: usize = 256 << 20;
+/// Of one `.dockerignore`: each file of the context is held against all of them.
+const MOST_RULES: usize = 4096;
 
 /// Whether one path component matches: `*`, `?`, `[a-z]`, `[^x]`, and `\` before a special character.
 pub(super) fn component(pattern: &[u8], name: &[u8]) -> bool {
@@ -63,25 +68,37 @@ fn one(pattern: &[u8], byte: u8) -> Option<usize> {
 
 /// All paths in `tree` that match, in order. A pattern without wildcards is just looked up.
 pub(super) fn glob(tree: &Tree, pattern: &[u8]) -> Result<Vec<Vec<u8>>> {
+    glob_within(tree, pattern, MOST_FOUND)
+}
+
+/// Links that lead back to where they are make each `*` multiply what the one before it found.
+fn glob_within(tree: &Tree, pattern: &[u8], most: usize) -> Result<Vec<Vec<u8>>> {
     let mut found = vec![Vec::new()];
     for part in pattern
         .split(|&b| b == b'/')
         .filter(|part| !part.is_empty() && *part != b".")
     {
         let mut next = Vec::new();
+        let mut weight = 0;
         for base in found {
-            let join = |name: &[u8]| [&base, &b"/"[..], name].concat();
+            let mut join = |name: &[u8]| {
+                weight += size_of::<Vec<u8>>() + base.len() + 1 + name.len();
+                match weight > most {
+                    true => Err(Error::Limit {
+                        what: format!("the memory for what `{}` matches", show(pattern)),
+                        limit: most as u64,
+                    }),
+                    false => Ok([&base, &b"/"[..], name].concat()),
+                }
+            };
             if !part.iter().any(|b| b"*?[\\".contains(b)) {
-                next.push(join(part));
+                next.push(join(part)?);
             } else if let Some(dir) = tree.lookup(&base, LastLink::Follow)?
                 && let Some(entries) = tree.entries(dir)
             {
-                next.extend(
-                    entries
-                        .keys()
-                        .filter(|name| component(part, name))
-                        .map(|name| join(name)),
-                );
+                for name in entries.keys().filter(|name| component(part, name)) {
+                    next.push(join(name)?);
+                }
             }
         }
         found = next;
@@ -116,7 +133,14 @@ impl Ignore {
             _ => return Ok(Self::default()),
         }
         let text = std::fs::read_to_string(&path).doing("read", &path)?;
-        Ok(Self::parse(&text))
+        let ignore = Self::parse(&text);
+        match ignore.0.len() > MOST_RULES {
+            true => Err(Error::Limit {
+                what: "the number of rules in .dockerignore".into(),
+                limit: MOST_RULES as u64,
+            }),
+            false => Ok(ignore),
+        }
     }
 
     fn parse(text: &str) -> Self {
@@ -139,6 +163,11 @@ impl Ignore {
                 Rule { keep, parts }
             })
             .filter(|rule| !rule.parts.is_empty())
+            .map(|mut rule| {
+                // A rule about a directory is one about all that is below.
+                rule.parts.push(b"**".to_vec());
+                rule
+            })
             .collect();
         Self(rules)
     }
@@ -148,7 +177,7 @@ impl Ignore {
     pub(super) fn leaves_out(&self, path: &[&[u8]]) -> bool {
         let mut out = false;
         for rule in &self.0 {
-            if out == rule.keep && (1..=path.len()).any(|len| matches(&rule.parts, &path[..len])) {
+            if out == rule.keep && matches(&rule.parts, path) {
                 out = !rule.keep;
             }
         }
@@ -161,14 +190,32 @@ impl Ignore {
     }
 }
 
+/// Whether the parts of a pattern match the parts of a path. As in [`component`], only the last `**` is ever gone back to,
+/// because an earlier one could match nothing more: patterns and paths are hostile, and trying all ways takes for ever.
 fn matches(pattern: &[Vec<u8>], path: &[&[u8]]) -> bool {
-    match pattern.split_first() {
-        None => path.is_empty(),
-        Some((part, rest)) if part == b"**" => (0..=path.len()).any(|skip| matches(rest, &path[skip..])),
-        Some((part, rest)) => match path.split_first() {
-            Some((name, below)) => component(part, name) && matches(rest, below),
-            None => false,
-        },
+    let (mut p, mut n) = (0, 0);
+    let mut any: Option<(usize, usize)> = None;
+    loop {
+        match pattern.get(p) {
+            Some(part) if part == b"**" => {
+                any = Some((p + 1, n));
+                p += 1;
+                continue;
+            }
+            None if n == path.len() => return true,
+            Some(part) if path.get(n).is_some_and(|name| component(part, name)) => {
+                (p, n) = (p + 1, n + 1);
+                continue;
+            }
+            _ => {}
+        }
+        match any {
+            Some((after, at)) if at < path.len() => {
+                any = Some((after, at + 1));
+                (p, n) = (after, at + 1);
+            }
+            _ => return false,
+        }
     }
 }
 
@@ -220,5 +267,53 @@ mod tests {
             let parts: Vec<&[u8]> = path.split('/').map(str::as_bytes).collect();
             assert_eq!(ignore.leaves_out(&parts), out, "{path}");
         }
+    }
+
+    #[test]
+    fn any_number_of_directories_match() {
+        for (pattern, path, expected) in [
+            ("**", "a/b", true),
+            ("**/b", "b", true),
+            ("a/**/b", "a/b", true),
+            ("a/**/b", "a/x/b/y/b", true),
+            ("a/**/b/**/c", "a/b/x/b/c", true),
+            ("a/**/b/**/c", "a/c/b", false),
+            ("**/a/b", "a/a/b", true),
+            ("**/a/**", "x/a", true),
+        ] {
+            let pattern_parts: Vec<Vec<u8>> =
+                pattern.split('/').map(|part| part.as_bytes().to_vec()).collect();
+            let parts: Vec<&[u8]> = path.split('/').map(str::as_bytes).collect();
+            assert_eq!(matches(&pattern_parts, &parts), expected, "{pattern} {path}");
+        }
+    }
+
+    /// Would not end in this life if every way to match were tried.
+    #[test]
+    fn a_hostile_pattern_is_soon_decided() {
+        let ignore = Ignore::parse(&format!("{}b", "**/a/".repeat(200)));
+        let path = vec![&b"a"[..]; 250];
+        assert!(!ignore.leaves_out(&path));
+    }
+
+    #[test]
+    fn links_in_circles_do_not_multiply_for_ever() {
+        let mut tree = Tree::default();
+        for name in ["/a", "/b", "/c"] {
+            tree.put_symlink(name.as_bytes(), b"/").unwrap();
+        }
+        let found = |pattern: &str| glob_within(&tree, pattern.as_bytes(), 1 << 20);
+        assert_eq!(found("*/*").unwrap().len(), 9);
+        let error = found(&"*/".repeat(30)).unwrap_err();
+        assert!(error.to_string().contains("matches"), "{error}");
+    }
+
+    #[test]
+    fn rules_are_few() {
+        let context = tempfile::tempdir().unwrap();
+        std::fs::write(context.path().join(".dockerignore"), "x\n".repeat(MOST_RULES)).unwrap();
+        assert!(Ignore::load(context.path()).is_ok());
+        std::fs::write(context.path().join(".dockerignore"), "x\n".repeat(MOST_RULES + 1)).unwrap();
+        assert!(Ignore::load(context.path()).is_err());
     }
 }

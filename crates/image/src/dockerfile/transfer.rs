@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::Exported;
-use super::copy::{self, Change, Planned};
+use super::copy::{self, Change, Plan};
 use crate::content::Content;
 use crate::error::Result;
 use crate::layer::{self, Whiteouts};
@@ -30,8 +30,8 @@ pub(super) struct Request {
 }
 
 impl Request {
-    pub(super) fn plan(&self, into: &Tree, scratch: &Scratch, job: &Job) -> Result<Vec<Planned>> {
-        let mut planned = Vec::new();
+    pub(super) fn plan(&self, into: &Tree, scratch: &Scratch, job: &Job) -> Result<Plan> {
+        let mut planned = Plan::default();
         let mut plain = Vec::new();
         for (number, path) in self.paths.iter().enumerate() {
             match self.archive(path, scratch, self.first_archive + number, job)? {
@@ -40,19 +40,20 @@ impl Request {
                         owner: None,
                         ..self.change
                     };
-                    planned.extend(copy::plan_all(&tree, &self.destination, owner_stays));
+                    copy::plan_all(&tree, &self.destination, owner_stays, &mut planned)?;
                 }
                 None => plain.push(path.clone()),
             }
         }
         if !plain.is_empty() {
-            planned.extend(copy::plan(
+            copy::plan(
                 &self.from,
                 &plain,
                 &self.destination,
                 into,
                 self.change,
-            )?);
+                &mut planned,
+            )?;
         }
         for (name, text) in &self.inline {
             let to_directory = self.destination.ends_with('/') || self.inline.len() + self.paths.len() > 1;

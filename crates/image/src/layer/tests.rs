@@ -232,6 +232,44 @@ fn a_broken_archive_is_an_error() {
     }
 }
 
+/// One attribute as a PAX record.
+fn attribute(name: &str, value: &[u8]) -> Vec<u8> {
+    let mut builder = tar::Builder::new(Vec::new());
+    builder
+        .append_pax_extensions([(format!("SCHILY.xattr.user.{name}").as_str(), value)])
+        .unwrap();
+    // Without the end mark.
+    let mut bytes = builder.into_inner().unwrap();
+    bytes.truncate(bytes.len() - 1024);
+    bytes
+}
+
+#[test]
+fn what_precedes_one_entry_is_bounded_as_a_whole() {
+    let file = Archive::new().file("a", "").bytes();
+    let with = |count: usize, size: usize| {
+        let value = vec![0; size];
+        let mut bytes: Vec<u8> = (0..count)
+            .flat_map(|index| attribute(&index.to_string(), &value))
+            .collect();
+        bytes.extend_from_slice(&file);
+        apply(
+            &mut Tree::default(),
+            Content::bytes(bytes),
+            Whiteouts::Oci,
+            |_| Ok(()),
+        )
+    };
+    assert!(with(3, 64 << 10).is_ok());
+    // A tiny layer could fill the memory otherwise: what is said about an entry is kept until it comes.
+    for (count, size) in [(20, 64 << 10), (1200, 1)] {
+        let error = with(count, size).unwrap_err().to_string();
+        assert!(error.contains("too many extended headers"), "{error}");
+    }
+    let error = with(1, 2 << 20).unwrap_err().to_string();
+    assert!(error.contains("an extended header of"), "{error}");
+}
+
 #[test]
 fn long_names_times_and_attributes_are_read() {
     let long = format!("{}/{}", "d".repeat(200), "f".repeat(200));
