@@ -14,7 +14,10 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-pub(crate) use lasting::{ArtifactCommand, KeepRunningArgs, KeyCommand, TemplateBuildArgs, TemplateCommand};
+pub(crate) use lasting::{
+    ArtifactCommand, KeepRunningArgs, KeyCommand, ProjectCommand, TemplateBuildArgs, TemplateCommand,
+    WhoseArgs,
+};
 pub(crate) use ledger::{LedgerArgs, UsageArgs};
 pub(crate) use models::{
     BudgetCommand, BudgetSetArgs, GuardCommand, ModelCommand, ModelKeyCommand, PriceCommand, ProviderCommand,
@@ -91,6 +94,7 @@ Things that last:
   template    Build and manage what sandboxes start from
   artifact    Save, list and fetch files that outlive their sandbox
   key         Create, list and revoke API keys
+  project     Create and list projects
 
 What was done:
   usage       Show what sandboxes have used so far: time, CPU, memory, disk
@@ -205,6 +209,8 @@ pub(crate) enum Command {
     Artifact(ArtifactCommand),
     #[command(subcommand)]
     Key(KeyCommand),
+    #[command(subcommand)]
+    Project(ProjectCommand),
     Usage(UsageArgs),
     Ledger(LedgerArgs),
     Doctor(DoctorArgs),

@@ -99,6 +99,7 @@ async fn run(cli: Cli) -> Result<u8> {
         Command::Workflow(command) => Box::pin(commands::workflow::run(global, output, command)).await?,
         Command::Approval(command) => Box::pin(commands::approval::run(global, output, command)).await?,
         Command::Key(command) => commands::key::run(global, output, command).await?,
+        Command::Project(command) => commands::project::run(global, output, command).await?,
         Command::Usage(args) => commands::ledger::usage(global, output, args).await?,
         Command::Ledger(args) => commands::ledger::ledger(global, output, args).await?,
         Command::Doctor(args) => return Box::pin(commands::doctor::run(global, output, args)).await,

@@ -170,8 +170,7 @@ pub(crate) async fn request(
     Auth(caller): Auth,
     Read(request): Read<NewTemplate>,
 ) -> Answer<Response> {
-    app.sandboxes
-        .operators_only(&caller, super::templates::CHANGE)?;
+    app.sandboxes.operators_only(&caller, super::templates::CHANGE)?;
     let Some(given) = request.name.as_ref().or(request.alias.as_ref()) else {
         return Err(Refusal::invalid("`name` is missing"));
     };

@@ -71,8 +71,7 @@ pub(crate) async fn link(
     Path((id, hash)): Path<(String, String)>,
     parts: Parts,
 ) -> Answer<Response> {
-    app.sandboxes
-        .operators_only(&caller, super::templates::CHANGE)?;
+    app.sandboxes.operators_only(&caller, super::templates::CHANGE)?;
     let present = asked_for(&path_of(&app, &caller, &hash)?);
     let until = view::now_seconds() + GOOD_FOR;
     let proof = proof(&app, caller.project.as_str(), &hash, until);

@@ -136,13 +136,43 @@ pub(crate) enum KeyCommand {
     Create {
         /// What it is for
         name: String,
+        #[command(flatten)]
+        whose: WhoseArgs,
     },
     /// List keys
-    List,
+    List {
+        #[command(flatten)]
+        whose: WhoseArgs,
+    },
     /// Revoke a key; requests that use it are refused from now on
     Revoke {
         /// Its id, as `list` shows it
         #[arg(value_name = "KEY")]
         id: String,
+        #[command(flatten)]
+        whose: WhoseArgs,
     },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WhoseArgs {
+    /// Of this project, by name or id [default: the project of your key]. Keys of `default` name any
+    #[arg(long)]
+    pub(crate) project: Option<String>,
+}
+
+/// Create and list projects: each sees its own sandboxes, artifacts, secrets, budgets and workflows
+#[derive(Debug, Subcommand)]
+#[command(after_help = "\
+Examples:
+  atoll project create team-b
+  atoll key create --project team-b laptop")]
+pub(crate) enum ProjectCommand {
+    /// Create a project, with a key of `default`
+    Create {
+        /// Lowercase letters, digits and `-`
+        name: String,
+    },
+    /// List those that you can see
+    List,
 }

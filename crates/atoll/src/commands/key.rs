@@ -1,23 +1,26 @@
 //! API keys.
 
+use reqwest::Method;
 use serde_json::{Value, json};
 
 use super::{relative, text};
-use crate::args::{Global, KeyCommand};
+use crate::args::{Global, KeyCommand, WhoseArgs};
 use crate::client::{Client, segment};
 use crate::output::{Output, Result};
 
 pub(crate) async fn run(global: &Global, output: Output, command: KeyCommand) -> Result<()> {
     let client = Client::require(global)?;
     match command {
-        KeyCommand::Create { name } => {
-            let answer = client.post("/v1/keys", &json!({"name": name})).await?;
+        KeyCommand::Create { name, whose } => {
+            let asked = json!({"name": name, "project": whose.project});
+            let answer = client.post("/v1/keys", &asked).await?;
             output.json(&answer);
             output.line(text(&answer, "secret"));
             output.note("This is the only time that the key is shown.");
         }
-        KeyCommand::List => {
-            let answer = client.get("/v1/keys").await?;
+        KeyCommand::List { whose } => {
+            let request = client.request(Method::GET, "/v1/keys").query(&of(&whose));
+            let answer = client.json(request).await?;
             let keys = answer["items"].as_array().cloned().unwrap_or_default();
             let rows: Vec<_> = keys
                 .iter()
@@ -39,11 +42,18 @@ pub(crate) async fn run(global: &Global, output: Output, command: KeyCommand) ->
             output.table(["ID", "NAME", "KEY", "CREATED", "REVOKED"], &rows, "no keys");
             output.json(&Value::Array(keys));
         }
-        KeyCommand::Revoke { id } => {
-            let answer = client.delete(&format!("/v1/keys/{}", segment(&id))).await?;
+        KeyCommand::Revoke { id, whose } => {
+            let path = format!("/v1/keys/{}", segment(&id));
+            let request = client.request(Method::DELETE, &path).query(&of(&whose));
+            let answer = client.json(request).await?;
             output.json(&answer);
             output.line(format_args!("{id} is revoked"));
         }
     }
     Ok(())
+}
+
+fn of(whose: &WhoseArgs) -> Vec<(&'static str, &str)> {
+    let named = whose.project.as_deref();
+    named.map(|project| ("project", project)).into_iter().collect()
 }

@@ -11,6 +11,7 @@ pub(crate) mod key;
 pub(crate) mod ledger;
 pub(crate) mod models;
 pub(crate) mod net;
+pub(crate) mod project;
 pub(crate) mod run;
 pub(crate) mod sandbox;
 pub(crate) mod secret;
