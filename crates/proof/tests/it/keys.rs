@@ -127,6 +127,7 @@ async fn a_project_is_a_world_of_its_own(server: &Server) {
         .refused(403, "operators_only");
     team.get("/v1/templates/base").await.expect(200);
 
+    team.delete(&format!("/v1/sandboxes/{own}")).await.expect(200);
     // Who made the key may take it back.
     let id = key["key"]["id"].as_str().unwrap();
     operator
