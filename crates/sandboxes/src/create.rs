@@ -418,7 +418,7 @@ impl Sandboxes {
         {
             Inserted::New(row) => {
                 let cell = self.look_after(row);
-                self.inner.deadlines.notify_one();
+                self.mind_deadline(&cell);
                 Ok(Ok(cell))
             }
             Inserted::Existing(row) => Ok(Err(row)),

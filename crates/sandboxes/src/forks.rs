@@ -87,7 +87,6 @@ impl Sandboxes {
                     let fact = Fact::SandboxForked { from: row.id.clone() };
                     self.append(copy, fact);
                 }
-                self.inner.deadlines.notify_one();
                 Ok(rows.into_iter().map(views::sandbox).collect())
             }
             Err(fault) => {

@@ -54,6 +54,7 @@ mod volumes;
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::pin::Pin;
+use std::sync::atomic::AtomicI64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use atoll_image::Templates;
@@ -123,6 +124,8 @@ struct Inner {
     builds: Arc<Semaphore>,
     /// Rung when a deadline may have come closer.
     deadlines: Notify,
+    /// When deadlines will be looked at next; the end of time while they are.
+    next_look: AtomicI64,
     /// Snapshots that are being written and have no row yet.
     unfinished: Mutex<HashSet<String>>,
     /// Volumes of sandboxes that are being made, and are not among the live ones yet; one for each that wants it.
@@ -194,6 +197,7 @@ impl Sandboxes {
                 boots: Semaphore::new(boots_at_once()),
                 builds: Arc::new(Semaphore::new(boots_at_once())),
                 deadlines: Notify::new(),
+                next_look: AtomicI64::new(i64::MAX),
                 unfinished: Mutex::default(),
                 expected_volumes: Mutex::default(),
                 garbage: Notify::new(),
@@ -344,7 +348,6 @@ impl Sandboxes {
                 if asks_for_it =>
             {
                 self.wake(&cell, None).await?;
-                self.inner.deadlines.notify_one();
             }
             _ => {}
         }

@@ -79,7 +79,6 @@ impl Sandboxes {
         let row = self
             .apply(&cell, Input::Extend(Extension::For { timeout_millis }))
             .await?;
-        self.inner.deadlines.notify_one();
         Ok(views::sandbox(row))
     }
 
@@ -193,6 +192,7 @@ impl Sandboxes {
             }
             note_change(cell, &row, &committed);
             *row = committed;
+            self.mind_deadline(cell);
         }
         let now = row.clone();
         drop(row);
@@ -220,6 +220,7 @@ impl Sandboxes {
         for ((cell, mut row, effects), committed) in locked.into_iter().zip(&committed) {
             note_change(cell, &row, committed);
             *row = committed.clone();
+            self.mind_deadline(cell);
             drop(row);
             self.perform(cell, committed, effects);
         }

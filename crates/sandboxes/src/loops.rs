@@ -4,6 +4,7 @@
 //! second one where a command has run.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use atoll_lifecycle::Input;
@@ -45,6 +46,7 @@ impl Sandboxes {
     /// Ends sandboxes whose time is over. The store knows when; nothing is lost by a restart.
     async fn keep_deadlines(&self) {
         loop {
+            self.inner.next_look.store(i64::MAX, Ordering::SeqCst);
             let wait = match self.reap_due().await {
                 Ok(next) => next,
                 Err(error) => {
@@ -52,11 +54,24 @@ impl Sandboxes {
                     Duration::from_secs(1)
                 }
             };
+            let next = self
+                .now()
+                .plus_millis(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
+            self.inner.next_look.store(next.0, Ordering::SeqCst);
             tokio::select! {
                 () = tokio::time::sleep(wait) => {}
                 () = self.inner.deadlines.notified() => {}
                 () = self.inner.stop.cancelled() => return,
             }
+        }
+    }
+
+    /// Something of a sandbox was committed. Deadlines are looked at anew if its own comes before they would be, which is rare:
+    /// most outlive the next look by far, and the look would compete with whoever waits for the sandbox.
+    pub(crate) fn mind_deadline(&self, cell: &Cell) {
+        let due = atoll_lifecycle::next_deadline(&cell.seen.borrow().record).map(|(at, _)| at.0);
+        if due.is_some_and(|due| due < self.inner.next_look.load(Ordering::SeqCst)) {
+            self.inner.deadlines.notify_one();
         }
     }
 

@@ -40,7 +40,6 @@ impl Sandboxes {
         }
         let cell = self.cell(caller, id).await?;
         let row = self.wake(&cell, timeout_millis).await?;
-        self.inner.deadlines.notify_one();
         Ok(views::sandbox(row))
     }
 
