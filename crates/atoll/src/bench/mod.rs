@@ -143,11 +143,11 @@ async fn table<M: Measured>(
 ) -> Result<u8> {
     let cases: Vec<M> = all.iter().copied().filter(|case| wanted(args, *case)).collect();
     if args.list {
-        for case in cases {
-            for name in case.rows() {
-                Output { json: false }.line(name);
-            }
+        let names: Vec<&str> = cases.iter().flat_map(|case| case.rows()).copied().collect();
+        for name in &names {
+            output.line(name);
         }
+        output.json(&serde_json::json!(names));
         return Ok(0);
     }
     if cases.is_empty() {

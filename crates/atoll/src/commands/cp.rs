@@ -67,26 +67,60 @@ impl<'a> There<'a> {
         }
     }
 
-    /// What is there; a symlink counts as what it leads to. `None`: nothing.
-    async fn stat(&self) -> Result<Option<Value>> {
+    /// What is there, and where: a symlink counts as what it leads to, under its own name. One that leads nowhere is itself.
+    /// `None`: nothing.
+    async fn stat(&self) -> Result<Option<Found>> {
         let path = self.path.trim_end_matches('/');
-        let path = if path.is_empty() { "/" } else { path };
-        let found = match self.client.json(self.request(Method::GET, "stat", path)).await {
+        let mut at = if path.is_empty() { "/" } else { path }.to_owned();
+        let link = match self.client.json(self.request(Method::GET, "stat", &at)).await {
             Ok(found) => found,
             Err(error) if error.code.as_deref() == Some("not_found_in_sandbox") => return Ok(None),
             Err(error) => return Err(error),
         };
-        if found["kind"] == "symlink" {
-            // A path that ends in `/.` is looked at behind the link.
-            if let Ok(behind) = self
-                .client
-                .json(self.request(Method::GET, "stat", &format!("{path}/.")))
-                .await
-            {
-                return Ok(Some(behind));
+        let own = Found {
+            view: link.clone(),
+            at: at.clone(),
+            behind_a_link: false,
+        };
+        let mut found = link;
+        for links in 0..MOST_LINKS {
+            let Some(target) = found["target"].as_str().filter(|_| found["kind"] == "symlink") else {
+                found["path"] = own.view["path"].clone();
+                return Ok(Some(Found {
+                    view: found,
+                    at,
+                    behind_a_link: links > 0,
+                }));
+            };
+            at = led_to(&at, target);
+            match self.client.json(self.request(Method::GET, "stat", &at)).await {
+                Ok(next) => found = next,
+                Err(_) => break,
             }
         }
-        Ok(Some(found))
+        Ok(Some(own))
+    }
+}
+
+/// What a path of a sandbox stands for.
+#[derive(Debug)]
+struct Found {
+    /// As the API shows it, but for the path, which is what was asked for.
+    view: Value,
+    /// Where it is.
+    at: String,
+    behind_a_link: bool,
+}
+
+/// As many as Linux follows.
+const MOST_LINKS: usize = 40;
+
+/// Where a link at `path` leads.
+fn led_to(path: &str, target: &str) -> String {
+    match path.rsplit_once('/') {
+        _ if target.starts_with('/') => target.to_owned(),
+        Some((parent, _)) => format!("{parent}/{target}"),
+        None => target.to_owned(),
     }
 }
 
@@ -95,7 +129,7 @@ fn is_directory(found: Option<&Value>) -> bool {
 }
 
 async fn upload(output: Output, from: &str, there: There<'_>) -> Result<()> {
-    let found = there.stat().await?;
+    let found = there.stat().await?.map(|found| found.view);
     let into = is_directory(found.as_ref()) || there.path.ends_with('/') || there.path == ".";
     if from == "-" {
         if into {
@@ -149,7 +183,11 @@ async fn upload(output: Output, from: &str, there: There<'_>) -> Result<()> {
 }
 
 async fn download(output: Output, there: There<'_>, to: &Path) -> Result<()> {
-    let found = there
+    let Found {
+        view: found,
+        at,
+        behind_a_link,
+    } = there
         .stat()
         .await?
         .ok_or_else(|| Error::new(format!("there is no {} in {}", there.path, there.sandbox)))?;
@@ -157,14 +195,14 @@ async fn download(output: Output, there: There<'_>, to: &Path) -> Result<()> {
     let to_stdout = to == Path::new("-");
     if found["kind"] == "directory" {
         let bar = byte_bar(output, &name, None);
-        let response = there
-            .client
-            .send(there.request(Method::GET, "tar", &there.path))
-            .await?;
+        let response = there.client.send(there.request(Method::GET, "tar", &at)).await?;
+        let mut target = to.to_owned();
         if to_stdout {
             transfer::save(response, to, &bar).await?;
         } else if to.is_dir() {
-            transfer::unpack(response, to, None, &bar).await?;
+            // What was found behind a link is called like the link.
+            transfer::unpack(response, to, behind_a_link.then(|| name.clone()), &bar).await?;
+            target = to.join(&name);
         } else {
             let parent = to
                 .parent()
@@ -173,6 +211,9 @@ async fn download(output: Output, there: There<'_>, to: &Path) -> Result<()> {
             transfer::unpack(response, parent, Some(own_name(to)?), &bar).await?;
         }
         bar.finish_and_clear();
+        if !to_stdout {
+            output.json(&json!({"path": target}));
+        }
         return Ok(());
     }
     let target: PathBuf = if !to_stdout && (to.is_dir() || to.to_string_lossy().ends_with('/')) {
@@ -190,7 +231,10 @@ async fn download(output: Output, there: There<'_>, to: &Path) -> Result<()> {
     if to_stdout {
         return Ok(());
     }
-    if let Ok(mode) = u32::from_str_radix(&text(&found, "mode"), 8) {
+    // A link's mode says nothing about what it leads to.
+    if found["kind"] != "symlink"
+        && let Ok(mode) = u32::from_str_radix(&text(&found, "mode"), 8)
+    {
         // Never setuid: what comes out of a sandbox is not trusted.
         let permissions = std::fs::Permissions::from_mode(mode & 0o777);
         std::fs::set_permissions(&target, permissions)
@@ -221,4 +265,22 @@ fn own_name(path: &Path) -> Result<String> {
     named
         .map(|name| name.to_string_lossy().into_owned())
         .ok_or_else(|| Error::new(format!("{} has no name of its own", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_lead_from_where_they_are() {
+        for (path, target, there) in [
+            ("/tmp/link", "file", "/tmp/file"),
+            ("/tmp/link", "../etc/a", "/tmp/../etc/a"),
+            ("dir/link", "/etc/a", "/etc/a"),
+            ("link", "file", "file"),
+            ("/link", "file", "/file"),
+        ] {
+            assert_eq!(led_to(path, target), there);
+        }
+    }
 }

@@ -26,18 +26,32 @@ pub(crate) async fn exec(global: &Global, output: Output, args: ExecArgs) -> Res
         return Ok(0);
     }
     if output.json {
-        return captured(&client, output, &sandbox, body).await;
+        let (answer, code) = captured(&client, &sandbox, body, args.command.no_stdin).await?;
+        output.json(&answer);
+        return Ok(code);
     }
     let streams = Streams::choose(args.command.no_stdin, args.command.no_tty);
     attach::run(&client, &sandbox, body, streams).await
 }
 
-/// With `--json`: the output is part of the answer, not our own.
-pub(crate) async fn captured(client: &Client, output: Output, sandbox: &str, body: Value) -> Result<u8> {
-    let answer = client.post(&format!("/v1/sandboxes/{sandbox}/exec"), &body).await;
-    let answer = answer.map_err(Error::into_start_failure)?;
-    output.json(&answer);
-    Ok(exit_code(&answer))
+/// With `--json`: the output is part of the answer, not our own. The input is ours all the same, unless it is a terminal.
+pub(crate) async fn captured(
+    client: &Client,
+    sandbox: &str,
+    body: Value,
+    no_stdin: bool,
+) -> Result<(Value, u8)> {
+    let answer = if no_stdin || std::io::stdin().is_terminal() {
+        let answer = client.post(&format!("/v1/sandboxes/{sandbox}/exec"), &body).await;
+        answer.map_err(Error::into_start_failure)?
+    } else {
+        match attach::captured(client, sandbox, body).await? {
+            Ok(answer) => answer,
+            Err(code) => return Ok((Value::Null, code)),
+        }
+    };
+    let code = exit_code(&answer);
+    Ok((answer, code))
 }
 
 pub(crate) async fn shell(global: &Global, args: ShellArgs) -> Result<u8> {
@@ -79,7 +93,7 @@ pub(crate) async fn ps(global: &Global, output: Output, args: PsArgs) -> Result<
     let client = Client::require(global)?;
     let sandbox = resolve(&client, &args.sandbox).await?;
     let answer = client.get(&format!("/v1/sandboxes/{sandbox}/commands")).await?;
-    output.json(&answer);
+    output.json(&answer["items"]);
     let rows: Vec<_> = answer["items"]
         .as_array()
         .into_iter()
@@ -151,8 +165,11 @@ pub(crate) async fn logs(global: &Global, output: Output, args: LogsArgs) -> Res
     let mut gathered = Vec::new();
     let mut code = 0;
     while let Some((name, data)) = futures_util::TryStreamExt::try_next(&mut stream).await? {
-        if output.json {
-            gathered.push(json!({"event": name, "data": data}));
+        let event = json!({"event": name, "data": data});
+        if args.follow {
+            output.json_line(&event);
+        } else if output.json {
+            gathered.push(event);
         }
         match name.as_str() {
             "stdout" | "stderr" if !output.json => write_chunk(&name, &data)?,
@@ -165,7 +182,9 @@ pub(crate) async fn logs(global: &Global, output: Output, args: LogsArgs) -> Res
             _ => {}
         }
     }
-    output.json(&Value::Array(gathered));
+    if !args.follow {
+        output.json(&Value::Array(gathered));
+    }
     // Only who waits for the end is told how it was.
     Ok(if args.follow { code } else { 0 })
 }

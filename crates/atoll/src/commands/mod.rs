@@ -1,5 +1,5 @@
 //! The subcommands, one file per theme. Each asks the server and shows the answer; with `--json` the answer is shown as
-//! the server gave it.
+//! the server gave it, a list as an array of all its pages, and what may have no end (`--follow`) as a line per item.
 
 pub(crate) mod approval;
 pub(crate) mod artifact;
@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 
 use crate::args::{CommandArgs, Global, LimitArgs, Mount, SpecArgs};
 use crate::client::Client;
-use crate::output::{Error, Result};
+use crate::output::{Error, Output, Result};
 use crate::server::Server;
 
 /// A server to talk to: a running one, or one inside this process.
@@ -57,10 +57,45 @@ impl Connection {
         })
     }
 
+    /// Without a server the machine's best wall is taken, whichever that is. For what builds or starts something behind it
+    /// without showing a sandbox: says so, where it is not one between tenants.
+    pub(crate) async fn note_wall(&self, output: Output) -> Result<()> {
+        if self.embedded.is_none() {
+            return Ok(());
+        }
+        let info = self.client.get("/v1/info").await?;
+        let tiers = info["tiers"].as_array().into_iter().flatten();
+        let best = tiers.into_iter().find(|tier| tier["available"] == json!(true));
+        if let Some(tier) = best {
+            note_wall(output, tier);
+        }
+        Ok(())
+    }
+
     pub(crate) async fn close(self) {
         if let Some(server) = self.embedded {
             server.stop().await;
         }
+    }
+}
+
+/// What `jail` is not; said wherever somebody is given one.
+const NOT_A_BOUNDARY: &str = "not a tenant boundary";
+
+/// Tells people, on stderr, that a sandbox has the weaker wall.
+pub(crate) fn note_wall(output: Output, sandbox: &Value) {
+    if sandbox["tenant_boundary"] == json!(false) {
+        output.note(format_args!("note: isolation {}", wall(sandbox)));
+    }
+}
+
+/// The tier of a sandbox, for people.
+pub(crate) fn wall(sandbox: &Value) -> String {
+    let tier = text(sandbox, "isolation");
+    if sandbox["tenant_boundary"] == json!(false) {
+        format!("{tier} ({NOT_A_BOUNDARY})")
+    } else {
+        tier
     }
 }
 

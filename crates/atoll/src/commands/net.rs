@@ -277,7 +277,7 @@ async fn log(client: &Client, output: Output, args: &NetLogArgs) -> Result<()> {
             after = item["seq"].as_i64().unwrap_or(after);
             output.line(describe(item));
             if args.follow {
-                output.json(item);
+                output.json_line(item);
             }
         }
         if args.follow {

@@ -1,8 +1,8 @@
 //! `atoll run`: a sandbox for one command, gone when it ends.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::{Connection, create_body, exec, exec_body, template, text};
+use super::{Connection, create_body, exec, exec_body, note_wall, template, text};
 use crate::args::{Global, RunArgs, SpecArgs};
 use crate::attach::{self, Streams};
 use crate::client::Client;
@@ -22,9 +22,10 @@ async fn in_fresh_sandbox(client: &Client, output: Output, args: &RunArgs) -> Re
         spec.life.timeout = Some(LEASE_MILLIS);
     }
     let sandbox = create(client, output, &spec).await?;
+    note_wall(output, &sandbox);
     let id = text(&sandbox, "id");
     let outcome = tokio::select! {
-        outcome = attached(client, output, &id, args) => outcome,
+        outcome = attached(client, output, &sandbox, args) => outcome,
         never = renew(client, &id), if lease => match never {},
     };
     // Who asked for a pause instead of an end finds it where it was.
@@ -61,7 +62,7 @@ const LEASE_MILLIS: u64 = 120_000;
 /// Never ends by itself.
 async fn renew(client: &Client, id: &str) -> std::convert::Infallible {
     let path = format!("/v1/sandboxes/{id}/extend");
-    let body = serde_json::json!({ "timeout_ms": LEASE_MILLIS });
+    let body = json!({ "timeout_ms": LEASE_MILLIS });
     loop {
         tokio::time::sleep(std::time::Duration::from_millis(LEASE_MILLIS / 4)).await;
         // If it failed, three more tries remain; the sandbox's end is reported by the command's stream.
@@ -69,7 +70,8 @@ async fn renew(client: &Client, id: &str) -> std::convert::Infallible {
     }
 }
 
-async fn attached(client: &Client, output: Output, id: &str, args: &RunArgs) -> Result<u8> {
+async fn attached(client: &Client, output: Output, sandbox: &Value, args: &RunArgs) -> Result<u8> {
+    let id = &text(sandbox, "id");
     let (argv, env) = if args.argv.is_empty() {
         (
             vec!["/bin/bash".to_owned(), "-l".to_owned()],
@@ -82,7 +84,13 @@ async fn attached(client: &Client, output: Output, id: &str, args: &RunArgs) -> 
     let env = if streams.tty { exec::terminal_env() } else { env };
     let body = exec_body(&argv, &args.command, &env);
     if output.json {
-        return exec::captured(client, output, id, body).await;
+        let (mut answer, code) = exec::captured(client, id, body, args.command.no_stdin).await?;
+        if answer.is_object() {
+            answer["isolation"] = sandbox["isolation"].clone();
+            answer["tenant_boundary"] = sandbox["tenant_boundary"].clone();
+        }
+        output.json(&answer);
+        return Ok(code);
     }
     attach::run(client, id, body, streams).await
 }

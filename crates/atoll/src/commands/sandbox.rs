@@ -1,26 +1,21 @@
 //! Sandboxes: create, ls, inspect, stats, extend, port, kill.
 
 use atoll_types::format_bytes;
-use futures_util::{StreamExt, TryStreamExt};
+use futures_util::StreamExt;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use super::{create_body, relative, resolve, split_location, text};
+use super::{create_body, note_wall, relative, resolve, split_location, text, wall};
 use crate::args::{CreateArgs, ExtendArgs, Global, InspectArgs, KillArgs, LsArgs, PortArgs, StatsArgs};
 use crate::client::Client;
-use crate::output::{Output, Result};
+use crate::output::{Error, Output, Result};
 
 pub(crate) async fn create(global: &Global, output: Output, args: CreateArgs) -> Result<()> {
     let client = Client::require(global)?;
     let sandbox = client.post("/v1/sandboxes", &create_body(&args.spec)?).await?;
     output.json(&sandbox);
     output.line(text(&sandbox, "id"));
-    if sandbox["tenant_boundary"] == json!(false) {
-        output.note(format_args!(
-            "note: isolation {} is not a tenant boundary",
-            text(&sandbox, "isolation")
-        ));
-    }
+    note_wall(output, &sandbox);
     Ok(())
 }
 
@@ -52,7 +47,7 @@ pub(crate) async fn ls(global: &Global, output: Output, args: LsArgs) -> Result<
             [
                 text(sandbox, "id"),
                 state(sandbox),
-                text(sandbox, "isolation"),
+                wall(sandbox),
                 text(sandbox, "template"),
                 size(&sandbox["resources"]),
                 relative(sandbox, "created_at"),
@@ -121,7 +116,7 @@ fn about(sandbox: &Value) -> Vec<(&'static str, String)> {
             "template",
             format!("{} ({})", text(sandbox, "template"), text(sandbox, "template_id")),
         ),
-        ("isolation", text(sandbox, "isolation")),
+        ("isolation", wall(sandbox)),
         ("size", size(&sandbox["resources"])),
         ("created", relative(sandbox, "created_at")),
     ];
@@ -218,7 +213,7 @@ async fn files(client: &Client, output: Output, sandbox: &str, path: &str, depth
         .request(Method::GET, &format!("/v1/sandboxes/{sandbox}/files"))
         .query(&[("path", path), ("depth", &depth.to_string())]);
     let answer = client.json(request).await?;
-    output.json(&answer);
+    output.json(&answer["items"]);
     let mut rows: Vec<_> = answer["items"]
         .as_array()
         .into_iter()
@@ -293,18 +288,15 @@ pub(crate) async fn port(global: &Global, output: Output, args: PortArgs) -> Res
             .get(&format!("/v1/sandboxes/{sandbox}/ports/{port}"))
             .await?;
         output.json(&answer);
-        output.line(text(&answer, "url"));
-        if !output.json {
-            output.note(format_args!(
-                "Send the token with each request, as a header or in the URL:\n  curl -H 'X-Atoll-Token: {}' {}",
-                text(&answer, "token"),
-                text(&answer, "url")
-            ));
-        }
+        let (url, token) = (text(&answer, "url"), text(&answer, "token"));
+        output.line(with_token(&url, &token));
+        output.note(format_args!(
+            "Whoever has this URL gets in. In a program, send the token as a header instead:\n  curl -H 'X-Atoll-Token: {token}' {url}",
+        ));
         return Ok(());
     }
     let answer = client.get(&format!("/v1/sandboxes/{sandbox}/ports")).await?;
-    output.json(&answer);
+    output.json(&answer["items"]);
     let rows: Vec<_> = answer["items"]
         .as_array()
         .into_iter()
@@ -319,33 +311,81 @@ pub(crate) async fn port(global: &Global, output: Output, args: PortArgs) -> Res
     Ok(())
 }
 
+/// The URL that opens in a browser: the parameter is taken out on the way, and becomes a cookie.
+fn with_token(url: &str, token: &str) -> String {
+    format!("{}/?atoll_token={token}", url.trim_end_matches('/'))
+}
+
 pub(crate) async fn kill(global: &Global, output: Output, args: KillArgs) -> Result<()> {
     let client = &Client::require(global)?;
     let ids = if args.all {
         let live = client.list("/v1/sandboxes", &[]).await?;
         live.iter().map(|sandbox| text(sandbox, "id")).collect()
     } else {
-        let mut ids = Vec::new();
-        for sandbox in &args.sandboxes {
-            ids.push(resolve(client, sandbox).await?);
-        }
-        ids
+        args.sandboxes
     };
-    let killed: Vec<Value> = futures_util::stream::iter(ids)
-        .map(|id| async move { client.delete(&format!("/v1/sandboxes/{id}")).await })
+    let outcomes: Vec<Result<Value>> = futures_util::stream::iter(ids)
+        .map(|sandbox| async move {
+            let id = resolve(client, &sandbox).await?;
+            client.delete(&format!("/v1/sandboxes/{id}")).await
+        })
         .buffer_unordered(16)
-        .try_collect()
-        .await?;
+        .collect()
+        .await;
+    let (mut killed, mut failed) = (Vec::new(), Vec::new());
+    for outcome in outcomes {
+        match outcome {
+            Ok(sandbox) => killed.push(sandbox),
+            Err(error) => failed.push(error),
+        }
+    }
     for sandbox in &killed {
         output.line(text(sandbox, "id"));
     }
     output.json(&Value::Array(killed));
-    Ok(())
+    all_or_what_failed(failed)
+}
+
+/// The one failure as it is, or all of them in one.
+fn all_or_what_failed(mut failed: Vec<Error>) -> Result<()> {
+    match failed.len() {
+        0 => Ok(()),
+        1 => Err(failed.remove(0)),
+        count => {
+            let each: Vec<String> = failed.iter().map(|error| format!("  {error}")).collect();
+            Err(Error::new(format!(
+                "{count} were not killed:\n{}",
+                each.join("\n")
+            )))
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_weaker_wall_is_called_what_it_is() {
+        let sandbox = json!({"id": "sbx_a", "isolation": "jail", "tenant_boundary": false});
+        let lines = about(&sandbox);
+        assert!(
+            lines.contains(&("isolation", "jail (not a tenant boundary)".into())),
+            "{lines:?}"
+        );
+        assert_eq!(
+            wall(&json!({"isolation": "gvisor", "tenant_boundary": true})),
+            "gvisor"
+        );
+    }
+
+    #[test]
+    fn every_failure_of_several_is_said() {
+        assert!(all_or_what_failed(Vec::new()).is_ok());
+        let failures = vec![Error::new("no a").hint("look"), Error::new("no b")];
+        let error = all_or_what_failed(failures).unwrap_err();
+        assert_eq!(error.message, "2 were not killed:\n  no a (look)\n  no b");
+    }
 
     #[test]
     fn a_resting_sandbox_says_what_it_keeps() {

@@ -15,6 +15,9 @@ use crate::transfer;
 
 pub(crate) async fn run(global: &Global, output: Output, command: TemplateCommand) -> Result<()> {
     let connection = Connection::open(global).await?;
+    if matches!(command, TemplateCommand::Build(_)) {
+        connection.note_wall(output).await?;
+    }
     let outcome = with(&connection.client, output, command).await;
     connection.close().await;
     outcome

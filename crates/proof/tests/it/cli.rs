@@ -10,7 +10,13 @@ on_every_tier!(
     a_shell_in_a_terminal,
     keys_are_made_and_revoked,
     errors_help,
-    a_run_needs_no_server
+    a_run_needs_no_server,
+    a_run_says_which_wall_it_got,
+    names_do_not_move_the_terminal,
+    programs_read_every_answer,
+    a_link_is_copied_as_what_it_leads_to,
+    the_ledger_is_read_at_the_command_line,
+    several_are_killed_although_one_is_not
 );
 
 async fn a_day_at_the_command_line(server: &Server) {
@@ -200,6 +206,45 @@ fn completions_are_accepted_by_their_shells() {
     assert!(!unknown.status.success());
 }
 
+/// What the server would use is what is looked at.
+#[test]
+fn doctor_looks_at_a_configuration() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("atoll.toml");
+    let data = dir.path().join("data");
+    let text = format!("data = {data:?}\nrunsc = \"none\"\n[network]\nenabled = false\n");
+    std::fs::write(&config, text).unwrap();
+    let doctor = Command::new(binary())
+        .args(["doctor", "--json", "--config", config.to_str().unwrap()])
+        .env_remove("ATOLL_DATA")
+        .output()
+        .unwrap();
+    let found: Value = serde_json::from_slice(&doctor.stdout).unwrap();
+    let about = |list: &str, what: &str| {
+        let mut all = found[list].as_array().unwrap().iter();
+        all.find(|check| check["what"] == what).unwrap().clone()
+    };
+    let network = about("checks", "network");
+    assert!(
+        network["found"]
+            .as_str()
+            .unwrap()
+            .contains("switched off in the configuration"),
+        "{network}"
+    );
+    assert_eq!(about("checks", "data")["found"], data.to_str().unwrap());
+    let gvisor = about("isolation", "gvisor");
+    assert_eq!(
+        (&gvisor["ok"], &gvisor["found"]),
+        (&false.into(), &"no runsc was found".into())
+    );
+    let jail = about("isolation", "jail");
+    assert!(
+        jail["ok"] == true || !jail["todo"].as_str().unwrap().contains("nothing can be done"),
+        "{jail}"
+    );
+}
+
 async fn errors_help(server: &Server) {
     let unknown = server.atoll(&["exec", "sbx_aaaaaaaaaaaaaaaaaaaa", "--", "true"]);
     assert!(!unknown.status.success());
@@ -222,37 +267,216 @@ async fn errors_help(server: &Server) {
 }
 
 /// `atoll run` beside the server, on data of its own.
-async fn a_run_needs_no_server(server: &Server) {
-    let dir = tempfile::tempdir().unwrap();
+fn run_alone(server: &Server, data: &std::path::Path) -> Command {
     let mut command = Command::new(binary());
     command
         .env_remove("ATOLL_URL")
         .env("ATOLL_TEMPLATES", atoll_proof::templates())
         .arg("--data")
-        .arg(dir.path().join("data"))
-        .args([
-            "run",
-            "--isolation",
-            server.tier.name(),
-            "--",
-            "python3",
-            "-c",
-            "import sys; print(sys.stdin.read().upper())",
-        ]);
+        .arg(data)
+        .arg("run");
     if server.tier == atoll_proof::Tier::Jail {
         command.env("ATOLL_RUNSC", "none");
     }
+    command
+}
+
+fn fed(mut command: Command, input: &[u8]) -> std::process::Output {
     let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    child.stdin.take().unwrap().write_all(b"hello").unwrap();
-    let output = child.wait_with_output().unwrap();
+    child.stdin.take().unwrap().write_all(input).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+async fn a_run_needs_no_server(server: &Server) {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = run_alone(server, &dir.path().join("data"));
+    command.args(["--isolation", server.tier.name(), "--"]);
+    command.args(["python3", "-c", "import sys; print(sys.stdin.read().upper())"]);
+    let output = fed(command, b"hello");
     assert_eq!(printed(&output), "HELLO\n");
     assert!(
         atoll_proof::host::names_in(&dir.path().join("data/instances")).is_empty(),
         "it leaves no instance"
+    );
+}
+
+/// Nobody named a floor and there is no server: the machine's best wall, and a word about it where it is the weaker one.
+async fn a_run_says_which_wall_it_got(server: &Server) {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let output = run_alone(server, &data).args(["--", "true"]).output().unwrap();
+    let said = String::from_utf8(output.stderr.clone()).unwrap();
+    assert_eq!(printed(&output), "");
+    assert_eq!(
+        said.contains("not a tenant boundary"),
+        !server.tier.is_tenant_boundary(),
+        "{said}"
+    );
+    let mut command = run_alone(server, &data);
+    command.args(["--json", "--", "python3", "-c"]);
+    command.arg("import sys; print(sys.stdin.read().upper()); sys.exit(3)");
+    let output = fed(command, b"hello");
+    assert_eq!(output.status.code(), Some(3));
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(answer["isolation"], server.tier.name(), "{answer}");
+    assert_eq!(answer["tenant_boundary"], server.tier.is_tenant_boundary());
+    assert_eq!(answer["stdout"], "HELLO\n", "what it is fed reaches it: {answer}");
+    assert_eq!(answer["exit_code"], 3);
+    assert!(
+        answer["command"].is_string() && answer["stdout_truncated"] == false,
+        "{answer}"
+    );
+}
+
+async fn names_do_not_move_the_terminal(server: &Server) {
+    let sandbox = server.sandbox().await;
+    let line = "mkdir d && cd d && touch \"$(printf 'a\\033]0;owned\\007b')\" && ln -s \"$(printf '\\033[2J')\" link";
+    assert_eq!(sandbox.sh(line).await.code, Some(0));
+    let listed = printed(&server.atoll(&["ls", &format!("{}:d", sandbox.id)]));
+    assert!(
+        listed.contains("\\u{1b}]0;owned\\u{7}b") && listed.contains("-> \\u{1b}[2J"),
+        "{listed}"
+    );
+    assert!(!listed.contains(['\x1b', '\x07']), "{listed:?}");
+    let inspected = printed(&server.atoll(&["inspect", &sandbox.id]));
+    assert_eq!(
+        inspected.contains("not a tenant boundary"),
+        !server.tier.is_tenant_boundary(),
+        "{inspected}"
+    );
+}
+
+/// What `--json` prints: a list is an array, whatever it is a list of, and nothing is left out.
+async fn programs_read_every_answer(server: &Server) {
+    let sandbox = server.sandbox().await;
+    let id = sandbox.id.as_str();
+    let json = |args: &[&str]| -> Value {
+        let output = printed(&server.atoll(&[args, &["--json"]].concat()));
+        serde_json::from_str(&output).unwrap_or_else(|error| panic!("{args:?}: {error} in {output:?}"))
+    };
+    sandbox.sh("mkdir -p d && echo x > d/f").await;
+    for args in [
+        &["ls"][..],
+        &["ls", &format!("{id}:d")],
+        &["ps", id],
+        &["port", id],
+        &["artifact", "list"],
+        &["key", "list"],
+        &["template", "list"],
+        &["ledger"],
+        &["bench", "sandbox", "--list"],
+    ] {
+        assert!(json(args).is_array(), "{args:?}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (into, anew) = (dir.path().to_str().unwrap(), dir.path().join("new"));
+    let copied = json(&["cp", &format!("{id}:d"), into]);
+    assert_eq!(copied["path"], format!("{into}/d"));
+    let copied = json(&["cp", &format!("{id}:d"), anew.to_str().unwrap()]);
+    assert_eq!(copied["path"], anew.to_str().unwrap());
+    assert_eq!(std::fs::read(anew.join("f")).unwrap(), b"x\n");
+
+    // A command that does not end by itself: each event is there as soon as it happens.
+    let command = sandbox.background("echo one; exec sleep 3210988").await;
+    let mut following = server.cli();
+    following.args(["logs", "--follow", "--json", id, &command]);
+    let mut following = following.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(following.stdout.take().unwrap()));
+    let first: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+    assert_eq!(
+        (&first["event"], &first["data"]["text"]),
+        (&"stdout".into(), &"one\n".into())
+    );
+    following.kill().unwrap();
+    following.wait().unwrap();
+
+    let mut exec = server.cli();
+    exec.args(["exec", "--json", id, "--", "wc", "-c"]);
+    let answer: Value = serde_json::from_slice(&fed(exec, &[0xff; 100_000]).stdout).unwrap();
+    assert_eq!(answer["stdout"], "100000\n", "{answer}");
+}
+
+async fn a_link_is_copied_as_what_it_leads_to(server: &Server) {
+    use std::os::unix::fs::PermissionsExt as _;
+    let sandbox = server.sandbox().await;
+    sandbox
+        .sh("mkdir -p a b && echo secret > a/file && chmod 640 a/file && ln -s ../a/file b/one && ln -s one b/two")
+        .await;
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["one", "two"] {
+        printed(&server.atoll(&[
+            "cp",
+            &format!("{}:b/{name}", sandbox.id),
+            dir.path().to_str().unwrap(),
+        ]));
+        let copy = dir.path().join(name);
+        assert_eq!(std::fs::read(&copy).unwrap(), b"secret\n");
+        let mode = std::fs::metadata(&copy).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode, 0o640, "{name} has mode {mode:o}");
+    }
+    sandbox.sh("ln -s ../a b/dir && ln -s nowhere b/dead").await;
+    let (into, anew) = (dir.path().to_str().unwrap(), dir.path().join("new"));
+    let linked = format!("{}:b/dir", sandbox.id);
+    printed(&server.atoll(&["cp", &linked, into]));
+    printed(&server.atoll(&["cp", &linked, anew.to_str().unwrap()]));
+    for copy in [dir.path().join("dir"), anew] {
+        assert_eq!(std::fs::read(copy.join("file")).unwrap(), b"secret\n");
+    }
+    assert!(
+        !server
+            .atoll(&["cp", &format!("{}:b/dead", sandbox.id), into])
+            .status
+            .success()
+    );
+}
+
+async fn the_ledger_is_read_at_the_command_line(server: &Server) {
+    let sandbox = server.sandbox().await;
+    sandbox.sh("true").await;
+    sandbox.kill().await;
+    let shown = printed(&server.atoll(&["ledger", &sandbox.id]));
+    assert!(
+        shown.contains(&sandbox.id) && shown.lines().count() > 2,
+        "{shown}"
+    );
+    let json = |args: &[&str]| -> Value { serde_json::from_str(&printed(&server.atoll(args))).unwrap() };
+    let all = json(&["ledger", &sandbox.id, "--json"]);
+    let all = all.as_array().unwrap();
+    let shown = printed(&server.atoll(&["ledger", &sandbox.id]));
+    // More may have come meanwhile.
+    assert!(all.len() > 2 && shown.lines().count() >= all.len(), "{shown}");
+    for (line, fact) in shown.lines().zip(all) {
+        assert!(
+            line.contains(fact["kind"].as_str().unwrap()) && line.contains(&sandbox.id),
+            "{line}: {fact}"
+        );
+    }
+    let after = all[0]["seq"].to_string();
+    let next = json(&["ledger", &sandbox.id, "--after", &after, "--limit", "1", "--json"]);
+    assert_eq!(next, Value::Array(vec![all[1].clone()]));
+    let usage = json(&["usage", &sandbox.id, "--json"]);
+    assert!(usage["wall_ms"].as_u64().is_some_and(|wall| wall > 0), "{usage}");
+    for line in ["time", "cpu", "memory", "disk"] {
+        assert!(printed(&server.atoll(&["usage"])).contains(line));
+    }
+}
+
+async fn several_are_killed_although_one_is_not(server: &Server) {
+    let (first, last) = (server.sandbox().await, server.sandbox().await);
+    let output = server.atoll(&["kill", &first.id, "sbx_aaaaaaaaaaaaaaaaaaaa", "no-such", &last.id]);
+    let (out, err) = (
+        String::from_utf8(output.stdout).unwrap(),
+        String::from_utf8(output.stderr).unwrap(),
+    );
+    assert!(!output.status.success(), "{out}{err}");
+    assert!(out.contains(&first.id) && out.contains(&last.id), "{out}");
+    assert!(
+        err.contains("sbx_aaaaaaaaaaaaaaaaaaaa") && err.contains("no-such"),
+        "{err}"
     );
 }
