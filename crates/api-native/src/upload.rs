@@ -2,23 +2,24 @@
 //! private directory on the server, or an image archive, kept as it is.
 //!
 //! What must hold:
-//! - Nothing is written outside the directory. Names have no `..` and no root, and no symlink exists while files are
-//!   written: symlinks are made last, below real directories only.
-//! - Nothing in the directory leads outside: a symlink that resolves to something elsewhere is refused, because whoever
-//!   copies from the context may follow it.
-//! - Only files, directories and links; no devices. Number and size are bounded; the directory dies with its owner.
+//! - Nothing is written outside the directory: names do not climb, and no symlink is followed on the way (`archive`).
+//! - Nothing is read outside of it. Symlinks are files of the context, as they are, and may lead anywhere; builds do not
+//!   follow them on this machine, and the Dockerfile is opened beneath the directory.
+//! - Only files, directories and links; no devices. Number, depth and size are bounded, of what is made (holes included)
+//!   and of the archive itself; the directory dies with its owner.
 
-use std::collections::BTreeMap;
-use std::ffi::OsStr;
 use std::io::{self, Read};
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use atoll_archive::{Budget, Dialect, Ids, is_full, is_too_much, unpack_within};
 use atoll_types::{Fault, FaultKind};
 use axum::body::Body;
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
+use rustix::fs::{Mode, OFlags, ResolveFlags};
 use tempfile::TempDir;
 use tokio_util::io::{StreamReader, SyncIoBridge};
 
@@ -29,6 +30,9 @@ use crate::error::{Answer, Failure};
 pub(crate) const AT_ONCE: usize = 8;
 const ARCHIVE: &str = "image.tar";
 const MAX_ENTRIES: u64 = 200_000;
+const MAX_DEPTH: usize = 250;
+/// What the headers of one entry may have on average: names of some kilobytes.
+const HEADER_BYTES: u64 = 8 << 10;
 const DOCKERFILE_BYTES: u64 = 1024 * 1024;
 /// An upload that stands still for so long is given up.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -69,7 +73,10 @@ impl Drop for Upload {
 
 /// Receives and unpacks a build context.
 pub(crate) async fn context(app: &App, body: Body) -> Answer<Upload> {
-    receive(app, body, unpack).await
+    receive(app, body, |body, root, limit| {
+        unpack(body, root, limit, MAX_ENTRIES)
+    })
+    .await
 }
 
 /// Receives an image archive into [`Upload::file`].
@@ -136,84 +143,36 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Answer<T> + Send + '
 }
 
 /// Unpacks an archive below `root`, an empty directory that nobody else writes to.
-fn unpack(archive: impl Read, root: &Path, limit: u64) -> Answer<()> {
-    let mut archive = tar::Archive::new(archive);
-    let mut links = BTreeMap::new();
-    let mut room = limit;
-    let entries = archive.entries().map_err(|error| unreadable(&error))?;
-    for (count, entry) in entries.enumerate() {
-        if count as u64 >= MAX_ENTRIES {
-            return Err(too_large(format!(
-                "a build context may hold at most {MAX_ENTRIES} entries"
-            )));
+fn unpack(archive: impl Read, root: &Path, limit: u64, entries: u64) -> Answer<()> {
+    let directory = std::fs::File::open(root).map_err(|error| failed(root, &error))?;
+    let mut budget = Budget {
+        bytes: limit,
+        entries,
+        depth: MAX_DEPTH,
+        private: true,
+    };
+    let mut archive = archive.take(limit.saturating_add(entries * HEADER_BYTES));
+    let done = unpack_within(
+        directory.as_fd(),
+        Dialect::Plain,
+        Ids::Own,
+        &mut budget,
+        &mut archive,
+    );
+    let too_much = archive.limit() == 0 || done.as_ref().is_err_and(is_too_much);
+    match done {
+        Err(_) if too_much => Err(too_large(format!(
+            "a build context may hold at most {limit} bytes in {entries} files and directories"
+        ))),
+        Err(error) if is_full(&error) => {
+            Err(Fault::internal(format!("cannot unpack the build context: {error}")).into())
         }
-        let mut entry = entry.map_err(|error| unreadable(&error))?;
-        let name = entry.path().map_err(|error| unreadable(&error))?.into_owned();
-        let Some(relative) = inside(&name)? else {
-            continue;
-        };
-        let to = root.join(&relative);
-        let doing = |error: io::Error| failed(&name, &error);
-        match entry.header().entry_type() {
-            tar::EntryType::Directory => std::fs::create_dir_all(&to).map_err(doing)?,
-            tar::EntryType::Regular | tar::EntryType::Continuous | tar::EntryType::GNUSparse => {
-                let mode = entry.header().mode().unwrap_or(0o644) & 0o777;
-                make_parent(&to).map_err(doing)?;
-                links.remove(&relative);
-                let copied = write_file(&mut entry, &to, mode, room).map_err(doing)?;
-                let Some(copied) = copied else {
-                    return Err(too_large(format!(
-                        "a build context may hold at most {limit} bytes"
-                    )));
-                };
-                room -= copied;
-            }
-            tar::EntryType::Symlink => {
-                let target = link_target(&entry, &name)?;
-                links.insert(relative, target);
-            }
-            tar::EntryType::Link => {
-                let target = link_target(&entry, &name)?;
-                let Some(target) = inside(&target)? else {
-                    return Err(refused(&name, "is a hard link to nothing"));
-                };
-                make_parent(&to).map_err(doing)?;
-                std::fs::hard_link(root.join(target), &to).map_err(doing)?;
-            }
-            tar::EntryType::XGlobalHeader => {}
-            _ => return Err(refused(&name, "is neither a file, a directory nor a link")),
-        }
-    }
-    make_links(root, &links)
-}
-
-/// The name without its harmless parts; `None` for the root itself.
-fn inside(name: &Path) -> Answer<Option<PathBuf>> {
-    let mut relative = PathBuf::new();
-    for component in name.components() {
-        match component {
-            Component::Normal(part) => relative.push(part),
-            Component::CurDir => {}
-            Component::ParentDir | Component::RootDir | Component::Prefix(_) => {
-                return Err(refused(name, "would land outside the context"));
-            }
-        }
-    }
-    Ok((relative.as_os_str() != OsStr::new("")).then_some(relative))
-}
-
-fn link_target(entry: &tar::Entry<'_, impl Read>, name: &Path) -> Answer<PathBuf> {
-    match entry.link_name() {
-        Ok(Some(target)) => Ok(target.into_owned()),
-        Ok(None) => Err(refused(name, "is a link to nothing")),
         Err(error) => Err(unreadable(&error)),
-    }
-}
-
-fn make_parent(to: &Path) -> io::Result<()> {
-    match to.parent() {
-        Some(parent) => std::fs::create_dir_all(parent),
-        None => Ok(()),
+        Ok(tally) if tally.skipped.total() > 0 => Err(Failure::invalid(
+            "invalid_context",
+            "the context holds something that is neither a file, a directory nor a link",
+        )),
+        Ok(_) => Ok(()),
     }
 }
 
@@ -235,39 +194,6 @@ fn write_file(from: &mut impl Read, to: &Path, mode: u32, room: u64) -> io::Resu
     Ok((copied <= room).then_some(copied))
 }
 
-fn make_links(root: &Path, links: &BTreeMap<PathBuf, PathBuf>) -> Answer<()> {
-    for (name, target) in links {
-        let to = root.join(name);
-        let doing = |error: io::Error| failed(name, &error);
-        // An earlier link may be a parent of this one.
-        let mut above = root.to_owned();
-        for part in name.parent().into_iter().flat_map(Path::components) {
-            above.push(part);
-            match std::fs::symlink_metadata(&above) {
-                Ok(metadata) if metadata.is_dir() => {}
-                Ok(_) => return Err(refused(name, "lies below something that is not a directory")),
-                Err(_) => std::fs::create_dir(&above).map_err(doing)?,
-            }
-        }
-        match std::fs::remove_file(&to) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(doing(error)),
-        }
-        std::os::unix::fs::symlink(target, &to).map_err(doing)?;
-    }
-    let real_root = root.canonicalize().map_err(|error| failed(root, &error))?;
-    for name in links.keys() {
-        // What resolves to nothing leads nowhere.
-        if let Ok(end) = root.join(name).canonicalize()
-            && !end.starts_with(&real_root)
-        {
-            return Err(refused(name, "is a symlink that leads outside the context"));
-        }
-    }
-    Ok(())
-}
-
 fn read_text(root: &Path, name: &str) -> Answer<String> {
     let missing = |why: String| {
         Failure::invalid(
@@ -276,11 +202,13 @@ fn read_text(root: &Path, name: &str) -> Answer<String> {
         )
         .hint("name it with `dockerfile=`, relative to the context")
     };
-    let Some(relative) = inside(Path::new(name))? else {
-        return Err(missing("it is a directory".into()));
-    };
-    // Links inside were checked to stay inside.
-    let file = std::fs::File::open(root.join(relative)).map_err(|error| missing(error.to_string()))?;
+    // A link may lead from one place of the context to another, and not out of it.
+    let beneath = std::fs::File::open(root).and_then(|root| {
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        Ok(rustix::fs::openat2(&root, name, flags, Mode::empty(), resolve)?)
+    });
+    let file = std::fs::File::from(beneath.map_err(|error| missing(error.to_string()))?);
     let mut text = String::new();
     file.take(DOCKERFILE_BYTES + 1)
         .read_to_string(&mut text)
@@ -293,17 +221,10 @@ fn read_text(root: &Path, name: &str) -> Answer<String> {
     Ok(text)
 }
 
-fn refused(name: &Path, why: &str) -> Failure {
-    Failure::invalid(
-        "invalid_context",
-        format!("`{}` in the context {why}", name.display()),
-    )
-}
-
 fn unreadable(error: &io::Error) -> Failure {
     Failure::invalid(
         "invalid_context",
-        format!("the body is not a readable tar archive: {error}"),
+        format!("the body is not an archive that can be unpacked: {error}"),
     )
 }
 
@@ -364,7 +285,7 @@ mod tests {
         let root = directory.path().join("root");
         std::fs::create_dir(&root).unwrap();
         std::fs::write(directory.path().join("secret"), "secret").unwrap();
-        let done = unpack(&archive(members)[..], &root, 100);
+        let done = unpack(&archive(members)[..], &root, 100, MAX_ENTRIES);
         assert_eq!(std::fs::read(directory.path().join("secret")).unwrap(), b"secret");
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2);
         done.map(|()| directory)
@@ -393,17 +314,15 @@ mod tests {
     }
 
     #[test]
-    fn nothing_lands_or_leads_outside() {
+    fn nothing_lands_outside() {
         for members in [
             &[("../secret", File("changed"))][..],
             &[("/etc/atoll-test", File("changed"))],
             &[("a/../../secret", File("changed"))],
             &[("a", Symlink("..")), ("a/secret", File("changed"))],
-            &[("a", Symlink("../secret"))],
-            &[("a", Symlink("/etc/passwd"))],
-            &[("d", Symlink(".")), ("x", Symlink("d/d/../secret"))],
             &[("a", Symlink("..")), ("a/b", Symlink("x"))],
             &[("a", Hard("../secret"))],
+            &[("a", Symlink("..")), ("b", Hard("a/secret"))],
             &[("a", Device)],
         ] {
             let failure = check(members).unwrap_err();
@@ -412,10 +331,90 @@ mod tests {
     }
 
     #[test]
+    fn nothing_outside_is_read() {
+        let directory = check(&[
+            ("a", Symlink("../secret")),
+            ("b", Symlink("/etc/passwd")),
+            ("up", Symlink("..")),
+            ("inner", Symlink("d/Dockerfile")),
+            ("d/Dockerfile", File("FROM base")),
+        ])
+        .unwrap();
+        let root = directory.path().join("root");
+        assert_eq!(read_text(&root, "inner").unwrap(), "FROM base");
+        for name in ["a", "b", "up/secret", "../secret", "/etc/passwd", "d", "missing"] {
+            let failure = read_text(&root, name).unwrap_err();
+            assert_eq!(failure.fault().code, "no_dockerfile", "{name}");
+        }
+    }
+
+    /// One header of a tar archive.
+    fn header(kind: tar::EntryType, size: u64) -> Vec<u8> {
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(kind);
+        header.set_mode(0o755);
+        header.set_size(size);
+        header.set_cksum();
+        header.as_bytes().to_vec()
+    }
+
+    #[test]
+    fn long_names_are_not_gathered_in_memory() {
+        for kind in [
+            tar::EntryType::GNULongName,
+            tar::EntryType::GNULongLink,
+            tar::EntryType::XHeader,
+        ] {
+            let directory = tempfile::tempdir().unwrap();
+            let mut read = 0;
+            let endless = io::repeat(b'a');
+            let body = header(kind, 8 << 20).chain_with(endless, &mut read);
+            let failure = unpack(body, directory.path(), 1 << 40, MAX_ENTRIES).unwrap_err();
+            assert_eq!(failure.status(), 400, "{}", failure.fault().message);
+            assert!(read < 2 << 20, "{read}");
+        }
+    }
+
+    /// Counts what is read of something after what is given.
+    trait ChainWith {
+        fn chain_with<R: Read>(self, rest: R, read: &mut u64) -> impl Read;
+    }
+
+    impl ChainWith for Vec<u8> {
+        fn chain_with<R: Read>(self, rest: R, read: &mut u64) -> impl Read {
+            struct Counted<'a, R>(R, &'a mut u64);
+            impl<R: Read> Read for Counted<'_, R> {
+                fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+                    let read = self.0.read(buffer)?;
+                    *self.1 += read as u64;
+                    Ok(read)
+                }
+            }
+            io::Cursor::new(self).chain(Counted(rest, read))
+        }
+    }
+
+    #[test]
+    fn directories_count() {
+        let mut builder = tar::Builder::new(Vec::new());
+        for number in 0..3 {
+            let mut header = tar::Header::new_gnu();
+            header.set_entry_type(tar::EntryType::Directory);
+            header.set_mode(0o755);
+            header.set_size(0);
+            let path = format!("{number}/{}", "d/".repeat(200));
+            builder.append_data(&mut header, path, io::empty()).unwrap();
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let failure = unpack(&builder.into_inner().unwrap()[..], directory.path(), 1 << 40, 500).unwrap_err();
+        assert_eq!(failure.fault().code, "context_too_large");
+    }
+
+    #[test]
     fn size_is_bounded() {
         const SIXTY: &str = "............................................................";
         let failure = check(&[("a", File(SIXTY)), ("b", File(SIXTY))]).unwrap_err();
         assert_eq!(failure.status(), 413);
-        assert!(unpack(&b"not a tar at all"[..], Path::new("/nonexistent"), 1).is_err());
+        assert!(unpack(&b"not a tar at all"[..], Path::new("/nonexistent"), 1, 1).is_err());
     }
 }

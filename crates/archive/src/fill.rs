@@ -211,9 +211,13 @@ impl Filler<'_> {
     fn content(&mut self, entry: &Entry, file: &OwnedFd, input: &mut dyn Read) -> io::Result<()> {
         let size = entry.real_size.unwrap_or(entry.size);
         Budget::spend(&mut self.budget.bytes, size, "the files are too large together")?;
-        let (pieces, mut left) = match entry.real_size {
-            None => (vec![(0, entry.size)], entry.size),
-            Some(real_size) => {
+        let (pieces, mut left) = match (entry.real_size, &entry.map) {
+            (None, _) => (vec![(0, entry.size)], entry.size),
+            (Some(real_size), Some(map)) => {
+                rustix::fs::ftruncate(file, real_size).map_err(at(&entry.path))?;
+                (map.clone(), entry.size)
+            }
+            (Some(real_size), None) => {
                 let (map, taken) = sparse::read_map(input, entry.size, real_size)?;
                 rustix::fs::ftruncate(file, real_size).map_err(at(&entry.path))?;
                 (map, entry.size - taken)

@@ -9,6 +9,7 @@
 
 use std::io::{self, Read, Write};
 
+use crate::sparse::{self, Map};
 use crate::{LARGEST_FILE, LONGEST_NAME, LONGEST_PATH, LONGEST_TARGET, invalid, shown};
 
 pub(crate) const BLOCK: usize = 512;
@@ -40,8 +41,10 @@ pub(crate) struct Entry {
     pub(crate) target: Vec<u8>,
     /// Bytes that follow in the stream.
     pub(crate) size: u64,
-    /// The size of a file with holes; its content begins with a map.
+    /// The size of a file with holes; its content begins with a map, unless `map` has it.
     pub(crate) real_size: Option<u64>,
+    /// Where a file with holes has data, if it was written in GNU's old way; only ever read.
+    pub(crate) map: Option<Map>,
     pub(crate) opaque: bool,
     pub(crate) redirect: Option<Vec<u8>>,
 }
@@ -58,6 +61,7 @@ impl Entry {
             target: Vec::new(),
             size: 0,
             real_size: None,
+            map: None,
             opaque: false,
             redirect: None,
         }
@@ -292,9 +296,44 @@ pub(crate) fn read(input: &mut dyn Read) -> io::Result<Option<Entry>> {
             b'g' => drop(read_text(input, size, LONGEST_RECORDS)?),
             b'L' => extra.path = Some(c_text(&read_text(input, size, LONGEST_PATH as u64 + 2)?).to_vec()),
             b'K' => extra.target = Some(c_text(&read_text(input, size, LONGEST_PATH as u64 + 2)?).to_vec()),
+            b'S' => {
+                let (map, real_size) = old_map(input, &block)?;
+                let mut entry = entry(&block, size, extra)?;
+                sparse::check(&map, entry.size, real_size)?;
+                (entry.map, entry.real_size) = (Some(map), Some(real_size));
+                return Ok(Some(entry));
+            }
             _ => return entry(&block, size, extra).map(Some),
         }
     }
+}
+
+/// GNU's old way to write holes: four pieces in the header, 21 in each block that follows it, and the size of the whole.
+fn old_map(input: &mut dyn Read, block: &[u8; BLOCK]) -> io::Result<(Map, u64)> {
+    let damaged = || invalid("the list of a file's pieces is damaged");
+    let real_size = parse_number(&block[483..495])
+        .filter(|size| *size <= LARGEST_FILE)
+        .ok_or_else(damaged)?;
+    let mut map = Map::new();
+    let mut take = |list: &[u8]| {
+        for piece in list.chunks_exact(24).take_while(|piece| piece[0] != 0) {
+            let number = |field: &[u8]| parse_number(field).ok_or_else(damaged);
+            map.push((number(&piece[..12])?, number(&piece[12..])?));
+        }
+        match map.len() as u64 > sparse::MOST_PIECES {
+            true => Err(damaged()),
+            false => Ok(()),
+        }
+    };
+    take(&block[386..482])?;
+    let mut more = block[482] != 0;
+    while more {
+        let mut block = [0; BLOCK];
+        read_whole(input, &mut block)?;
+        take(&block[..504])?;
+        more = block[504] != 0;
+    }
+    Ok((map, real_size))
 }
 
 fn entry(block: &[u8; BLOCK], size: u64, extra: Extra) -> io::Result<Entry> {
@@ -314,14 +353,13 @@ fn entry(block: &[u8; BLOCK], size: u64, extra: Extra) -> io::Result<Entry> {
     let kind = match block[156] {
         // Before POSIX a directory was a file whose name ends with a slash.
         b'0' | 0 | b'7' if name.ends_with(b"/") => Kind::Directory,
-        b'0' | 0 | b'7' => Kind::File,
+        b'0' | 0 | b'7' | b'S' => Kind::File,
         b'1' => Kind::HardLink,
         b'2' => Kind::Symlink,
         b'3' if number(329, 337) == 0 && number(337, 345) == 0 => Kind::Whiteout,
         b'3' | b'4' => Kind::Device,
         b'5' => Kind::Directory,
         b'6' => Kind::Fifo,
-        b'S' => return Err(old_sparse(&name)),
         other => {
             return Err(invalid(format!(
                 "{}: entries of type {:?} are not known here",
@@ -364,6 +402,7 @@ fn entry(block: &[u8; BLOCK], size: u64, extra: Extra) -> io::Result<Entry> {
         kind,
         target,
         real_size,
+        map: None,
         opaque: extra.opaque,
         redirect: extra.redirect,
     })
@@ -371,7 +410,7 @@ fn entry(block: &[u8; BLOCK], size: u64, extra: Extra) -> io::Result<Entry> {
 
 fn old_sparse(path: &[u8]) -> io::Error {
     invalid(format!(
-        "{}: holes are written in an old way that is not read here; use tar --format=pax --sparse-version=1.0",
+        "{}: holes are written in a way that is not read here; use tar --format=pax --sparse-version=1.0",
         shown(path)
     ))
 }

@@ -18,7 +18,7 @@ use crate::invalid;
 pub(crate) type Map = Vec<(u64, u64)>;
 
 /// More pieces than a hostile stream may make us remember (16 bytes each).
-const MOST_PIECES: u64 = 1 << 20;
+pub(crate) const MOST_PIECES: u64 = 1 << 20;
 
 /// Where a file has data; `None` if it has no holes worth mentioning.
 pub(crate) fn map_of(file: BorrowedFd<'_>, size: u64, blocks: u64) -> io::Result<Option<Map>> {
@@ -86,21 +86,30 @@ pub(crate) fn read_map(input: &mut dyn Read, size: u64, real_size: u64) -> io::R
             "a file in {count} pieces; at most {MOST_PIECES} are read"
         )));
     }
-    let (mut map, mut end, mut data) = (Map::new(), 0u64, 0u64);
+    let mut map = Map::new();
     for _ in 0..count {
-        let (start, length) = (numbers.next()?, numbers.next()?);
-        let next = start
-            .checked_add(length)
-            .filter(|next| start >= end && *next <= real_size);
-        end = next.ok_or_else(|| invalid("the list of a file's pieces makes no sense"))?;
-        data += length;
-        map.push((start, length));
+        map.push((numbers.next()?, numbers.next()?));
     }
     let taken = numbers.taken;
-    if taken.checked_add(data) != Some(size) {
-        return Err(invalid("the list of a file's pieces does not fit its content"));
-    }
+    check(&map, size - taken, real_size)?;
     Ok((map, taken))
+}
+
+/// Whether a map that somebody sent is one: in order, within a file of `real_size`, and of `data` bytes together.
+pub(crate) fn check(map: &Map, data: u64, real_size: u64) -> io::Result<()> {
+    let (mut end, mut sum) = (0u64, 0u64);
+    for (start, length) in map {
+        let next = start
+            .checked_add(*length)
+            .filter(|next| *start >= end && *next <= real_size);
+        end = next.ok_or_else(|| invalid("the list of a file's pieces makes no sense"))?;
+        // No more than `real_size`, since they do not overlap.
+        sum += length;
+    }
+    match sum == data {
+        true => Ok(()),
+        false => Err(invalid("the list of a file's pieces does not fit its content")),
+    }
 }
 
 struct Numbers<'a> {

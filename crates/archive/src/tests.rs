@@ -391,6 +391,39 @@ fn depth_costs_no_descriptors() {
     assert_eq!(packed(two.path(), Dialect::Plain, Ids::Same).0, bytes);
 }
 
+/// As `tar --format=gnu -S` writes them, and the `tar` crate.
+#[test]
+fn holes_in_gnus_old_way_are_read() {
+    for pieces in [1, 40] {
+        let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let holes = File::create(one.path().join("holes")).unwrap();
+        for piece in 0..pieces {
+            holes.write_all_at(&[7; 5000], piece << 20).unwrap();
+        }
+        holes.set_len(100 << 20).unwrap();
+        let mut tar = std::process::Command::new("tar");
+        tar.args(["--format=gnu", "-S", "-c", "-C"])
+            .arg(one.path())
+            .arg(".");
+        let bytes = tar.output().unwrap().stdout;
+        assert!(bytes.len() < 2 << 20, "tar found no holes");
+        unpacked(two.path(), Dialect::Plain, Ids::Same, &bytes).unwrap();
+        let read = |dir: &Path| fs::read(dir.join("holes")).unwrap();
+        assert!(read(one.path()) == read(two.path()));
+        assert!(fs::metadata(two.path().join("holes")).unwrap().blocks() < 2000);
+        // One whose pieces lie is refused.
+        let mut lies = bytes;
+        let at = lies.windows(7).position(|name| name == b"./holes").unwrap();
+        let header = &mut lies[at..at + 512];
+        header[398..409].copy_from_slice(b"00000000001");
+        header[148..156].fill(b' ');
+        let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+        header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+        let error = unpacked(two.path(), Dialect::Plain, Ids::Same, &lies).unwrap_err();
+        assert!(error.to_string().contains("pieces"), "{error}");
+    }
+}
+
 const SMALL: Budget = Budget {
     bytes: 1000,
     entries: 20,

@@ -4,6 +4,7 @@
 //! the diff id in the config, and the config against the manifest; so the digest that is recorded vouches for the whole
 //! filesystem. No size that an image declares is believed beyond [`OciOptions::limits`].
 
+mod access;
 mod format;
 mod layout;
 mod registry;

@@ -96,10 +96,10 @@ const OWNED: [(&str, &[&str], &str); 11] = [
     ),
     (
         "reqwest",
-        &["atoll", "proof"],
-        "below the program nobody needs a client of everything; registries are reached through oci-client",
+        &["atoll", "image", "proof"],
+        "below the program nobody needs a client of everything, but images come from registries",
     ),
-    ("oci-client", &["image"], "only images come from registries"),
+    ("oci-client", &["image"], "only images have references"),
     ("landlock", &["jailer"], "only the jailer builds jails"),
     ("seccompiler", &["jailer"], "only the jailer builds jails"),
 ];

@@ -15,8 +15,6 @@ const MAX_LAYERS: usize = 1024;
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Descriptor {
-    #[serde(default)]
-    pub(super) media_type: String,
     pub(super) digest: String,
     pub(super) size: u64,
     pub(super) platform: Option<Platform>,
@@ -108,13 +106,18 @@ pub(super) fn sha256(image: &str, digest: &str) -> Result<String> {
         })
 }
 
-/// Picks what fits this machine from an index.
-pub(super) fn choose<'a>(image: &str, manifests: &'a [Descriptor]) -> Result<&'a Descriptor> {
-    let wanted = match std::env::consts::ARCH {
+/// This machine's, as images name it.
+pub(crate) fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
         "x86_64" => "amd64",
         "aarch64" => "arm64",
         other => other,
-    };
+    }
+}
+
+/// Picks what fits this machine from an index.
+pub(super) fn choose<'a>(image: &str, manifests: &'a [Descriptor]) -> Result<&'a Descriptor> {
+    let wanted = architecture();
     let fits = |descriptor: &&Descriptor| {
         descriptor
             .platform

@@ -1,15 +1,11 @@
 //! Pulls an image from a registry into a scratch directory, each blob checked while it is written.
 
-use std::time::Duration;
-
 use futures_util::StreamExt;
 use oci_client::Reference;
-use oci_client::client::{Client, ClientConfig, ClientProtocol};
-use oci_client::manifest::OciDescriptor;
-use oci_client::secrets::RegistryAuth;
 use sha2::{Digest, Sha256};
 use tokio::io::AsyncWriteExt;
 
+use super::access::{Registry, all_of};
 use super::format::{self, Descriptor, MAX_DOCUMENT, Manifest, bad, choose, image_parts, parse, sha256};
 use super::{FetchedImage, ImageConfig, Layer, Login};
 use crate::content::Content;
@@ -17,13 +13,6 @@ use crate::error::{Error, IoContext, Result};
 use crate::progress::Job;
 use crate::store::Scratch;
 use crate::tree::Limits;
-
-const ACCEPTED: &[&str] = &[
-    "application/vnd.oci.image.manifest.v1+json",
-    "application/vnd.oci.image.index.v1+json",
-    "application/vnd.docker.distribution.manifest.v2+json",
-    "application/vnd.docker.distribution.manifest.list.v2+json",
-];
 
 pub(super) async fn pull(
     text: &str,
@@ -46,25 +35,8 @@ pub(super) async fn resolve(
     Ok((head.digest, head.config))
 }
 
-/// Plain HTTP is for registries on this machine only.
-fn client(registry: &str) -> Client {
-    let host = registry.rsplit_once(':').map_or(registry, |(host, _)| host);
-    let loopback = matches!(host, "localhost" | "127.0.0.1" | "[::1]");
-    Client::new(ClientConfig {
-        protocol: if loopback {
-            ClientProtocol::HttpsExcept(vec![registry.to_owned()])
-        } else {
-            ClientProtocol::Https
-        },
-        connect_timeout: Some(Duration::from_secs(20)),
-        read_timeout: Some(Duration::from_secs(60)),
-        ..ClientConfig::default()
-    })
-}
-
 struct Pull<'a> {
-    client: Client,
-    auth: RegistryAuth,
+    registry: Registry,
     reference: Reference,
     image: String,
     scratch: &'a Scratch,
@@ -85,10 +57,10 @@ impl<'a> Pull<'a> {
             why: format!("{error}; write for example debian:trixie or registry.example/team/app:1.2"),
         })?;
         Ok(Self {
-            client: client(reference.resolve_registry()),
-            auth: login.map_or(RegistryAuth::Anonymous, |login| {
-                RegistryAuth::Basic(login.user, login.password)
-            }),
+            registry: Registry::new(&reference, login).map_err(|why| Error::Registry {
+                reference: text.to_owned(),
+                why,
+            })?,
             image: reference.whole(),
             reference,
             scratch,
@@ -156,14 +128,12 @@ impl<'a> Pull<'a> {
     }
 
     async fn manifest(&self, reference: &Reference) -> Result<(String, Manifest)> {
-        let (bytes, _claimed) = self
-            .client
-            .pull_manifest_raw(reference, &self.auth, ACCEPTED)
+        let which = reference.digest().or(reference.tag()).unwrap_or("latest");
+        let bytes = self
+            .registry
+            .document(&format!("manifests/{which}"), MAX_DOCUMENT)
             .await
-            .map_err(|error| self.failed(error))?;
-        if bytes.len() as u64 > MAX_DOCUMENT {
-            return Err(bad(&self.image, "its manifest is too large"));
-        }
+            .map_err(|why| self.failed(why))?;
         let actual = format!("sha256:{}", hex::encode(Sha256::digest(&bytes)));
         if let Some(expected) = reference.digest()
             && expected != actual
@@ -182,20 +152,11 @@ impl<'a> Pull<'a> {
         let expected = sha256(&self.image, &descriptor.digest)?;
         let path = self.scratch.path().join(name);
         let mut file = tokio::fs::File::create(&path).await.doing("write", &path)?;
-        let wanted = OciDescriptor {
-            media_type: descriptor.media_type.clone(),
-            digest: descriptor.digest.clone(),
-            size: i64::try_from(descriptor.size).unwrap_or(i64::MAX),
-            ..OciDescriptor::default()
-        };
-        let mut stream = self
-            .client
-            .pull_blob_stream(&self.reference, &wanted)
-            .await
-            .map_err(|error| self.failed(error))?;
+        let response = self.registry.get(&format!("blobs/sha256:{expected}")).await;
+        let mut stream = response.map_err(|why| self.failed(why))?.bytes_stream();
         let (mut sha, mut len) = (Sha256::new(), 0u64);
         while let Some(piece) = stream.next().await {
-            let piece = piece.map_err(|error| self.failed(error))?;
+            let piece = piece.map_err(|error| self.failed(all_of(&error)))?;
             len += piece.len() as u64;
             if len > descriptor.size {
                 return Err(bad(
@@ -222,13 +183,7 @@ impl<'a> Pull<'a> {
         Content::whole_file(&path)
     }
 
-    fn failed(&self, error: impl std::error::Error) -> Error {
-        let mut why = error.to_string();
-        let mut cause = error.source();
-        while let Some(next) = cause {
-            why = format!("{why}: {next}");
-            cause = next.source();
-        }
+    fn failed(&self, why: String) -> Error {
         Error::Registry {
             reference: self.image.clone(),
             why,
