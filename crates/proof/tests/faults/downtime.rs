@@ -4,6 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::time::{Duration, Instant};
 
 use atoll_guest_protocol::{Decoder, FrameKind, GENERATION, Hello, Welcome, decode, encode, encode_into};
+use atoll_proof::stream::Events;
 use atoll_proof::{Server, host, json, on_every_tier};
 
 on_every_tier!(
@@ -13,6 +14,76 @@ on_every_tier!(
     what_nobody_owns_is_destroyed,
     usage_survives,
 );
+
+mod building {
+    use super::a_build_that_was_cut_off_leaves_nothing;
+
+    atoll_proof::on_every_tier!(
+        with atoll_proof::Options::default().own_templates();
+        a_build_that_was_cut_off_leaves_nothing,
+    );
+}
+
+/// In the middle of a `RUN`: no template, no sandbox, no file stays, and the same can be built again.
+async fn a_build_that_was_cut_off_leaves_nothing(server: &mut Server) {
+    let files = |server: &Server| {
+        let mut all: Vec<_> = [server.templates(), server.data().join("scratch")]
+            .iter()
+            .flat_map(|dir| walkdir(dir))
+            .collect();
+        all.sort();
+        all
+    };
+    let before = files(server);
+    let _events = build(server, "sleep 1000").await;
+    let minute = Duration::from_secs(60);
+    atoll_proof::wait::until_sync("a step runs", minute, || {
+        (!server.held().instances.is_empty()).then_some(())
+    })
+    .await;
+    server.kill_9();
+    server.start_again().await;
+    server.client().get("/v1/templates/half").await.expect(404);
+    server.assert_nothing_held().await;
+    assert_eq!(files(server), before);
+    let done = build(server, "echo whole > /etc/half").await.rest().await;
+    assert_eq!(done.last().unwrap().name, "done", "{done:?}");
+    let sandbox = server.sandbox_with(&json!({"template": "half"})).await;
+    assert_eq!(sandbox.read("/etc/half").await, b"whole\n");
+    sandbox.kill().await;
+}
+
+/// Has a template `half` built, of `base` and one step.
+async fn build(server: &Server, step: &str) -> Events {
+    let dockerfile = format!("FROM base\nRUN {step}\n");
+    let mut archive = tar::Builder::new(Vec::new());
+    let mut header = tar::Header::new_gnu();
+    header.set_size(dockerfile.len() as u64);
+    header.set_mode(0o644);
+    archive
+        .append_data(&mut header, "Dockerfile", dockerfile.as_bytes())
+        .unwrap();
+    let client = server.client();
+    let request = client
+        .request(reqwest::Method::POST, "/v1/templates/build-context?name=half")
+        .header("content-type", "application/octet-stream")
+        .body(archive.into_inner().unwrap());
+    Events::of(client.open(request).await)
+}
+
+/// All files below.
+fn walkdir(dir: &std::path::Path) -> Vec<std::path::PathBuf> {
+    let Ok(entries) = std::fs::read_dir(dir) else {
+        return Vec::new();
+    };
+    entries
+        .map(|entry| entry.unwrap())
+        .flat_map(|entry| match entry.file_type().unwrap().is_dir() {
+            true => walkdir(&entry.path()),
+            false => vec![entry.path()],
+        })
+        .collect()
+}
 
 /// Until this much time has passed since `began`: a deadline is about time, so time is the condition.
 async fn until_elapsed(began: Instant, limit: Duration) {

@@ -12,6 +12,7 @@ on_every_tier!(
     a_deadline_can_be_moved,
     the_environment_is_given_to_every_command,
     many_at_once_all_run,
+    the_agent_is_small,
     the_strongest_wall_is_not_the_only_answer,
 );
 
@@ -216,6 +217,31 @@ async fn the_environment_is_given_to_every_command(server: &Server) {
         "mine",
         "a command's own comes before the sandbox's"
     );
+}
+
+/// PID 1 takes at most 3 MB, also after it has carried megabytes and started programs.
+async fn the_agent_is_small(server: &Server) {
+    let sandbox = server.sandbox().await;
+    sandbox.write("/tmp/large", &vec![b'x'; 8 << 20]).await;
+    for _ in 0..10 {
+        sandbox.sh("head -c 1000000 /tmp/large | wc -c").await.ok();
+    }
+    assert_eq!(sandbox.read("/tmp/large").await.len(), 8 << 20);
+    // Buffers of a burst are given back after a while without one.
+    let small = atoll_proof::wait::until(
+        "the agent is small",
+        std::time::Duration::from_secs(30),
+        || async {
+            // It rests when nobody has asked for two seconds, so this does not ask at once.
+            tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+            let status = sandbox.root_sh("cat /proc/1/status").await.ok();
+            let line = status.lines().find(|line| line.starts_with("VmRSS:"))?.to_owned();
+            let kilobytes: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+            (kilobytes <= 3 * 1024).then_some(kilobytes)
+        },
+    )
+    .await;
+    assert!(small > 0);
 }
 
 async fn many_at_once_all_run(server: &Server) {
