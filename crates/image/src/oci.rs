@@ -42,6 +42,9 @@ pub enum ImageSource {
 /// User name and password or token for a registry.
 #[derive(Clone)]
 pub struct Login {
+    /// Whom it is for, as references name it: `ghcr.io`. `None`: the registry of the image; not for Dockerfiles of
+    /// strangers, which name what registry they like.
+    pub registry: Option<String>,
     pub user: String,
     pub password: String,
 }
@@ -49,6 +52,7 @@ pub struct Login {
 impl std::fmt::Debug for Login {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Login")
+            .field("registry", &self.registry)
             .field("user", &self.user)
             .finish_non_exhaustive()
     }
