@@ -2,12 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use atoll_sandboxes::{BuildEvent, BuildFrom, BuildStream, BuildTemplate, Template};
+use atoll_sandboxes::{
+    BuildEvent, BuildFrom, BuildStart, BuildStream, BuildTemplate, RegistryLogin, Template,
+};
 use atoll_types::{NetworkPolicy, ReadyCheck, Resources, StartCommand, TemplateSource};
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
+use base64::Engine as _;
 use futures_util::StreamExt as _;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -47,7 +50,7 @@ pub(crate) struct BuildRequest {
     /// A registry reference.
     #[schema(min_length = 1, examples("docker.io/library/python:3.13-slim"))]
     image: Option<String>,
-    start: Option<StartRequest>,
+    start: Option<StartWords>,
     /// What sandboxes made from it may reach, unless they say so themselves.
     network: Option<PolicyWords>,
     /// What sandboxes made from it get, unless they say so themselves.
@@ -73,6 +76,31 @@ pub(crate) struct StartRequest {
     argv: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     ready: Option<ReadyRequest>,
+}
+
+/// What every sandbox made from the template starts with: a process, or `"image"` for what the image was made to run (its
+/// `ENTRYPOINT` and `CMD`). Nothing unless said.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(untagged)]
+#[schema(as = Start)]
+pub(crate) enum StartWords {
+    Image(StartOfImage),
+    Command(StartRequest),
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum StartOfImage {
+    Image,
+}
+
+impl StartWords {
+    fn into_start(self) -> Answer<BuildStart> {
+        match self {
+            Self::Image(StartOfImage::Image) => Ok(BuildStart::Image),
+            Self::Command(command) => command.into_start().map(BuildStart::Command),
+        }
+    }
 }
 
 /// How to know that it is ready: exactly one of `port` and `argv`.
@@ -138,7 +166,7 @@ impl ReadyRequest {
 }
 
 impl BuildRequest {
-    fn into_build(self) -> Answer<BuildTemplate> {
+    fn into_build(self, login: Option<RegistryLogin>) -> Answer<BuildTemplate> {
         let from = match (self.debian, self.image) {
             (Some(debian), None) => BuildFrom::Debian {
                 suite: debian.suite,
@@ -155,7 +183,7 @@ impl BuildRequest {
                     )
                     .hint("send the archive to /v1/templates/build-archive"));
                 }
-                BuildFrom::Image { reference }
+                BuildFrom::Image { reference, login }
             }
             (None, None) => {
                 return Err(Failure::invalid(
@@ -174,7 +202,11 @@ impl BuildRequest {
         Ok(BuildTemplate {
             name: wire::name("name", self.name)?,
             from,
-            start: self.start.map(StartRequest::into_start).transpose()?,
+            start: self
+                .start
+                .map(StartWords::into_start)
+                .transpose()?
+                .unwrap_or_default(),
             network: self.network.map(PolicyWords::into_policy),
             resources: self.resources.map(ResourcesRequest::into_resources),
         })
@@ -194,6 +226,12 @@ pub(crate) struct ContextQuery {
     /// `NAME=VALUE`; repeat it to give several.
     #[param(style = Form, explode)]
     arg: Option<Vec<String>>,
+    /// The stage to build; the last one unless said.
+    #[param(min_length = 1)]
+    target: Option<String>,
+    /// Run every step again, instead of taking what an earlier build came to.
+    #[param(default = false)]
+    no_cache: Option<bool>,
     /// `start` of a build request, as JSON.
     start: Option<String>,
     /// `network` of a build request, as JSON.
@@ -224,7 +262,9 @@ struct ContextBuild {
     name: String,
     dockerfile: String,
     args: Vec<(String, String)>,
-    start: Option<StartCommand>,
+    target: Option<String>,
+    no_cache: bool,
+    start: BuildStart,
     network: Option<NetworkPolicy>,
     resources: Option<Resources>,
     build_network: NetworkPolicy,
@@ -233,6 +273,7 @@ struct ContextBuild {
 fn read_context_query(pairs: Vec<(String, String)>) -> Answer<ContextBuild> {
     let (mut name, mut dockerfile, mut start) = (None, None, None);
     let (mut network, mut resources, mut build_network) = (None, None, None);
+    let (mut target, mut no_cache) = (None, None);
     let mut args = Vec::new();
     for (key, value) in pairs {
         let slot = match key.as_str() {
@@ -242,14 +283,16 @@ fn read_context_query(pairs: Vec<(String, String)>) -> Answer<ContextBuild> {
             }
             "name" => &mut name,
             "dockerfile" => &mut dockerfile,
+            "target" => &mut target,
+            "no_cache" => &mut no_cache,
             "start" => &mut start,
             "network" => &mut network,
             "resources" => &mut resources,
             "build_network" => &mut build_network,
             _ => {
                 let message = format!(
-                    "unknown query parameter `{key}`, expected one of `name`, `dockerfile`, `arg`, `start`, \
-                     `network`, `resources`, `build_network`"
+                    "unknown query parameter `{key}`, expected one of `name`, `dockerfile`, `arg`, `target`, \
+                     `no_cache`, `start`, `network`, `resources`, `build_network`"
                 );
                 return Err(Failure::invalid("invalid_query", message));
             }
@@ -266,16 +309,74 @@ fn read_context_query(pairs: Vec<(String, String)>) -> Answer<ContextBuild> {
         name: wire::name("name", name)?,
         dockerfile: dockerfile.unwrap_or_else(|| "Dockerfile".into()),
         args,
-        start: read_start(start)?,
+        target,
+        no_cache: match no_cache.as_deref() {
+            None | Some("false") => false,
+            Some("true") => true,
+            Some(_) => {
+                return Err(Failure::invalid(
+                    "invalid_query",
+                    "`no_cache` is neither `true` nor `false`",
+                ));
+            }
+        },
+        start: read_start(start.as_deref())?,
         network: read_network("network", network)?,
         resources: read_resources(resources)?,
         build_network: read_network("build_network", build_network)?.unwrap_or_default(),
     })
 }
 
-fn read_start(json: Option<String>) -> Answer<Option<StartCommand>> {
-    json.map(|json| parse_json::<StartRequest>(json.as_bytes())?.into_start())
-        .transpose()
+fn read_start(json: Option<&str>) -> Answer<BuildStart> {
+    match json {
+        None => Ok(BuildStart::Nothing),
+        // As JSON or as it is.
+        Some("image" | "\"image\"") => Ok(BuildStart::Image),
+        Some(json) => parse_json::<StartRequest>(json.as_bytes())?
+            .into_start()
+            .map(BuildStart::Command),
+    }
+}
+
+/// The header that says who to be for registries. A header, because URLs end up in logs.
+const REGISTRY_LOGIN: &str = "x-registry-auth";
+/// The header that says which registry that is for.
+const REGISTRY: &str = "x-registry";
+
+/// `Basic`, then `user:password` in base64, as `Authorization` has it elsewhere.
+fn read_login(headers: &HeaderMap) -> Answer<Option<RegistryLogin>> {
+    let Some(value) = headers.get(REGISTRY_LOGIN) else {
+        return Ok(None);
+    };
+    // What is wrong with it is not shown: it is somebody's password.
+    let wrong = || {
+        Failure::invalid(
+            "invalid_registry_login",
+            "`X-Registry-Auth` is not `Basic` with `user:password` in base64",
+        )
+    };
+    let encoded = value
+        .to_str()
+        .ok()
+        .and_then(|value| value.split_once(' '))
+        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("basic"))
+        .map(|(_, encoded)| encoded.trim())
+        .ok_or_else(wrong)?;
+    let pair = base64::engine::general_purpose::STANDARD
+        .decode(encoded)
+        .ok()
+        .and_then(|bytes| String::from_utf8(bytes).ok())
+        .ok_or_else(wrong)?;
+    let (user, password) = pair.split_once(':').ok_or_else(wrong)?;
+    let registry = headers
+        .get(REGISTRY)
+        .map(|host| host.to_str().map(str::to_owned).map_err(|_| wrong()))
+        .transpose()?;
+    Ok(Some(RegistryLogin {
+        registry,
+        user: user.to_owned(),
+        password: password.to_owned(),
+    }))
 }
 
 fn read_resources(json: Option<String>) -> Answer<Option<Resources>> {
@@ -325,6 +426,9 @@ pub(crate) struct TemplateView {
     workdir: String,
     user: String,
     start: Option<StartRequest>,
+    /// What its image was made to run, started only by those built with `start`.
+    entrypoint: Vec<String>,
+    cmd: Vec<String>,
     exposed_ports: Vec<u16>,
     /// What sandboxes made from it may reach, unless they say so themselves; null: what the operator says.
     network: Option<PolicyWords>,
@@ -335,6 +439,7 @@ pub(crate) struct TemplateView {
 impl TemplateView {
     fn of(template: Template) -> Self {
         let Template { names, manifest } = template;
+        let command = manifest.command.unwrap_or_default();
         Self {
             id: manifest.id.to_string(),
             names,
@@ -350,6 +455,8 @@ impl TemplateView {
             workdir: manifest.workdir,
             user: manifest.user,
             start: manifest.start.map(StartRequest::of),
+            entrypoint: command.entrypoint,
+            cmd: command.cmd,
             exposed_ports: manifest.exposed_ports,
             network: manifest.network.map(PolicyWords::of),
             resources: manifest.resources.map(ResourcesView::of),
@@ -425,21 +532,30 @@ pub(crate) async fn prune_templates(State(app): State<App>, _: Operator) -> Answ
 /// `{"text"}`, and last `done` with the template or `error`. Hanging up cancels the build.
 #[utoipa::path(
     post, path = "/v1/templates/build", tag = "templates", request_body = BuildRequest,
+    params(("X-Registry-Auth" = Option<String>, Header,
+        description = "Who to be for the registry: `Basic`, then `user:password` in base64."),
+        ("X-Registry" = Option<String>, Header,
+        description = "Which registry that is for, as references name it; of an image, its own unless said.")),
     responses((status = 200, description = "How it goes.", body = String, content_type = "text/event-stream"))
 )]
 pub(crate) async fn build_template(
     State(app): State<App>,
     _: Operator,
+    headers: HeaderMap,
     Json(body): Json<BuildRequest>,
 ) -> Answer<Response> {
-    let build = body.into_build()?;
+    let build = body.into_build(read_login(&headers)?)?;
     let progress = app.sandboxes.build_template(build).await?;
     Ok(follow(progress, None))
 }
 
 /// Builds a template from a Dockerfile; the body is a tar archive of its context. Answers as `build` does.
 #[utoipa::path(
-    post, path = "/v1/templates/build-context", tag = "templates", params(ContextQuery),
+    post, path = "/v1/templates/build-context", tag = "templates",
+    params(ContextQuery, ("X-Registry-Auth" = Option<String>, Header,
+        description = "Who to be for the registry: `Basic`, then `user:password` in base64."),
+        ("X-Registry" = Option<String>, Header,
+        description = "Which registry that is for, as references name it; of an image, its own unless said.")),
     request_body(content = Vec<u8>, content_type = "application/octet-stream", description = "A tar archive."),
     responses((status = 200, description = "How it goes.", body = String, content_type = "text/event-stream"))
 )]
@@ -447,9 +563,20 @@ pub(crate) async fn build_from_context(
     State(app): State<App>,
     _: Operator,
     Args(pairs): Args<Vec<(String, String)>>,
+    headers: HeaderMap,
     body: Body,
 ) -> Answer<Response> {
     let build = read_context_query(pairs)?;
+    let login = read_login(&headers)?;
+    if login.as_ref().is_some_and(|login| login.registry.is_none()) {
+        return Err(Failure::invalid(
+            "missing_registry",
+            "`X-Registry` does not say which registry the login is for",
+        )
+        .hint(
+            "the Dockerfile names registries itself; without this any of them would be told the password",
+        ));
+    }
     let upload = upload::context(&app, body).await?;
     let (upload, dockerfile) = upload.read_text(build.dockerfile).await?;
     let request = BuildTemplate {
@@ -458,7 +585,9 @@ pub(crate) async fn build_from_context(
             context: upload.path().to_owned(),
             dockerfile,
             args: build.args,
-            no_cache: false,
+            target: build.target,
+            login,
+            no_cache: build.no_cache,
             network: build.build_network,
         },
         start: build.start,
@@ -483,7 +612,7 @@ pub(crate) async fn build_from_archive(
     body: Body,
 ) -> Answer<Response> {
     let name = wire::name("name", query.name)?;
-    let start = read_start(query.start)?;
+    let start = read_start(query.start.as_deref())?;
     let network = read_network("network", query.network)?;
     let resources = read_resources(query.resources)?;
     let upload = upload::archive(&app, body).await?;
@@ -521,7 +650,7 @@ mod tests {
     use atoll_types::Preset;
 
     fn build(json: &str) -> Answer<BuildTemplate> {
-        parse_json::<BuildRequest>(json.as_bytes())?.into_build()
+        parse_json::<BuildRequest>(json.as_bytes())?.into_build(None)
     }
 
     #[test]
@@ -530,15 +659,20 @@ mod tests {
         assert!(matches!(debian.from, BuildFrom::Debian { suite: None, packages } if packages == ["git"]));
         let image =
             build(r#"{"name":"a","image":"alpine","start":{"argv":["x"],"ready":{"port":80}}}"#).unwrap();
-        assert!(matches!(image.from, BuildFrom::Image { reference } if reference == "alpine"));
-        let ready = image.start.and_then(|start| start.ready);
-        assert_eq!(
-            ready,
-            Some(ReadyCheck::Port {
-                port: 80,
-                timeout_millis: READY_MILLIS
-            })
-        );
+        assert!(matches!(image.from, BuildFrom::Image { reference, login: None } if reference == "alpine"));
+        let ready = ReadyCheck::Port {
+            port: 80,
+            timeout_millis: READY_MILLIS,
+        };
+        let expected = StartCommand {
+            argv: vec!["x".into()],
+            ready: Some(ready),
+        };
+        assert_eq!(image.start, BuildStart::Command(expected));
+        let own = build(r#"{"name":"a","image":"alpine","start":"image"}"#).unwrap();
+        assert_eq!(own.start, BuildStart::Image);
+        let nothing = build(r#"{"name":"a","image":"alpine"}"#).unwrap();
+        assert_eq!(nothing.start, BuildStart::Nothing);
         for bad in [
             r#"{"name":"a"}"#,
             r#"{"image":"alpine"}"#,
@@ -547,6 +681,7 @@ mod tests {
             r#"{"name":"a","image":"alpine","start":{"argv":[]}}"#,
             r#"{"name":"a","image":"alpine","start":{"argv":["x"],"ready":{}}}"#,
             r#"{"name":"a","image":"alpine","platform":"arm64"}"#,
+            r#"{"name":"a","image":"alpine","start":"everything"}"#,
         ] {
             assert!(build(bad).is_err(), "{bad}");
         }
@@ -564,7 +699,11 @@ mod tests {
             found.args,
             [("X".into(), "1".into()), ("Y".into(), String::new())]
         );
-        assert_eq!(found.start.unwrap().argv, ["serve"]);
+        assert!(matches!(found.start, BuildStart::Command(start) if start.argv == ["serve"]));
+        assert_eq!((found.target, found.no_cache), (None, false));
+        let found = read("name=a&target=test&no_cache=true&start=image").unwrap();
+        assert_eq!((found.target.as_deref(), found.no_cache), (Some("test"), true));
+        assert_eq!(found.start, BuildStart::Image);
         let found = read(
             "name=a&network=%7B%22preset%22:%22none%22%7D&build_network=%7B%22preset%22:%22all-public%22%7D",
         )
@@ -587,8 +726,33 @@ mod tests {
             "name=a&arg=X",
             "name=a&start=serve",
             "name=a&tag=b",
+            "name=a&no_cache=perhaps",
+            "name=a&target=x&target=y",
         ] {
             assert!(read(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_login_is_read_and_never_shown() {
+        let read = |value: &str| {
+            let headers = HeaderMap::from_iter([(
+                axum::http::HeaderName::from_static(REGISTRY_LOGIN),
+                value.parse().unwrap(),
+            )]);
+            read_login(&headers)
+        };
+        assert!(read_login(&HeaderMap::new()).unwrap().is_none());
+        // me:hush:hush
+        let login = read("Basic bWU6aHVzaDpodXNo").unwrap().unwrap();
+        assert_eq!(
+            (login.user.as_str(), login.password.as_str()),
+            ("me", "hush:hush")
+        );
+        assert!(!format!("{login:?}").contains("hush"));
+        for bad in ["bWU6aHVzaA==", "Bearer hush", "Basic hush", "Basic aHVzaA=="] {
+            let failure = read(bad).unwrap_err();
+            assert!(!failure.fault().message.contains("hush"), "{bad}");
         }
     }
 }

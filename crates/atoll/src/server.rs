@@ -336,7 +336,11 @@ async fn storage(config: &Config, data: &Path, templates: Templates) -> Result<S
     let scratch = data.join("scratch");
     // What a killed server left in the middle of an upload.
     let _absent = std::fs::remove_dir_all(&scratch);
-    std::fs::create_dir_all(&scratch).doing("cannot create the scratch directory")?;
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&scratch)
+        .doing("cannot create the scratch directory")?;
     let store = open_store(data).await?;
     let key = config.vault_key.as_deref().map(read_vault_key).transpose()?;
     let dir = data.join("vault");

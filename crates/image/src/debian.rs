@@ -124,6 +124,7 @@ impl Templates {
                 workdir: machine::HOME.into(),
                 user: machine::USER.into(),
                 start: None,
+                command: None,
                 exposed_ports: Vec::new(),
                 network: None,
                 resources: None,

@@ -50,7 +50,7 @@ pub struct DockerfileOptions {
     /// What steps may reach, as the runner sees to it; nothing unless said. A step that may reach something else is
     /// another step.
     pub network: Option<NetworkPolicy>,
-    /// For base images from a registry.
+    /// For base images from a registry; it should say which, because the Dockerfile names them.
     pub login: Option<Login>,
     pub now: Timestamp,
 }

@@ -16,16 +16,17 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use atoll_types::{StartCommand, TemplateManifest, TemplateSource, Timestamp};
+use atoll_types::{ImageCommand, StartCommand, TemplateManifest, TemplateSource, Timestamp};
 
 use crate::content::Content;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::machine;
 use crate::progress::{Job, Progress};
 use crate::store::{Recipe, Scratch, Templates, check_name};
 use crate::tree::{Entries, Kind, LastLink, Limits, Meta, Tree};
 
 pub use format::ImageConfig;
+pub(crate) use format::architecture;
 
 /// Where an image is.
 #[derive(Debug, Clone)]
@@ -41,6 +42,9 @@ pub enum ImageSource {
 /// User name and password or token for a registry.
 #[derive(Clone)]
 pub struct Login {
+    /// Whom it is for, as references name it: `ghcr.io`. `None`: the registry of the image; not for Dockerfiles of
+    /// strangers, which name what registry they like.
+    pub registry: Option<String>,
     pub user: String,
     pub password: String,
 }
@@ -48,6 +52,7 @@ pub struct Login {
 impl std::fmt::Debug for Login {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Login")
+            .field("registry", &self.registry)
             .field("user", &self.user)
             .finish_non_exhaustive()
     }
@@ -110,12 +115,14 @@ impl Templates {
                 scratch,
             } = opened;
             add_mount_points(&mut tree)?;
+            let command = config.command();
             let recipe = Recipe {
                 source: TemplateSource::Image { reference, digest },
                 env: config.env(),
                 workdir: config.workdir(),
                 user: config.user(),
-                start: options.start.then(|| config.start()).flatten(),
+                start: start_of(options.start, command.as_ref())?,
+                command,
                 exposed_ports: config.ports(),
                 network: None,
                 resources: None,
@@ -176,6 +183,19 @@ impl Templates {
     }
 }
 
+/// The start command of a template that is to start what its image says, or nothing.
+pub(crate) fn start_of(wanted: bool, command: Option<&ImageCommand>) -> Result<Option<StartCommand>> {
+    if !wanted {
+        return Ok(None);
+    }
+    match command.and_then(ImageCommand::argv) {
+        Some(argv) => Ok(Some(StartCommand { argv, ready: None })),
+        None => Err(Error::Invalid(
+            "there is nothing to start: the image has neither ENTRYPOINT nor CMD".into(),
+        )),
+    }
+}
+
 /// Directories that every runtime mounts something on; images from scratch often have none.
 pub(crate) fn add_mount_points(tree: &mut Tree) -> Result<()> {
     for (path, mode) in [
@@ -223,18 +243,12 @@ impl ImageConfig {
         &self.config
     }
 
-    fn argv(&self) -> Vec<String> {
-        [&self.config.entrypoint, &self.config.cmd]
-            .into_iter()
-            .flatten()
-            .flatten()
-            .cloned()
-            .collect()
-    }
-
-    fn start(&self) -> Option<StartCommand> {
-        let argv = self.argv();
-        (!argv.is_empty()).then_some(StartCommand { argv, ready: None })
+    fn command(&self) -> Option<ImageCommand> {
+        let command = ImageCommand {
+            entrypoint: self.config.entrypoint.clone().unwrap_or_default(),
+            cmd: self.config.cmd.clone().unwrap_or_default(),
+        };
+        command.argv().is_some().then_some(command)
     }
 
     /// TCP ports, sorted.

@@ -24,7 +24,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use atoll_types::{
-    NetworkPolicy, Resources, StartCommand, TemplateId, TemplateManifest, TemplateSource, Timestamp,
+    ImageCommand, NetworkPolicy, Resources, StartCommand, TemplateId, TemplateManifest, TemplateSource,
+    Timestamp,
 };
 use serde::Serialize;
 use sha2::{Digest, Sha256};
@@ -52,6 +53,9 @@ pub struct Recipe {
     pub workdir: String,
     pub user: String,
     pub start: Option<StartCommand>,
+    /// This one too is left out where there is none, see below.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub command: Option<ImageCommand>,
     pub exposed_ports: Vec<u16>,
     /// Left out where there is none: the ids of templates are made of this.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -297,6 +301,7 @@ impl Templates {
             workdir: manifest.workdir.clone(),
             user: manifest.user.clone(),
             start: settings.start.or_else(|| manifest.start.clone()),
+            command: manifest.command.clone(),
             exposed_ports: manifest.exposed_ports.clone(),
             network: settings.network.or_else(|| manifest.network.clone()),
             resources: settings.resources.or(manifest.resources),
@@ -328,6 +333,7 @@ impl Templates {
                     workdir: recipe.workdir.clone(),
                     user: recipe.user.clone(),
                     start: recipe.start.clone(),
+                    command: recipe.command.clone(),
                     exposed_ports: recipe.exposed_ports.clone(),
                     network: recipe.network.clone(),
                     resources: recipe.resources,

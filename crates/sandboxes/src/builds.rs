@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 
+pub use atoll_image::Login as RegistryLogin;
 use atoll_image::{DebianOptions, DockerfileOptions, ImageSource, Limits, OciOptions, Progress, Update};
 use atoll_store::{Fact, NewFact};
 use atoll_types::{
@@ -29,11 +30,22 @@ pub struct Template {
 pub struct BuildTemplate {
     pub name: String,
     pub from: BuildFrom,
-    pub start: Option<StartCommand>,
+    pub start: BuildStart,
     /// What sandboxes made from it may reach, unless they say so themselves.
     pub network: Option<NetworkPolicy>,
     /// What sandboxes made from it get, unless they say so themselves.
     pub resources: Option<Resources>,
+}
+
+/// What sandboxes made from a template start with.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum BuildStart {
+    /// Nothing: a sandbox is a computer.
+    #[default]
+    Nothing,
+    /// What the image was made to run, its `ENTRYPOINT` and `CMD`; without them the build fails.
+    Image,
+    Command(StartCommand),
 }
 
 #[derive(Debug, Clone)]
@@ -44,7 +56,10 @@ pub enum BuildFrom {
         packages: Vec<String>,
     },
     /// An image in a registry.
-    Image { reference: String },
+    Image {
+        reference: String,
+        login: Option<RegistryLogin>,
+    },
     /// An image in a tar archive (docker-save or OCI layout) that the front end has received into a file of its own.
     /// Never a path that a caller named: callers have no business with the server's files.
     Archive { file: PathBuf },
@@ -53,6 +68,10 @@ pub enum BuildFrom {
         context: PathBuf,
         dockerfile: String,
         args: Vec<(String, String)>,
+        /// The stage to build; the last one unless said.
+        target: Option<String>,
+        /// For base images in a registry.
+        login: Option<RegistryLogin>,
         /// Run every step again.
         no_cache: bool,
         /// What its `RUN` steps may reach; each is held to its limits on its own. Nothing, unless said.
@@ -252,7 +271,14 @@ impl Sandboxes {
         let name = request.name.clone();
         // Said beside what went wrong, where something did.
         let mut refused = Vec::new();
+        let start_image = request.start == BuildStart::Image;
         let built = match request.from {
+            BuildFrom::Debian { .. } if start_image => {
+                return Err(Fault::invalid(
+                    "nothing_to_start",
+                    "a template of Debian packages has no command of its own to start",
+                ));
+            }
             BuildFrom::Debian { suite, packages } => {
                 let mut options = DebianOptions::base(self.now());
                 options.name = request.name;
@@ -264,24 +290,24 @@ impl Sandboxes {
                 }
                 templates.build_debian(options, progress).await
             }
-            BuildFrom::Image { reference } => {
-                let source = ImageSource::Registry {
-                    reference,
-                    login: None,
-                };
+            BuildFrom::Image { reference, login } => {
+                let source = ImageSource::Registry { reference, login };
                 templates
-                    .build_oci(self.oci(request.name, source), progress)
+                    .build_oci(self.oci(request.name, source, start_image), progress)
                     .await
             }
             BuildFrom::Archive { file } => {
+                let source = ImageSource::Archive(file);
                 templates
-                    .build_oci(self.oci(request.name, ImageSource::Archive(file)), progress)
+                    .build_oci(self.oci(request.name, source, start_image), progress)
                     .await
             }
             BuildFrom::Dockerfile {
                 context,
                 dockerfile,
                 args,
+                target,
+                login,
                 no_cache,
                 network,
             } => {
@@ -291,11 +317,11 @@ impl Sandboxes {
                     context,
                     dockerfile,
                     args: args.into_iter().collect(),
-                    target: None,
-                    start: false,
+                    target,
+                    start: start_image,
                     no_cache,
                     network: (!allows_nothing(&network)).then_some(network),
-                    login: None,
+                    login,
                     now: self.now(),
                 };
                 let steps = Steps::new(self, stand_in);
@@ -306,7 +332,11 @@ impl Sandboxes {
         }
         .map_err(|e| explain(from_image(&e), &refused))?;
         let settings = atoll_image::Settings {
-            start: request.start,
+            start: match request.start {
+                BuildStart::Command(start) => Some(start),
+                // That of the image is in what was built.
+                BuildStart::Nothing | BuildStart::Image => None,
+            },
             network: request.network,
             resources: request.resources,
         };
@@ -332,11 +362,11 @@ impl Sandboxes {
 }
 
 impl Sandboxes {
-    fn oci(&self, name: String, source: ImageSource) -> OciOptions {
+    fn oci(&self, name: String, source: ImageSource, start: bool) -> OciOptions {
         OciOptions {
             name,
             source,
-            start: false,
+            start,
             limits: Limits::default(),
             now: self.now(),
         }

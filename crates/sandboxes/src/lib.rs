@@ -72,7 +72,7 @@ use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub use builds::{BuildEvent, BuildFrom, BuildStream, BuildTemplate, Template};
+pub use builds::{BuildEvent, BuildFrom, BuildStart, BuildStream, BuildTemplate, RegistryLogin, Template};
 pub use exec::{ExecEvents, ExecInput, Execution};
 pub use files::Watch;
 pub use forks::{ForkSandbox, MAX_COPIES};

@@ -32,6 +32,6 @@ pub use sandbox::{
     VolumeMount,
 };
 pub use saving::{SaveKind, Saved, Saving, SnapshotOwner};
-pub use template::{ReadyCheck, StartCommand, TemplateManifest, TemplateSource};
+pub use template::{ImageCommand, ReadyCheck, StartCommand, TemplateManifest, TemplateSource};
 pub use units::{GIB, KIB, MIB, Timestamp, format_bytes, parse_bytes};
 pub use usage::Usage;

@@ -22,6 +22,21 @@ pub struct StartCommand {
     pub ready: Option<ReadyCheck>,
 }
 
+/// What an image was made to run: its `ENTRYPOINT` and `CMD`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageCommand {
+    pub entrypoint: Vec<String>,
+    pub cmd: Vec<String>,
+}
+
+impl ImageCommand {
+    /// The whole command line; `None` if there is nothing to run.
+    pub fn argv(&self) -> Option<Vec<String>> {
+        let argv = [&self.entrypoint[..], &self.cmd[..]].concat();
+        (!argv.is_empty()).then_some(argv)
+    }
+}
+
 /// How Atoll knows that the start command is ready to serve.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
@@ -46,6 +61,9 @@ pub struct TemplateManifest {
     /// The user that commands run as unless the caller says otherwise: a name or a number.
     pub user: String,
     pub start: Option<StartCommand>,
+    /// What its image was made to run. A sandbox is a computer: it is started only where `start` says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<ImageCommand>,
     pub exposed_ports: Vec<u16>,
     /// What sandboxes made from it may reach, unless they say so themselves.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -14,7 +14,7 @@ use std::path::Path as FilePath;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use atoll_archive::{Budget, Dialect, Ids, unpack_within};
-use atoll_sandboxes::{BuildEvent, BuildFrom, BuildTemplate, Caller};
+use atoll_sandboxes::{BuildEvent, BuildFrom, BuildStart, BuildTemplate, Caller, RegistryLogin};
 use atoll_types::{DiskBacking, Fault, GIB, MIB, ReadyCheck, Resources, StartCommand, Timestamp};
 use axum::extract::{Json, Path, State};
 use axum::http::StatusCode;
@@ -237,7 +237,7 @@ pub(crate) struct Start {
     #[serde(rename = "fromTemplate")]
     from_template: Option<String>,
     #[serde(rename = "fromImageRegistry")]
-    from_image_registry: Option<Value>,
+    from_image_registry: Option<ImageRegistry>,
     #[serde(default)]
     force: bool,
     #[serde(default)]
@@ -246,6 +246,45 @@ pub(crate) struct Start {
     start_cmd: Option<String>,
     #[serde(rename = "readyCmd")]
     ready_cmd: Option<String>,
+}
+
+/// Who to be for the registry of `fromImage`.
+#[derive(Deserialize)]
+struct ImageRegistry {
+    r#type: String,
+    username: Option<String>,
+    password: Option<String>,
+    /// What belongs to the types that are refused, with whatever is secret in it.
+    #[serde(flatten)]
+    _other: HashMap<String, Value>,
+}
+
+impl std::fmt::Debug for ImageRegistry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ImageRegistry")
+            .field("type", &self.r#type)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ImageRegistry {
+    fn login(&self) -> Answer<RegistryLogin> {
+        match (self.r#type.as_str(), &self.username, &self.password) {
+            ("registry", Some(user), Some(password)) => Ok(RegistryLogin {
+                // Steps name no images, so there is only that of `fromImage`.
+                registry: None,
+                user: user.clone(),
+                password: password.clone(),
+            }),
+            ("registry", ..) => Err(Refusal::invalid(
+                "`fromImageRegistry` needs `username` and `password`",
+            )),
+            _ => Err(Refusal::unsupported(
+                "fromImageRegistry.type",
+                "it logs in with a user name and a password, type `registry`",
+            )),
+        }
+    }
 }
 
 fn find(app: &App, caller: &Caller, template: &str, build: &str) -> Answer<Arc<Build>> {
@@ -262,12 +301,11 @@ pub(crate) async fn start(
     Read(request): Read<Start>,
 ) -> Answer<StatusCode> {
     let build = find(&app, &caller, &template, &id)?;
-    if request.from_image_registry.is_some() {
-        return Err(Refusal::unsupported(
-            "fromImageRegistry",
-            "it pulls images without logging in",
-        ));
-    }
+    let login = request
+        .from_image_registry
+        .as_ref()
+        .map(ImageRegistry::login)
+        .transpose()?;
     let origin = match (&request.from_template, &request.from_image) {
         (Some(template), None) => Origin::Template(Name::parse(template)?.stored()),
         (None, Some(image)) => match Origin::stand_in(image) {
@@ -295,12 +333,19 @@ pub(crate) async fn start(
         {
             return build.fail(&format!("template '{name}' not found"), Some("base"));
         }
-        perform(&app, &build, recipe, no_cache, &request).await;
+        perform(&app, &build, recipe, login, no_cache, &request).await;
     });
     Ok(StatusCode::ACCEPTED)
 }
 
-async fn perform(app: &App, build: &Build, mut recipe: Recipe, no_cache: bool, request: &Start) {
+async fn perform(
+    app: &App,
+    build: &Build,
+    mut recipe: Recipe,
+    login: Option<RegistryLogin>,
+    no_cache: bool,
+    request: &Start,
+) {
     let context = match prepare(app, build, &mut recipe).await {
         Ok(context) => context,
         Err((index, message)) => return build.fail(&message, Some(&(index + 1).to_string())),
@@ -325,11 +370,13 @@ async fn perform(app: &App, build: &Build, mut recipe: Recipe, no_cache: bool, r
             context: context.path().to_owned(),
             dockerfile: recipe.dockerfile.clone(),
             args: Vec::new(),
+            target: None,
+            login,
             no_cache,
             // Steps install things, as sandboxes may.
             network: network::open(network::reaches_internet(app)),
         },
-        start,
+        start: start.map_or(BuildStart::Nothing, BuildStart::Command),
         network: None,
         resources: Some(build.resources),
     };
@@ -593,6 +640,22 @@ mod tests {
             source: ".".into(),
             directory: format!("copy-{index}"),
             file_name: None,
+        }
+    }
+
+    #[test]
+    fn a_login_is_a_name_and_a_password_and_is_not_shown() {
+        let read = |json: Value| serde_json::from_value::<ImageRegistry>(json).unwrap();
+        let good = read(json!({"type": "registry", "username": "me", "password": "hush"}));
+        let login = good.login().unwrap();
+        assert_eq!((login.user.as_str(), login.password.as_str()), ("me", "hush"));
+        assert!(!format!("{good:?}{login:?}").contains("hush"));
+        for bad in [
+            json!({"type": "registry", "username": "me"}),
+            json!({"type": "aws", "awsAccessKeyId": "x", "awsSecretAccessKey": "hush", "awsRegion": "z"}),
+        ] {
+            let refusal = read(bad).login().unwrap_err();
+            assert!(!refusal.message.contains("hush"));
         }
     }
 

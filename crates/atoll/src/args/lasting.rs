@@ -41,6 +41,8 @@ Examples:
   atoll template build app --dockerfile ./app --start 'python3 -m http.server 8000' --ready-port 8000
   atoll template build app --dockerfile ./app --build-net package-registries --allow api.example.com
   atoll template build app --dockerfile ./app --cpu 2 --memory 2G
+  atoll template build web --image registry.example/team/web:1 --start-from-image \\
+      --registry-user me --registry-password-file token.txt
 
 What the limits, --net, --allow and --deny say holds for sandboxes made from the template, unless they say so themselves. RUN
 steps reach nothing but what --build-net and --build-allow say.")]
@@ -59,6 +61,21 @@ pub(crate) struct TemplateBuildArgs {
     /// A value for an ARG of the Dockerfile; may be repeated
     #[arg(long, value_parser = parse_pair, value_name = "NAME=VALUE", requires = "dockerfile")]
     pub(crate) build_arg: Vec<(String, String)>,
+    /// The stage of the Dockerfile to build [default: the last]
+    #[arg(long, value_name = "STAGE", requires = "dockerfile")]
+    pub(crate) target: Option<String>,
+    /// Run every step of the Dockerfile again
+    #[arg(long, requires = "dockerfile")]
+    pub(crate) no_cache: bool,
+    /// Who to be for the registry of the image, or of the Dockerfile's base images
+    #[arg(long, value_name = "NAME", requires = "registry_password_file")]
+    pub(crate) registry_user: Option<String>,
+    /// Which registry that is for, e.g. ghcr.io [default: that of --image]
+    #[arg(long, value_name = "HOST", requires = "registry_user")]
+    pub(crate) registry: Option<String>,
+    /// A file with the password or token for it; - reads standard input
+    #[arg(long, value_name = "FILE", requires = "registry_user")]
+    pub(crate) registry_password_file: Option<PathBuf>,
     /// A Debian package, on top of a minimal system and in place of those of `base`; may be repeated
     #[arg(long, value_name = "NAME")]
     pub(crate) package: Vec<String>,
@@ -68,6 +85,9 @@ pub(crate) struct TemplateBuildArgs {
     /// A command that every sandbox of this template starts with
     #[arg(long, value_name = "COMMAND")]
     pub(crate) start: Option<String>,
+    /// Start what the image was made to run, its ENTRYPOINT and CMD; otherwise they are only noted
+    #[arg(long, conflicts_with_all = ["start", "package", "suite"])]
+    pub(crate) start_from_image: bool,
     /// The start command is ready when something listens on this port
     #[arg(long, value_name = "PORT", requires = "start")]
     pub(crate) ready_port: Option<u16>,

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use atoll_types::format_bytes;
 use futures_util::TryStreamExt;
-use reqwest::{Method, Response};
+use reqwest::{Method, RequestBuilder, Response};
 use serde_json::{Value, json};
 
 use super::{Connection, net, relative, resources, text};
@@ -167,7 +167,27 @@ async fn build(client: &Client, output: Output, args: &TemplateBuildArgs) -> Res
         body["resources"] = resources;
     }
     let request = client.request(Method::POST, "/v1/templates/build").json(&body);
-    follow(output, client.send(request).await?).await
+    follow(output, client.send(with_login(request, args)?).await?).await
+}
+
+/// Says who to be for registries, if anybody.
+fn with_login(request: RequestBuilder, args: &TemplateBuildArgs) -> Result<RequestBuilder> {
+    use base64::Engine as _;
+    let (Some(user), Some(file)) = (&args.registry_user, &args.registry_password_file) else {
+        return Ok(request);
+    };
+    let password = if file == Path::new("-") {
+        std::io::read_to_string(std::io::stdin()).doing("cannot read the password")?
+    } else {
+        std::fs::read_to_string(file).doing(format_args!("cannot read {}", file.display()))?
+    };
+    let pair = format!("{user}:{}", password.trim_end_matches(['\r', '\n']));
+    let encoded = base64::engine::general_purpose::STANDARD.encode(pair);
+    let request = request.header("x-registry-auth", format!("Basic {encoded}"));
+    Ok(match &args.registry {
+        Some(registry) => request.header("x-registry", registry),
+        None => request,
+    })
 }
 
 /// An image in files on this machine is sent as one archive.
@@ -259,6 +279,14 @@ async fn build_dockerfile(
             .iter()
             .map(|(name, value)| ("arg".to_owned(), format!("{name}={value}"))),
     );
+    query.extend(
+        args.target
+            .iter()
+            .map(|stage| ("target".to_owned(), stage.clone())),
+    );
+    if args.no_cache {
+        query.push(("no_cache".to_owned(), "true".to_owned()));
+    }
     query.extend(settings_query(args)?);
     query.extend(as_query([(
         "build_network",
@@ -273,11 +301,14 @@ async fn build_dockerfile(
             String::new(),
             indicatif::ProgressBar::hidden(),
         ));
-    follow(output, client.send(request).await?).await
+    follow(output, client.send(with_login(request, args)?).await?).await
 }
 
-/// The start command: a line for the shell.
+/// The start command: a line for the shell, or what the image says.
 fn start(args: &TemplateBuildArgs) -> Option<Value> {
+    if args.start_from_image {
+        return Some(json!("image"));
+    }
     let line = args.start.as_ref()?;
     let mut start = json!({"argv": ["/bin/sh", "-c", line]});
     if let Some(port) = args.ready_port {

@@ -16,7 +16,7 @@ use super::transfer::{Request, expand_text, import};
 use super::{DockerfileOptions, Exported, RunCommand, StepRunner};
 use crate::error::{Error, IoContext, Result};
 use crate::machine;
-use crate::oci::{ImageSource, add_mount_points};
+use crate::oci::{ImageSource, add_mount_points, architecture, start_of};
 use crate::progress::{Job, Progress};
 use crate::store::{Recipe, Scratch, Templates, check_name};
 use crate::tree::{LastLink, Limits, Meta, Tree};
@@ -51,12 +51,14 @@ impl Templates {
                 ))
             })
             .await?;
+        let globals = global_args(&file, &options.args)?;
         let mut build = Build {
             store: self,
             runner,
             job: &job,
             options: &options,
             file: &file,
+            globals,
             context,
             scratch: Arc::new(scratch),
             images: Vec::new(),
@@ -66,6 +68,7 @@ impl Templates {
             archives: 0,
         };
         let state = build.run().await?;
+        let command = state.command();
         let recipe = Recipe {
             source: TemplateSource::Dockerfile {
                 digest: format!("sha256:{}", hex::encode(Sha256::digest(text))),
@@ -74,7 +77,8 @@ impl Templates {
             env: state.env.clone(),
             workdir: state.workdir.clone(),
             user: state.final_user(),
-            start: options.start.then(|| state.start()).flatten(),
+            start: start_of(options.start, command.as_ref())?,
+            command,
             exposed_ports: state.ports.clone(),
             network: None,
             resources: None,
@@ -95,6 +99,8 @@ struct Build<'a> {
     job: &'a Job,
     options: &'a DockerfileOptions,
     file: &'a Dockerfile,
+    /// What `ARG` before the first `FROM` says, and what Docker says by itself.
+    globals: BTreeMap<String, String>,
     context: Arc<Tree>,
     scratch: Arc<Scratch>,
     /// Keeps the files of base images until the end.
@@ -137,27 +143,20 @@ impl Build<'_> {
         )
     }
 
-    /// The base of each stage with global arguments put in.
+    /// The base of each stage with global arguments put in. What is not for this machine is refused.
     fn bases(&self) -> Result<Vec<String>> {
-        let mut args = BTreeMap::new();
-        for (name, default) in &self.file.args {
-            let lookup = |name: &str| args.get(name).cloned();
-            let value = match (self.options.args.get(name), default) {
-                (Some(given), _) => given.clone(),
-                (None, Some(default)) => {
-                    expand(default, self.file.escape, &lookup).map_err(|why| at(1, why))?
-                }
-                (None, None) => String::new(),
-            };
-            args.insert(name.clone(), value);
-        }
-        let lookup = |name: &str| args.get(name).cloned();
+        let lookup = |name: &str| self.globals.get(name).cloned();
+        let put_in = |stage: &Stage, text: &str| {
+            expand(text, self.file.escape, &lookup).map_err(|why| at(stage.line, why))
+        };
         self.file
             .stages
             .iter()
             .map(|stage| {
-                let base =
-                    expand(&stage.base, self.file.escape, &lookup).map_err(|why| at(stage.line, why))?;
+                if let Some(platform) = &stage.platform {
+                    check_platform(&put_in(stage, platform)?).map_err(|why| at(stage.line, why))?;
+                }
+                let base = put_in(stage, &stage.base)?;
                 match base.is_empty() {
                     true => Err(at(
                         stage.line,
@@ -218,6 +217,7 @@ impl Build<'_> {
         {
             let mut state = state.clone();
             state.args.clear();
+            state.own_cmd = false;
             return Ok(state);
         }
         self.base(base).await.map_err(|error| match error {
@@ -243,6 +243,7 @@ impl Build<'_> {
             shell: vec!["/bin/sh".into(), "-c".into()],
             entrypoint: None,
             cmd: None,
+            own_cmd: false,
             ports: Vec::new(),
         };
         if base == "scratch" {
@@ -260,6 +261,10 @@ impl Build<'_> {
             state.workdir = template.workdir;
             state.template_user = Some(template.user);
             state.ports = template.exposed_ports;
+            if let Some(command) = template.command {
+                let said = |argv: Vec<String>| (!argv.is_empty()).then_some(argv);
+                (state.entrypoint, state.cmd) = (said(command.entrypoint), said(command.cmd));
+            }
             return Ok(state);
         }
         self.image_base(state, base).await
@@ -315,7 +320,8 @@ impl Build<'_> {
                     let value = match (self.options.args.get(name), default) {
                         (Some(given), _) => Some(given.clone()),
                         (None, Some(default)) => Some(word(state, default)?),
-                        (None, None) => self.global_arg(name)?,
+                        // That of an `ARG` before the first `FROM`, or of those that need none.
+                        (None, None) => self.globals.get(name).cloned(),
                     };
                     if let Some(value) = value {
                         state.args.insert(name.clone(), value);
@@ -330,10 +336,11 @@ impl Build<'_> {
             }
             Instruction::User(user) => state.user = Some(word(state, user)?),
             Instruction::Shell(argv) => state.shell.clone_from(argv),
-            Instruction::Cmd(command) => state.cmd = Some(state.argv(command)),
+            Instruction::Cmd(command) => (state.cmd, state.own_cmd) = (Some(state.argv(command)), true),
             Instruction::Entrypoint(command) => {
                 state.entrypoint = Some(state.argv(command));
-                state.cmd = None;
+                // One that was inherited was meant for another program.
+                state.cmd = state.cmd.take().filter(|_| state.own_cmd);
             }
             Instruction::Expose(ports) => {
                 for port in ports {
@@ -347,17 +354,6 @@ impl Build<'_> {
             Instruction::Noted => {}
         }
         Ok(())
-    }
-
-    /// `ARG name` in a stage takes the value of an `ARG` before the first `FROM`.
-    fn global_arg(&self, name: &str) -> Result<Option<String>> {
-        let default = self.file.args.iter().rev().find(|(known, _)| known == name);
-        match default.and_then(|(_, default)| default.as_deref()) {
-            Some(default) => expand(default, self.file.escape, &|_| None)
-                .map(Some)
-                .map_err(|why| at(1, why)),
-            None => Ok(None),
-        }
     }
 
     async fn run_step(&mut self, state: &mut State, step: &Step, command: &Command) -> Result<()> {
@@ -592,6 +588,46 @@ impl Build<'_> {
         state.files = Files::Tree(tree);
         state.advance(&["copy", &digest]);
         Ok(())
+    }
+}
+
+/// Arguments that stand before the first `FROM`, each with those before it put in. Docker brings some about platforms
+/// itself; here there is one platform, that of this machine.
+fn global_args(file: &Dockerfile, given: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>> {
+    let mut args = BTreeMap::new();
+    for whose in ["TARGET", "BUILD"] {
+        for (what, value) in [
+            ("PLATFORM", format!("linux/{}", architecture())),
+            ("OS", "linux".to_owned()),
+            ("ARCH", architecture().to_owned()),
+            ("VARIANT", String::new()),
+        ] {
+            args.insert(format!("{whose}{what}"), value);
+        }
+    }
+    for (name, default) in &file.args {
+        let lookup = |name: &str| args.get(name).cloned();
+        let value = match (given.get(name), default) {
+            (Some(given), _) => given.clone(),
+            (None, Some(default)) => expand(default, file.escape, &lookup).map_err(|why| at(1, why))?,
+            (None, None) => continue,
+        };
+        args.insert(name.clone(), value);
+    }
+    Ok(args)
+}
+
+fn check_platform(platform: &str) -> Result<(), String> {
+    let ours = format!("linux/{}", architecture());
+    let variants = ["", "/v1", "/v8"];
+    match variants
+        .iter()
+        .any(|variant| platform == format!("{ours}{variant}"))
+    {
+        true => Ok(()),
+        false => Err(format!(
+            "FROM --platform={platform} is not supported: this machine is {ours}, and runs nothing else"
+        )),
     }
 }
 

@@ -18,6 +18,8 @@ pub struct Dockerfile {
 pub struct Stage {
     pub line: usize,
     pub base: String,
+    /// `--platform`, unexpanded.
+    pub platform: Option<String>,
     pub name: Option<String>,
     pub steps: Vec<Step>,
 }
@@ -119,15 +121,6 @@ pub fn parse(text: &str) -> Result<Dockerfile> {
 
 fn from(line: usize, rest: &str) -> Result<Stage, String> {
     let (flags, rest) = flags(rest, &["platform"])?;
-    if let Some(platform) = flags.first().and_then(|(_, value)| value.clone())
-        && !platform.starts_with('$')
-        && platform != "linux/amd64"
-        && platform != "linux/arm64"
-    {
-        return Err(format!(
-            "FROM --platform={platform} is not supported; leave it out"
-        ));
-    }
     let words: Vec<&str> = rest.split_whitespace().collect();
     let (base, name) = match words[..] {
         [base] => (base, None),
@@ -139,6 +132,7 @@ fn from(line: usize, rest: &str) -> Result<Stage, String> {
     Ok(Stage {
         line,
         base: base.to_owned(),
+        platform: flags.into_iter().find_map(|(_, value)| value),
         name,
         steps: Vec::new(),
     })

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use atoll_types::StartCommand;
+use atoll_types::ImageCommand;
 use sha2::{Digest, Sha256};
 
 use super::parse::Command;
@@ -36,18 +36,18 @@ pub(super) struct State {
     pub(super) shell: Vec<String>,
     pub(super) entrypoint: Option<Vec<String>>,
     pub(super) cmd: Option<Vec<String>>,
+    /// Whether `cmd` was said by this stage, and not by what it began with.
+    pub(super) own_cmd: bool,
     pub(super) ports: Vec<u16>,
 }
 
 impl State {
-    pub(super) fn start(&self) -> Option<StartCommand> {
-        let argv: Vec<String> = [&self.entrypoint, &self.cmd]
-            .into_iter()
-            .flatten()
-            .flatten()
-            .cloned()
-            .collect();
-        (!argv.is_empty()).then_some(StartCommand { argv, ready: None })
+    pub(super) fn command(&self) -> Option<ImageCommand> {
+        let command = ImageCommand {
+            entrypoint: self.entrypoint.clone().unwrap_or_default(),
+            cmd: self.cmd.clone().unwrap_or_default(),
+        };
+        command.argv().is_some().then_some(command)
     }
 
     /// Without its group.

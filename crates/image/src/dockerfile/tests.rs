@@ -132,6 +132,7 @@ struct Bench {
     args: BTreeMap<String, String>,
     target: Option<String>,
     network: Option<NetworkPolicy>,
+    start: bool,
 }
 
 impl Bench {
@@ -146,6 +147,7 @@ impl Bench {
             args: BTreeMap::new(),
             target: None,
             network: None,
+            start: false,
         };
         bench.add_base();
         bench
@@ -177,6 +179,7 @@ impl Bench {
             workdir: "/home/user".into(),
             user: "user".into(),
             start: None,
+            command: None,
             exposed_ports: vec![],
             network: None,
             resources: None,
@@ -201,7 +204,7 @@ impl Bench {
             dockerfile: dockerfile.into(),
             args: self.args.clone(),
             target: self.target.clone(),
-            start: true,
+            start: self.start,
             no_cache: false,
             network: self.network.clone(),
             login: None,
@@ -233,6 +236,79 @@ impl Bench {
     }
 }
 
+#[tokio::test]
+async fn what_an_image_runs_is_known_and_started_only_when_asked() {
+    let mut bench = Bench::new();
+    let command = async |bench: &Bench, text: &str| {
+        let built = bench.build(text).await.unwrap();
+        assert_eq!(built.start, None);
+        let command = built.command.unwrap_or_default();
+        (command.entrypoint.join(" "), command.cmd.join(" "))
+    };
+    let of = |entrypoint: &str, cmd: &str| (entrypoint.to_owned(), cmd.to_owned());
+    // In either order; and a stage of its own drops only what it inherits.
+    let both = "CMD [\"b\"]\nENTRYPOINT [\"a\"]\n";
+    assert_eq!(command(&bench, &format!("FROM base\n{both}")).await, of("a", "b"));
+    let inherits = "FROM base AS one\nCMD [\"b\"]\nFROM one\nENTRYPOINT [\"a\"]\n";
+    assert_eq!(command(&bench, inherits).await, of("a", ""));
+    let twice = "FROM base AS one\nENTRYPOINT [\"a\"]\nCMD [\"b\"]\nFROM one\nCMD [\"c\"]\n";
+    assert_eq!(command(&bench, twice).await, of("a", "c"));
+    // From a template it is inherited as from an image.
+    assert_eq!(command(&bench, "FROM app\nCMD [\"d\"]\n").await, of("a", "d"));
+
+    bench.start = true;
+    let built = bench.build(&format!("FROM base\n{both}")).await.unwrap();
+    assert_eq!(built.start.unwrap().argv, ["a", "b"]);
+    let error = bench.build("FROM base\nENV X=1\n").await.unwrap_err();
+    assert!(error.to_string().contains("nothing to start"), "{error}");
+}
+
+#[tokio::test]
+async fn arguments_before_the_first_from_are_put_in() {
+    let bench = Bench::new();
+    let text = "ARG A=1\nARG B=$A-2\nFROM base\nARG B\nARG TARGETARCH\nARG TARGETPLATFORM\n\
+                ENV B=$B ARCH=$TARGETARCH PLATFORM=$TARGETPLATFORM NONE=$BUILDARCH\n";
+    let built = bench.build(text).await.unwrap();
+    let architecture = crate::oci::architecture();
+    assert_eq!(built.env["B"], "1-2");
+    assert_eq!(built.env["ARCH"], architecture);
+    assert_eq!(built.env["PLATFORM"], format!("linux/{architecture}"));
+    assert_eq!(built.env["NONE"], "", "those that are not asked for stay out");
+}
+
+#[tokio::test]
+async fn other_platforms_are_refused() {
+    let bench = Bench::new();
+    let architecture = crate::oci::architecture();
+    for platform in [
+        &format!("linux/{architecture}"),
+        "$BUILDPLATFORM",
+        "${TARGETPLATFORM}",
+    ] {
+        bench
+            .build(&format!("FROM --platform={platform} base\n"))
+            .await
+            .unwrap();
+    }
+    let other = if architecture == "amd64" { "arm64" } else { "amd64" };
+    for platform in [
+        &format!("linux/{other}"),
+        "windows/amd64",
+        "linux/s390x",
+        "$UNKNOWN",
+    ] {
+        let error = bench
+            .build(&format!("FROM base\nFROM --platform={platform} base\n"))
+            .await
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("line 2") && error.contains("--platform"),
+            "{error}"
+        );
+    }
+}
+
 const WHOLE: &str = r#"
 ARG BASE=base
 FROM ${BASE}
@@ -253,7 +329,8 @@ CMD serve now
 
 #[tokio::test]
 async fn a_whole_dockerfile_is_built() {
-    let bench = Bench::new();
+    let mut bench = Bench::new();
+    bench.start = true;
     bench.context("src/a.txt", "A");
     bench.context("src/b.txt", "B");
     bench.context("src/c.rs", "C");

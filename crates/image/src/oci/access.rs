@@ -49,6 +49,10 @@ impl Registry {
             .user_agent(concat!("atoll/", env!("CARGO_PKG_VERSION")))
             .build()
             .map_err(|error| all_of(&error))?;
+        let login = login.filter(|login| match &login.registry {
+            Some(whose) => whose == reference.registry() || whose == registry,
+            None => true,
+        });
         let scheme = if loopback { "http" } else { "https" };
         let repository = reference.repository().to_owned();
         Ok(Self {
@@ -63,10 +67,11 @@ impl Registry {
     /// Something of the repository, to be read by the caller, piece by piece.
     pub(super) async fn get(&self, path: &str) -> Result<Response, String> {
         let ask = |authorization: Option<HeaderValue>| {
-            let mut request = self
-                .http
-                .get(format!("{}{path}", self.base))
-                .header(ACCEPT, ACCEPTED);
+            let mut request = self.http.get(format!("{}{path}", self.base));
+            // Blobs are what they are.
+            if path.starts_with("manifests/") {
+                request = request.header(ACCEPT, ACCEPTED);
+            }
             if let Some(value) = authorization {
                 request = request.header(AUTHORIZATION, value);
             }
@@ -315,6 +320,7 @@ mod tests {
         });
         let login = |password: &str| {
             Some(Login {
+                registry: None,
                 user: "me".into(),
                 password: password.into(),
             })
@@ -343,15 +349,19 @@ mod tests {
             ),
         });
         let login = Login {
+            registry: Some(address.clone()),
             user: "me".into(),
             password: "pass".into(),
         };
-        assert!(
-            of(&address, Some(login))
-                .document("manifests/1", 100)
-                .await
-                .is_ok()
-        );
+        let other = Login {
+            registry: Some("registry.example".into()),
+            ..login.clone()
+        };
+        let found = of(&address, Some(login)).document("manifests/1", 100).await;
+        assert!(found.is_ok());
+        // One that is for another registry is not shown to this one.
+        let error = of(&address, Some(other)).document("manifests/1", 100).await;
+        assert_eq!(error.unwrap_err(), "the registry wants a login");
         assert!(of(&address, None).document("manifests/1", 100).await.is_err());
     }
 }

@@ -13,6 +13,7 @@ fn recipe(user: &str) -> Recipe {
         workdir: "/".into(),
         user: user.into(),
         start: None,
+        command: None,
         exposed_ports: vec![],
         network: None,
         resources: None,
