@@ -48,7 +48,7 @@ const HELP: &str = "\
 {usage-heading} {usage}
 
 Start:
-  demo        Show what Atoll does, in twenty seconds
+  demo        Show what Atoll does, in some seven seconds
   run         Run one command in a fresh sandbox and remove it
   server      Serve the API
   doctor      Say which kinds of isolation work here, and what to do about the rest

@@ -138,7 +138,7 @@ pub(crate) enum ArtifactCommand {
         /// Only those of this name
         name: Option<String>,
     },
-    /// Fetch an artifact: a file as it is, a directory unpacked
+    /// Fetch an artifact: a file as it is, a directory unpacked where nothing is yet
     Get {
         /// Name (the newest of it) or id
         artifact: String,

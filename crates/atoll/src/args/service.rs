@@ -170,7 +170,7 @@ pub(crate) struct BenchWorkflowArgs {
     pub(crate) temporal: Option<PathBuf>,
 }
 
-/// Show what Atoll does, in twenty seconds
+/// Show what Atoll does, in some seven seconds
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {}
 

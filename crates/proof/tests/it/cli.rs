@@ -327,6 +327,23 @@ async fn a_run_says_which_wall_it_got(server: &Server) {
     assert_eq!(answer["tenant_boundary"], server.tier.is_tenant_boundary());
     assert_eq!(answer["stdout"], "HELLO\n", "what it is fed reaches it: {answer}");
     assert_eq!(answer["exit_code"], 3);
+    // The steps of a build run behind the same wall. Whether this one can be built does not matter here.
+    std::fs::write(dir.path().join("Dockerfile"), "FROM scratch\n").unwrap();
+    let mut build = Command::new(binary());
+    build.env_remove("ATOLL_URL").env_remove("ATOLL_TEMPLATES");
+    if server.tier == atoll_proof::Tier::Jail {
+        build.env("ATOLL_RUNSC", "none");
+    }
+    build
+        .arg("--data")
+        .arg(&data)
+        .args(["template", "build", "w", "--dockerfile"]);
+    let said = String::from_utf8(build.arg(dir.path()).output().unwrap().stderr).unwrap();
+    assert_eq!(
+        said.contains("not a tenant boundary"),
+        !server.tier.is_tenant_boundary(),
+        "{said}"
+    );
     assert!(
         answer["command"].is_string() && answer["stdout_truncated"] == false,
         "{answer}"
