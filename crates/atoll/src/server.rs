@@ -1,6 +1,7 @@
 //! The server: opens the data, finds the walls that work here, takes over what an earlier server left, and serves.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
