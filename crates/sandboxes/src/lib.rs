@@ -27,6 +27,7 @@ mod files;
 mod fitness;
 mod forks;
 mod garbage;
+mod greeting;
 mod hooks;
 mod keyed;
 mod keys;

@@ -20,7 +20,7 @@ use tokio::sync::Notify;
 
 use crate::builds::Resolved;
 use crate::create::Held;
-use crate::{PoolSetting, PoolView, Sandboxes, create, entropy};
+use crate::{PoolSetting, PoolView, Sandboxes, entropy, greeting};
 
 /// Boots begin this long after the last claim, unless the pool is empty.
 const REFILL_AFTER: Duration = Duration::from_millis(100);
@@ -289,7 +289,7 @@ async fn prepare(
     network: Option<GuestNetwork>,
 ) -> Result<(), String> {
     let nobody: SandboxId = entropy::id();
-    let request = match create::configure(&nobody, spec, template, template.start.as_ref(), network) {
+    let request = match greeting::configure(&nobody, spec, template, template.start.as_ref(), network) {
         Request::Configure(configure) => Request::Configure(Configure {
             hostname: String::new(),
             ..configure
@@ -297,11 +297,11 @@ async fn prepare(
         other => other,
     };
     guest.call(&request).await.map_err(|error| error.to_string())?;
-    let ready = create::await_ready(guest, template).await;
+    let ready = greeting::await_ready(guest, template).await;
     ready
         .map_err(|error| error.to_string())?
         .map_err(|fault| fault.to_string())?;
-    let warmed = create::succeeds(guest, &["/bin/sh", "-c", "/bin/true"]);
+    let warmed = greeting::succeeds(guest, &["/bin/sh", "-c", "/bin/true"]);
     let _ = tokio::time::timeout(WARM_WITHIN, warmed).await;
     Ok(())
 }

@@ -115,7 +115,7 @@ impl Sandboxes {
         };
         let admission = self.admission(row).await.ok().flatten();
         let network = self.guest_network(admission.as_ref()).ok().flatten();
-        let request = crate::create::configure(&row.id, &row.spec, &template.manifest, None, network);
+        let request = crate::greeting::configure(&row.id, &row.spec, &template.manifest, None, network);
         let told = tokio::time::timeout(TOLD_WITHIN, instance.guest.call(&request)).await;
         if !matches!(told, Ok(Ok(_))) {
             tracing::warn!(sandbox = %row.id, "a sandbox that was taken over could not be told its name");

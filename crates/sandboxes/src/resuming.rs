@@ -17,9 +17,9 @@ use atoll_types::{
 };
 
 use crate::cell::Cell;
-use crate::create::{await_ready, configure};
 use crate::faults::{from_channel, from_store, from_vault};
 use crate::fitness::{fits, has_files_apart};
+use crate::greeting::{await_ready, configure};
 use crate::state_files::{FromVault, Scratch};
 use crate::{Caller, Sandbox, Sandboxes, entropy, hooks, views};
 

@@ -15,8 +15,8 @@ use atoll_types::{
     SnapshotOwner, TemplateId, TemplateManifest,
 };
 
-use crate::create::{await_ready, configure};
 use crate::faults::from_store;
+use crate::greeting::{await_ready, configure};
 use crate::saving::Subject;
 use crate::snapshots::{self, Snapshot, Unfinished};
 use crate::{Sandboxes, entropy};

@@ -1,0 +1,107 @@
+//! The first words to a guest, who it is and what it serves, and the wait until it does.
+
+use std::time::Duration;
+
+use atoll_guest_protocol::{CommandState, Configure, Exec, Message, Network as GuestNetwork, Request, Start};
+use atoll_runtime::channel::{ChannelError, Guest, Incoming};
+use atoll_types::{Fault, FaultKind, ReadyCheck, SandboxId, SandboxSpec, TemplateManifest};
+
+use crate::entropy;
+
+/// How often a ready check looks.
+const READY_POLL: Duration = Duration::from_millis(20);
+
+/// Waits until the template's start command is ready to serve. The inner result says that it never was.
+pub(crate) async fn await_ready(
+    guest: &Guest,
+    template: &TemplateManifest,
+) -> Result<Result<(), Fault>, ChannelError> {
+    let Some(ready) = template.start.as_ref().and_then(|start| start.ready.as_ref()) else {
+        return Ok(Ok(()));
+    };
+    let (limit, what) = match ready {
+        ReadyCheck::Port { port, timeout_millis } => (*timeout_millis, format!("port {port} to be served")),
+        ReadyCheck::Command { argv, timeout_millis } => {
+            (*timeout_millis, format!("`{}` to succeed", argv.join(" ")))
+        }
+    };
+    let wait = async {
+        while !is_ready(guest, ready).await? {
+            tokio::time::sleep(READY_POLL).await;
+        }
+        Ok(())
+    };
+    match tokio::time::timeout(Duration::from_millis(limit), wait).await {
+        Ok(outcome) => outcome.map(Ok),
+        Err(_) => Ok(Err(Fault::new(
+            FaultKind::TimedOut,
+            "template_not_ready",
+            format!("the template's start command was not ready: waited {limit} ms for {what}"),
+        )
+        .hint("run the start command by hand in a sandbox of a template without one, and look at what it prints"))),
+    }
+}
+
+async fn is_ready(guest: &Guest, ready: &ReadyCheck) -> Result<bool, ChannelError> {
+    match ready {
+        ReadyCheck::Port { port, .. } => match guest.call(&Request::ListPorts).await? {
+            Some(Message::Ports(ports)) => Ok(ports.iter().any(|listening| listening.port == *port)),
+            _ => Ok(false),
+        },
+        ReadyCheck::Command { argv, .. } => succeeds(guest, argv).await,
+    }
+}
+
+/// Runs a command of the server's own to its end and says whether it exited with 0.
+pub(crate) async fn succeeds(guest: &Guest, argv: &[impl AsRef<str>]) -> Result<bool, ChannelError> {
+    let request = Request::Exec(Exec {
+        command: entropy::id::<atoll_types::CommandId>().to_string(),
+        argv: argv
+            .iter()
+            .map(|word| word.as_ref().as_bytes().to_vec())
+            .collect(),
+        env: Vec::new(),
+        cwd: None,
+        user: None,
+        pty: None,
+        stdin: false,
+        timeout_millis: None,
+        log_bytes: 4096,
+        wait_for_reader: false,
+        kill_on_close: true,
+    });
+    let mut stream = guest.open(&request).await?;
+    while let Some(incoming) = stream.next().await {
+        if let Incoming::Message(Message::Exited(state)) = incoming? {
+            return Ok(state == CommandState::Exited { code: 0 });
+        }
+    }
+    Ok(false)
+}
+
+/// What gives an instance its identity.
+pub(crate) fn configure(
+    sandbox: &SandboxId,
+    spec: &SandboxSpec,
+    template: &TemplateManifest,
+    start: Option<&atoll_types::StartCommand>,
+    network: Option<GuestNetwork>,
+) -> Request {
+    let env = template
+        .env
+        .iter()
+        .chain(&spec.env)
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect();
+    Request::Configure(Configure {
+        hostname: sandbox.bare().to_owned(),
+        env,
+        user: template.user.clone(),
+        workdir: template.workdir.clone(),
+        now_millis: u64::try_from(crate::wall_clock().0).unwrap_or(0),
+        start: start.map(|start| Start {
+            argv: start.argv.clone(),
+        }),
+        network,
+    })
+}
