@@ -415,10 +415,10 @@ impl ExecInput {
         }
     }
 
-    /// End of stdin.
+    /// End of stdin. That of a command that is over has ended.
     pub async fn close(&mut self) -> Result<(), Fault> {
         match self.sender.send_end().await {
-            Ok(()) => Ok(()),
+            Ok(()) | Err(ChannelError::Ended) => Ok(()),
             Err(error) => Err(from_channel(&self.cell, error).await),
         }
     }

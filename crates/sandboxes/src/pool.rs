@@ -77,7 +77,8 @@ impl Pools {
                     pool.wake.notify_one();
                     return None;
                 }
-                let claimed = std::iter::from_fn(|| state.ready.pop_front()).find(is_alive);
+                // The one that ran last: more of it is still in the processor's caches.
+                let claimed = std::iter::from_fn(|| state.ready.pop_back()).find(is_alive);
                 pool.wake.notify_one();
                 claimed
             })
