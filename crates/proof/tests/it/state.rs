@@ -309,30 +309,45 @@ async fn resting_twice_and_waking_twice_are_one(server: &Server) {
     );
 }
 
-/// A runtime that says what a file says when it is asked for its version.
-fn runtime_of_changing_version(dir: &std::path::Path) -> Option<std::path::PathBuf> {
+/// What the version of the other runtime is made of.
+const OTHER: &str = "9";
+
+/// A runtime of its own in this directory; `other` is one that calls itself another version. A script in front of the
+/// real one would not do: it is executed where there is no shell.
+fn put_runtime(dir: &std::path::Path, other: bool) -> Option<std::path::PathBuf> {
     use std::os::unix::fs::PermissionsExt as _;
-    let runsc = std::env::var("ATOLL_RUNSC").ok().filter(|path| path != "none")?;
-    let wrapper = dir.join("runsc");
-    let version = dir.join("version");
-    let script = format!(
-        "#!/bin/sh\n[ \"$1\" = --version ] && exec cat {}\nexec {runsc} \"$@\"\n",
-        version.display()
-    );
-    std::fs::write(&version, "runsc version one\n").unwrap();
-    std::fs::write(&wrapper, script).unwrap();
-    std::fs::set_permissions(&wrapper, std::fs::Permissions::from_mode(0o755)).unwrap();
-    Some(wrapper)
+    let real = std::env::var("ATOLL_RUNSC").ok().filter(|path| path != "none")?;
+    let said = std::process::Command::new(&real)
+        .arg("--version")
+        .output()
+        .unwrap();
+    let said = String::from_utf8(said.stdout).unwrap();
+    let version = said.split_whitespace().nth(2).unwrap();
+    let renamed = OTHER.repeat(version.len());
+    let expression = match other {
+        true => format!("s/{}/{renamed}/g", version.replace('.', "[.]")),
+        false => String::new(),
+    };
+    let (new, runsc) = (dir.join("new"), dir.join("runsc"));
+    let sed = std::process::Command::new("sed")
+        .env("LC_ALL", "C")
+        .args([&expression, &real])
+        .stdout(std::fs::File::create(&new).unwrap())
+        .status();
+    assert!(sed.unwrap().success());
+    std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::rename(&new, &runsc).unwrap();
+    Some(runsc)
 }
 
 #[tokio::test]
 async fn memory_of_another_runtime_is_refused_or_left_for_the_files() {
     let dir = tempfile::tempdir().unwrap();
-    let Some(wrapper) = runtime_of_changing_version(dir.path()) else {
+    let Some(runsc) = put_runtime(dir.path(), false) else {
         eprintln!("SKIPPED: there is no runsc");
         return;
     };
-    let options = Options::default().args(&["--runsc", wrapper.to_str().unwrap()]);
+    let options = Options::default().args(&["--runsc", runsc.to_str().unwrap()]);
     atoll_proof::on(Tier::Gvisor, options, async |server: &mut Server| {
         let strict = server.sandbox().await;
         let lenient = server.sandbox_with(&json!({"fallback_to_files": true})).await;
@@ -347,7 +362,7 @@ async fn memory_of_another_runtime_is_refused_or_left_for_the_files() {
         post(&lasting, "/stop", json!({})).await;
 
         server.stop();
-        std::fs::write(dir.path().join("version"), "runsc version two\n").unwrap();
+        put_runtime(dir.path(), true);
         server.start_again().await;
         let [strict, lenient, lasting] = [&strict, &lenient, &lasting].map(|sandbox| server.again(sandbox));
         let refused = strict
@@ -356,7 +371,7 @@ async fn memory_of_another_runtime_is_refused_or_left_for_the_files() {
             .refused(409, "snapshot_runtime_mismatch");
         let message = refused["message"].as_str().unwrap();
         assert!(
-            message.contains("version one") && message.contains("version two"),
+            message.contains("version 20") && message.contains(&format!("version {}", OTHER.repeat(8))),
             "{message}"
         );
         assert_eq!(strict.state().await, "paused", "what it rests on is still there");
@@ -366,7 +381,7 @@ async fn memory_of_another_runtime_is_refused_or_left_for_the_files() {
             assert_eq!(sandbox.count_processes("sleep 4242").await, 0);
         }
         server.stop();
-        std::fs::write(dir.path().join("version"), "runsc version one\n").unwrap();
+        put_runtime(dir.path(), false);
         server.start_again().await;
         let strict = server.again(&strict);
         post(&strict, "/resume", json!({})).await;

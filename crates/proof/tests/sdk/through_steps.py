@@ -187,7 +187,7 @@ async def through_a_kill(client: Client, queue: str, run: str, spec: dict, provi
 
     canceled = await client.start_workflow(Canceled.run, spec, id=f"{run}-canceled", task_queue=queue)
     box = (await until(lambda: boxes_of(canceled.id)))[0]
-    await until(lambda: [one for one in atoll("ps", box)["items"] if one["state"] == "running"])
+    await until(lambda: [one for one in atoll("ps", box) if one["state"] == "running"])
     await canceled.signal(Canceled.stop)
     assert await canceled.result() == "none"
 
