@@ -128,6 +128,10 @@ fn statuses(path: &str, operation: &Operation) -> Vec<u16> {
     if path.contains('{') {
         statuses.extend([404, 409, 410]);
     }
+    // Its query may name a project.
+    if path == "/v1/keys" {
+        statuses.push(404);
+    }
     if path.starts_with("/v1/sandboxes/{id}") {
         statuses.extend([413, 422, 502, 504]);
     }
