@@ -377,17 +377,7 @@ mod tests {
             bytes[at..at + real.len()].copy_from_slice(&real);
         }
         let mut decoder = Decoder::new();
-        for chunk in bytes.chunks(4096) {
-            let mut rest = chunk;
-            while !rest.is_empty() {
-                let space = decoder.space();
-                let count = space.len().min(rest.len());
-                space[..count].copy_from_slice(&rest[..count]);
-                decoder.filled(count);
-                rest = &rest[count..];
-                while decoder.next_frame().is_some() {}
-            }
-        }
+        feed(&mut decoder, &bytes, 4096, |_| {});
         assert!(
             decoder.vain_ever <= 2 * PATIENCE * FRAME_LEN + PATIENCE * bytes.len(),
             "{} bytes were hashed for {} that arrived",
@@ -396,10 +386,8 @@ mod tests {
         );
     }
 
-    /// Feeds bytes in pieces and returns the (kind, stream, payload) of every frame found.
-    fn decode_all(bytes: &[u8], piece: usize) -> Vec<(FrameKind, u32, Vec<u8>)> {
-        let mut decoder = Decoder::new();
-        let mut found = Vec::new();
+    /// Feeds bytes in pieces; `each` is given every frame found.
+    fn feed(decoder: &mut Decoder, bytes: &[u8], piece: usize, mut each: impl FnMut(Frame<'_>)) {
         for chunk in bytes.chunks(piece.max(1)) {
             let mut rest = chunk;
             while !rest.is_empty() {
@@ -409,10 +397,19 @@ mod tests {
                 decoder.filled(count);
                 rest = &rest[count..];
                 while let Some(frame) = decoder.next_frame() {
-                    found.push((frame.kind, frame.stream, frame.payload.to_vec()));
+                    each(frame);
                 }
             }
         }
+    }
+
+    /// Feeds bytes in pieces and returns the (kind, stream, payload) of every frame found.
+    fn decode_all(bytes: &[u8], piece: usize) -> Vec<(FrameKind, u32, Vec<u8>)> {
+        let mut decoder = Decoder::new();
+        let mut found = Vec::new();
+        feed(&mut decoder, bytes, piece, |frame| {
+            found.push((frame.kind, frame.stream, frame.payload.to_vec()));
+        });
         found
     }
 

@@ -122,6 +122,10 @@ impl Pools {
     }
 }
 
+fn kind(admitted: &Admitted, template: &Resolved) -> (TemplateId, Isolation) {
+    (template.manifest.id.clone(), admitted.isolation)
+}
+
 fn is_alive(instance: &Instance) -> bool {
     instance.end.borrow().is_none()
 }
@@ -170,7 +174,10 @@ impl Sandboxes {
             if self.inner.stop.is_cancelled() {
                 return;
             }
-            let kind = self.kind_of(pool).ok().map(|(_, kind)| kind);
+            let kind = self
+                .wanted(pool)
+                .ok()
+                .map(|(admitted, template)| kind(&admitted, &template));
             let missing = {
                 let mut state = pool.state();
                 let is_current = state.template == kind;
@@ -217,15 +224,8 @@ impl Sandboxes {
         }
     }
 
-    /// What its name stands for now.
-    fn kind_of(&self, pool: &Pool) -> Result<(Resolved, (TemplateId, Isolation)), Fault> {
-        let admitted = self.admitted(pool)?;
-        let template = self.resolve_template(&pool.setting.template)?;
-        let kind = (template.manifest.id.clone(), admitted.isolation);
-        Ok((template, kind))
-    }
-
-    fn admitted(&self, pool: &Pool) -> Result<Admitted, Fault> {
+    /// What it is to hold, as its name and the limits stand now.
+    fn wanted(&self, pool: &Pool) -> Result<(Admitted, Resolved), Fault> {
         let spec = SandboxSpec {
             template: pool.setting.template.clone(),
             resources: pool.setting.resources,
@@ -233,12 +233,14 @@ impl Sandboxes {
             isolation_floor: pool.setting.isolation,
             ..SandboxSpec::default()
         };
-        atoll_lifecycle::admit(spec, &self.settings().limits, &self.tiers())
+        let admitted = atoll_lifecycle::admit(spec, &self.settings().limits, &self.tiers())?;
+        let template = self.resolve_template(&pool.setting.template)?;
+        Ok((admitted, template))
     }
 
     async fn boot_one(&self, pool: &Pool) -> Result<(), Fault> {
-        let admitted = self.admitted(pool)?;
-        let (template, kind) = self.kind_of(pool)?;
+        let (admitted, template) = self.wanted(pool)?;
+        let kind = kind(&admitted, &template);
         let id: InstanceId = entropy::id();
         let _held = self.hold(id.clone());
         let spec = InstanceSpec {
