@@ -25,6 +25,11 @@ impl Asked<'_> {
         }
         let reason = if !rule.reads_requests() {
             format!("{} denies {}", rule.name, self.what())
+        } else if !self.requests_can_be_read() {
+            format!(
+                "{} denies some requests, and what is in this connection cannot be read",
+                rule.name
+            )
         } else if let Some((method, path)) = &self.request {
             match rule.requests.matches(method, path) {
                 Match::Yes => format!("{} denies {}", rule.name, self.what()),
@@ -39,14 +44,9 @@ impl Asked<'_> {
                     return None;
                 }
             }
-        } else if self.requests_will_be_read() {
+        } else {
             trace.rule(rule, "is checked for each request");
             return None;
-        } else {
-            format!(
-                "{} denies some requests, and what is in this connection cannot be read",
-                rule.name
-            )
         };
         Some(trace.rule_decides(rule, EgressVerdict::Denied, reason))
     }
@@ -118,8 +118,8 @@ impl Asked<'_> {
         }
     }
 
-    /// Whether whoever asks now will ask again for each request.
-    fn requests_will_be_read(&self) -> bool {
+    /// Whether whoever asks can see each request, and will ask for it.
+    fn requests_can_be_read(&self) -> bool {
         match self.flow.kind {
             FlowKind::Http => true,
             FlowKind::Tls => self.flow.name.is_some() && self.flow.claimed.is_some(),

@@ -298,6 +298,15 @@ fn without_a_name_only_an_address_rule_helps() {
 }
 
 #[test]
+fn what_cannot_be_read_is_denied_to_requests_as_to_the_connection() {
+    let policy = policy(vec![requests(deny("*"), &[], &["/a"]), allow("198.51.100.0/24")]);
+    let nameless = tls("pypi.org", 443).claiming(None).leading_to("198.51.100.7");
+    assert_eq!(nameless.outcome(&policy), "-rules[0]");
+    let request = nameless.ask(&policy, Some(("GET", "/other")));
+    assert!(!request.is_allowed(), "{}", request.reason);
+}
+
+#[test]
 fn other_protocols_need_their_port_written_down() {
     let policy = policy(vec![
         allow("web.test"),
