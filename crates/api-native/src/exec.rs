@@ -219,47 +219,96 @@ pub(crate) async fn exec(
     let Run { mut spec, stdin } = body.into_run()?;
     spec.idempotency_key = idempotency_key(&headers)?;
     let background = spec.background;
+    let execution = app.sandboxes.exec(&caller, &id, spec).await?;
+    if background {
+        return in_background(execution, stdin).await;
+    }
+    let attached = Attached::to(execution, stdin, began).await?;
+    if wants_events(&headers) {
+        return Ok(attached.into_events(None, ()));
+    }
+    Ok(axum::Json(attached.into_result().await?).into_response())
+}
+
+async fn in_background(execution: Execution, stdin: Option<Bytes>) -> Answer<Response> {
     let Execution {
         command,
         mut events,
         input,
-    } = app.sandboxes.exec(&caller, &id, spec).await?;
+    } = execution;
     let pid = started(&mut events).await?;
+    if let Some(stdin) = stdin {
+        // Owned by the command: ends when all is written or the command is over.
+        tokio::spawn(async move {
+            tokio::select! {
+                () = feed(input, stdin) => {}
+                () = async { while events.next().await.is_some() {} } => {}
+            }
+        });
+    }
+    let started = StartedView {
+        command: command.to_string(),
+        pid,
+    };
+    Ok((StatusCode::ACCEPTED, axum::Json(started)).into_response())
+}
 
-    if background {
-        if let Some(stdin) = stdin {
-            // Owned by the command: ends when all is written or the command is over.
-            tokio::spawn(async move {
-                tokio::select! {
-                    () = feed(input, stdin) => {}
-                    () = async { while events.next().await.is_some() {} } => {}
-                }
-            });
-        }
+/// A command that runs while its caller waits.
+pub(crate) struct Attached {
+    command: CommandId,
+    pid: u32,
+    events: ExecEvents,
+    began: Instant,
+    /// Beside the reading, because a command may write before it has read everything.
+    feeding: Option<AbortOnDropHandle<()>>,
+    idle_input: Option<ExecInput>,
+}
+
+impl Attached {
+    /// Fails if the command could not be started.
+    pub(crate) async fn to(
+        execution: Execution,
+        stdin: Option<Bytes>,
+        began: Instant,
+    ) -> Result<Self, Fault> {
+        let Execution {
+            command,
+            mut events,
+            input,
+        } = execution;
+        let pid = started(&mut events).await?;
+        let mut idle_input = Some(input);
+        let feeding = stdin.and_then(|stdin| {
+            let input = idle_input.take()?;
+            Some(AbortOnDropHandle::new(tokio::spawn(feed(input, stdin))))
+        });
+        Ok(Self {
+            command,
+            pid,
+            events,
+            began,
+            feeding,
+            idle_input,
+        })
+    }
+
+    /// All that happens, as it happens, after `first`; `kept` lives as long as somebody listens.
+    pub(crate) fn into_events<K: Send + 'static>(self, first: Option<Event>, kept: K) -> Response {
         let started = StartedView {
-            command: command.to_string(),
-            pid,
+            command: self.command.to_string(),
+            pid: self.pid,
         };
-        return Ok((StatusCode::ACCEPTED, axum::Json(started)).into_response());
+        let mut follow = Follow::new(self.events, 0);
+        follow.ready.extend(first);
+        follow.ready.push_back(event("started", &started));
+        follow.keeping((self.feeding, self.idle_input, kept))
     }
 
-    // Beside the reading, because a command may write before it has read everything.
-    let mut idle_input = Some(input);
-    let feeding = stdin.and_then(|stdin| {
-        let input = idle_input.take()?;
-        Some(AbortOnDropHandle::new(tokio::spawn(feed(input, stdin))))
-    });
-    if wants_events(&headers) {
-        let first = StartedView {
-            command: command.to_string(),
-            pid,
-        };
-        let follow = Follow::new(events, 0).starting_with(event("started", &first));
-        return Ok(follow.keeping((feeding, idle_input)).into_response());
+    /// Its end, with the beginning of its output.
+    pub(crate) async fn into_result(mut self) -> Result<ExecResult, Fault> {
+        let (exit, stdout, stderr) = collect(&mut self.events).await?;
+        Ok(result(&self.command, self.pid, exit, self.began, stdout, stderr))
     }
-    let (exit, stdout, stderr) = collect(&mut events).await?;
-    drop((feeding, idle_input));
-    Ok(axum::Json(result(&command, pid, exit, began, stdout, stderr)).into_response())
 }
 
 /// Waits until the command runs; if it cannot be started, that is the answer.
@@ -395,11 +444,6 @@ impl Follow {
 
     pub(crate) fn until(mut self, position: u64) -> Self {
         self.until = Some(position);
-        self
-    }
-
-    fn starting_with(mut self, event: Event) -> Self {
-        self.ready.push_back(event);
         self
     }
 

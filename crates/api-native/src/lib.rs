@@ -34,6 +34,7 @@ mod ports;
 mod projects;
 mod proxy;
 mod range;
+mod run;
 mod sandboxes;
 mod secrets;
 mod server;

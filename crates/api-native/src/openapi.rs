@@ -12,7 +12,7 @@ use utoipa_axum::router::OpenApiRouter;
 
 use crate::error::{ErrorBody, ErrorDetail};
 use crate::{
-    App, approvals, artifacts, commands, exec, files, keys, ledger, network, ports, projects, sandboxes,
+    App, approvals, artifacts, commands, exec, files, keys, ledger, network, ports, projects, run, sandboxes,
     secrets, server, session, snapshots, templates, transfer, volumes, workflows,
 };
 
@@ -25,6 +25,7 @@ pub(crate) fn documented() -> OpenApiRouter<App> {
         .merge(sandboxes::routes())
         .merge(ledger::routes())
         .merge(exec::routes())
+        .merge(run::routes())
         .merge(session::routes())
         .merge(commands::routes())
         .merge(files::routes())

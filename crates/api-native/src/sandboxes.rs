@@ -23,15 +23,13 @@ use crate::{App, wire};
 
 use list::{ListQuery, SandboxPage, read_list};
 use metrics::{__path_sandbox_metrics, sandbox_metrics};
-use request::CreateSandboxRequest;
 use rest::{
     __path_fork_sandbox, __path_pause_sandbox, __path_resume_sandbox, __path_start_sandbox,
     __path_stop_sandbox, fork_sandbox, pause_sandbox, resume_sandbox, start_sandbox, stop_sandbox,
 };
-use view::SandboxView;
 
-pub(crate) use request::ResourcesRequest;
-pub(crate) use view::ResourcesView;
+pub(crate) use request::{CreateSandboxRequest, ResourcesRequest};
+pub(crate) use view::{ResourcesView, SandboxView};
 pub(crate) use words::{IsolationName, SaveKindName};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {

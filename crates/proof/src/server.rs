@@ -244,6 +244,16 @@ impl Server {
         Sandbox::of(self.client(), &created)
     }
 
+    /// Waits until the only pool holds what it is to hold, and returns it.
+    pub async fn until_pool_is_full(&self) -> Value {
+        crate::wait::until("the pool is full", Duration::from_secs(30), || async {
+            let info = self.client().get("/v1/info").await.ok();
+            let pool = info["pools"][0].clone();
+            (pool["ready"].is_u64() && pool["ready"] == pool["target"]).then_some(pool)
+        })
+        .await
+    }
+
     /// The same sandbox through the server as it is now, after a restart.
     pub fn again(&self, sandbox: &Sandbox) -> Sandbox {
         Sandbox {

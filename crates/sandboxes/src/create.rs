@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   warm:  claim ──┬─ commit row (Running) ─┬─> answer          a crash before the commit leaves an instance
-//!                  └─ configure the guest  ─┘                   that no row names: recovery destroys it
+//!                  └─ configure the guest, ─┘                   that no row names: recovery destroys it
+//!                     start its command
 //!   cold:  ┬─ commit row (Starting) ─┬─┬─ configure        ─┬─> answer
 //!          └─ boot the instance     ─┘ └─ commit (Running) ─┘  one after the other if servers, hooks or saved state
 //!                                                              decide whether it runs
@@ -24,10 +25,11 @@ use sha2::{Digest as _, Sha256};
 
 use crate::builds::Resolved;
 use crate::cell::Cell;
+use crate::exec::Planned;
 use crate::faults::{from_channel, from_store};
-use crate::greeting::configure;
+use crate::greeting::{self, configure};
 use crate::network::Admission;
-use crate::{Caller, CreateSandbox, Sandbox, Sandboxes, entropy, hooks, views};
+use crate::{Caller, CreateSandbox, ExecSpec, Execution, Sandbox, Sandboxes, entropy, hooks, views};
 
 /// A sandbox that was decided on and is not written down yet.
 struct New {
@@ -46,12 +48,21 @@ impl Sandboxes {
         let task = self
             .inner
             .tasks
-            .spawn(async move { service.create_here(&caller, request).await });
-        task.await
-            .map_err(|_| Fault::internal("the creation was interrupted"))?
+            .spawn(async move { service.create_here(&caller, request, &mut None).await });
+        let (sandbox, _no_command) = task
+            .await
+            .map_err(|_| Fault::internal("the creation was interrupted"))??;
+        Ok(sandbox)
     }
 
-    async fn create_here(&self, caller: &Caller, request: CreateSandbox) -> Result<Sandbox, Fault> {
+    /// Takes `command` and starts it where that can be done while the sandbox is being made; what it leaves is to be
+    /// started when it is made.
+    pub(crate) async fn create_here(
+        &self,
+        caller: &Caller,
+        request: CreateSandbox,
+        command: &mut Option<ExecSpec>,
+    ) -> Result<(Sandbox, Option<Execution>), Fault> {
         if self.inner.stop.is_cancelled() {
             return Err(Fault::new(
                 FaultKind::Unavailable,
@@ -69,7 +80,7 @@ impl Sandboxes {
                 .sandbox_by_idempotency(&caller.project, idempotency.clone())
                 .await;
             if let Some(row) = existing.map_err(|e| insert_fault(&e))? {
-                return self.settled(caller, &row.id).await;
+                return Ok((self.settled(caller, &row.id).await?, None));
             }
         }
         let (mut admitted, template, origin) = self
@@ -131,8 +142,13 @@ impl Sandboxes {
             admission,
         };
         match claimed {
-            Some((instance, _held)) => self.create_warm(new, instance, &template.manifest).await,
-            None => self.create_cold(new, &template, origin).await,
+            Some((instance, _held)) => {
+                // Hooks come before anything else that runs in it.
+                let at_once = new.row.spec.hooks.on_create.is_empty();
+                let command = if at_once { command.take() } else { None };
+                self.create_warm(new, instance, &template.manifest, command).await
+            }
+            None => Ok((self.create_cold(new, &template, origin).await?, None)),
         }
     }
 
@@ -203,7 +219,8 @@ impl Sandboxes {
         new: New,
         instance: Instance,
         template: &TemplateManifest,
-    ) -> Result<Sandbox, Fault> {
+        command: Option<ExecSpec>,
+    ) -> Result<(Sandbox, Option<Execution>), Fault> {
         let New {
             row,
             transition,
@@ -212,23 +229,20 @@ impl Sandboxes {
         } = new;
         let network = self.guest_network(admission.as_ref())?;
         let configure = configure(&row.id, &row.spec, template, None, network);
+        let command = command.map(|spec| Planned::new(spec, entropy::id()));
         self.admit_behind(&instance.id, admission);
-        let (inserted, configured) = tokio::join!(
+        let (inserted, greeted) = tokio::join!(
             self.insert(row, &transition, idempotency),
-            instance.guest.call(&configure),
+            greeting::greet(&instance.guest, &configure, command.as_ref()),
         );
         let cell = match inserted {
             Ok(Ok(cell)) => cell,
             Ok(Err(existing)) => {
                 self.discard(instance.isolation, instance.id);
-                return self
-                    .settled(
-                        &Caller {
-                            project: existing.project,
-                        },
-                        &existing.id,
-                    )
-                    .await;
+                let caller = Caller {
+                    project: existing.project,
+                };
+                return Ok((self.settled(&caller, &existing.id).await?, None));
             }
             Err(fault) => {
                 self.discard(instance.isolation, instance.id);
@@ -236,28 +250,34 @@ impl Sandboxes {
             }
         };
         let id = instance.id.clone();
-        self.give_instance(&cell, instance);
-        if let Err(error) = configured {
-            let fault = from_channel(&cell, error).await;
-            self.apply(
-                &cell,
-                Input::Ended {
-                    instance: id,
-                    fate: atoll_lifecycle::InstanceFate::Died(fault.message.clone()),
-                },
-            )
-            .await?;
-            return Err(fault);
-        }
+        self.give_instance(&cell, instance.clone());
+        let begins = match greeted {
+            Ok(begins) => begins,
+            Err(error) => {
+                let fault = from_channel(&cell, error).await;
+                let fate = atoll_lifecycle::InstanceFate::Died(fault.message.clone());
+                self.apply(&cell, Input::Ended { instance: id, fate }).await?;
+                return Err(fault);
+            }
+        };
         let row = cell.last_seen();
-        if let Some(instance) = cell.instance()
-            && let Err(fault) = self.run_create_hooks(&cell, &instance, &row).await
-        {
-            let reason = EndReason::StartFailed(fault.message.clone());
-            self.apply(&cell, Input::Kill { reason }).await?;
-            return Err(fault);
+        let finished = async {
+            match (command, begins) {
+                (Some(command), Some(begins)) => self
+                    .begin_greeted(&cell, &instance.guest, command, begins)
+                    .await
+                    .map(Some),
+                _ => self.run_create_hooks(&cell, &instance, &row).await.map(|()| None),
+            }
+        };
+        match finished.await {
+            Ok(execution) => Ok((views::sandbox(row), execution)),
+            Err(fault) => {
+                let reason = EndReason::StartFailed(fault.message.clone());
+                self.apply(&cell, Input::Kill { reason }).await?;
+                Err(fault)
+            }
         }
-        Ok(views::sandbox(row))
     }
 
     /// A creation whose hooks fail is none.

@@ -142,17 +142,25 @@ impl Sandboxes {
             let _ = (&mut now.task).await;
             *follower = None;
         }
-        let stream = match guest.open(&Request::FollowCommands).await {
-            Ok(stream) => stream,
+        match guest.open(&Request::FollowCommands).await {
+            Ok(told) => *follower = Some(self.follower(cell, guest, told)),
             Err(error) => return Err(from_channel(cell, error).await),
-        };
+        }
+        Ok(())
+    }
+
+    /// The same for a sandbox that is new, whose agent was asked before the sandbox was written down.
+    pub(crate) async fn follow_from_the_first(&self, cell: &Arc<Cell>, guest: &Guest, told: Stream) {
+        *cell.commands.follower.lock().await = Some(self.follower(cell, guest, told));
+    }
+
+    fn follower(&self, cell: &Arc<Cell>, guest: &Guest, told: Stream) -> Follower {
         let (service, cell) = (self.clone(), Arc::clone(cell));
-        let listen = async move { service.hear_of_ends(&cell, stream).await };
-        *follower = Some(Follower {
+        let listen = async move { service.hear_of_ends(&cell, told).await };
+        Follower {
             guest: guest.clone(),
             task: self.inner.tasks.spawn(listen),
-        });
-        Ok(())
+        }
     }
 
     async fn hear_of_ends(&self, cell: &Cell, mut stream: Stream) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_guest_protocol::{CommandInfo, CommandState, Exec, Message, PtySize, Request, SUB_STDERR};
-use atoll_runtime::channel::{ChannelError, Guest, Incoming, StreamReceiver, StreamSender};
+use atoll_runtime::channel::{ChannelError, Guest, Incoming, Stream, StreamReceiver, StreamSender};
 use atoll_store::Fact;
 use atoll_types::{CommandId, Fault, FaultKind, SandboxId, Timestamp};
 use bytes::Bytes;
@@ -25,12 +25,7 @@ const MAX_LISTED: usize = 32 << 20;
 impl Sandboxes {
     /// Starts a command and attaches to it.
     pub async fn exec(&self, caller: &Caller, id: &SandboxId, spec: ExecSpec) -> Result<Execution, Fault> {
-        if spec.argv.is_empty() || spec.argv[0].is_empty() {
-            return Err(Fault::invalid(
-                "argv_empty",
-                "a command needs at least the name of a program",
-            ));
-        }
+        check_argv(&spec.argv)?;
         let Some(key) = &spec.idempotency_key else {
             return self.exec_as(caller, id, spec, crate::entropy::id()).await;
         };
@@ -89,32 +84,33 @@ impl Sandboxes {
         spec: ExecSpec,
         command: CommandId,
     ) -> Result<Execution, Fault> {
-        let stays = spec.background || spec.idempotency_key.is_some();
         let (cell, guest, in_use) = self.enter(caller, id).await?;
-        let started = Fact::CommandStarted {
-            command: command.clone(),
-            program: String::from_utf8_lossy(&spec.argv[0]).chars().take(200).collect(),
-            arguments: spec.argv.len() as u64 - 1,
-            argument_bytes: spec.argv.iter().map(|word| word.len() as u64).sum(),
-            background: spec.background,
-        };
-        let request = Request::Exec(Exec {
-            command: command.to_string(),
-            argv: spec.argv,
-            env: spec.env,
-            cwd: spec.cwd,
-            user: spec.user,
-            pty: spec.pty,
-            stdin: spec.stdin,
-            timeout_millis: spec.timeout_millis,
-            log_bytes: if stays { LOG_BYTES } else { FOREGROUND_LOG_BYTES },
-            wait_for_reader: !spec.background || spec.lossless,
-            kill_on_close: !stays,
-        });
+        let planned = Planned::new(spec, command);
         self.follow_commands(&cell, &guest).await?;
-        cell.commands.begin(&command, started, self.now())?;
-        let stream = guest.open(&request).await;
-        let (sender, receiver) = match stream {
+        self.expect(&cell, &planned)?;
+        let opened = guest.open(&planned.request).await;
+        self.begun(cell, guest, in_use, planned, opened).await
+    }
+
+    /// The agent is about to hear of a command, or has this moment.
+    pub(crate) fn expect(&self, cell: &Cell, planned: &Planned) -> Result<(), Fault> {
+        cell.commands
+            .begin(&planned.command, planned.started.clone(), self.now())
+    }
+
+    /// The agent was told to start a command that is expected: waits until it runs.
+    pub(crate) async fn begun(
+        &self,
+        cell: Arc<Cell>,
+        guest: Guest,
+        in_use: InUse,
+        planned: Planned,
+        opened: Result<Stream, ChannelError>,
+    ) -> Result<Execution, Fault> {
+        let Planned {
+            command, background, ..
+        } = planned;
+        let (sender, receiver) = match opened {
             Ok(stream) => stream.split(),
             Err(error) => {
                 cell.commands.never_began(&command);
@@ -124,7 +120,7 @@ impl Sandboxes {
         let mut events = ExecEvents {
             service: self.clone(),
             cell,
-            guest: guest.clone(),
+            guest,
             receiver,
             first: None,
             over: false,
@@ -140,7 +136,7 @@ impl Sandboxes {
             }
             Err(_) => return Err(unreachable_guest()),
         }
-        self.record_start(&events.cell, &command, spec.background).await?;
+        self.record_start(&events.cell, &command, background).await?;
         Ok(Execution {
             command,
             input: ExecInput {
@@ -240,6 +236,58 @@ impl Sandboxes {
             Ok(_) => Ok(()),
             Err(error) => Err(from_channel(&cell, error).await),
         }
+    }
+}
+
+/// A command that is decided on, in the words of the ledger and of the agent.
+#[derive(Debug)]
+pub(crate) struct Planned {
+    pub(crate) request: Request,
+    command: CommandId,
+    background: bool,
+    started: Fact,
+}
+
+impl Planned {
+    pub(crate) fn new(spec: ExecSpec, command: CommandId) -> Self {
+        let stays = spec.background || spec.idempotency_key.is_some();
+        let started = Fact::CommandStarted {
+            command: command.clone(),
+            program: String::from_utf8_lossy(&spec.argv[0]).chars().take(200).collect(),
+            arguments: spec.argv.len() as u64 - 1,
+            argument_bytes: spec.argv.iter().map(|word| word.len() as u64).sum(),
+            background: spec.background,
+        };
+        let request = Request::Exec(Exec {
+            command: command.to_string(),
+            argv: spec.argv,
+            env: spec.env,
+            cwd: spec.cwd,
+            user: spec.user,
+            pty: spec.pty,
+            stdin: spec.stdin,
+            timeout_millis: spec.timeout_millis,
+            log_bytes: if stays { LOG_BYTES } else { FOREGROUND_LOG_BYTES },
+            wait_for_reader: !spec.background || spec.lossless,
+            kill_on_close: !stays,
+        });
+        Self {
+            request,
+            command,
+            background: spec.background,
+            started,
+        }
+    }
+}
+
+/// Nothing else may be planned.
+pub(crate) fn check_argv(argv: &[Vec<u8>]) -> Result<(), Fault> {
+    match argv.first() {
+        Some(program) if !program.is_empty() => Ok(()),
+        _ => Err(Fault::invalid(
+            "argv_empty",
+            "a command needs at least the name of a program",
+        )),
     }
 }
 

@@ -3,13 +3,41 @@
 use std::time::Duration;
 
 use atoll_guest_protocol::{CommandState, Configure, Exec, Message, Network as GuestNetwork, Request, Start};
-use atoll_runtime::channel::{ChannelError, Guest, Incoming};
+use atoll_runtime::channel::{ChannelError, Guest, Incoming, Stream, in_time};
 use atoll_types::{Fault, FaultKind, ReadyCheck, SandboxId, SandboxSpec, TemplateManifest};
 
 use crate::entropy;
+use crate::exec::Planned;
 
 /// How often a ready check looks.
 const READY_POLL: Duration = Duration::from_millis(20);
+
+/// A command that a guest was told to run, and the ends that it will tell of.
+pub(crate) struct Begins {
+    pub(crate) command: Result<Stream, ChannelError>,
+    pub(crate) ends: Stream,
+}
+
+/// Tells a guest who it is and, in the same breath, what to run; waits until it knows who it is.
+pub(crate) async fn greet(
+    guest: &Guest,
+    configure: &Request,
+    command: Option<&Planned>,
+) -> Result<Option<Begins>, ChannelError> {
+    in_time(async {
+        let configured = guest.open(configure).await?;
+        let begins = match command {
+            Some(planned) => Some(Begins {
+                ends: guest.open(&Request::FollowCommands).await?,
+                command: guest.open(&planned.request).await,
+            }),
+            None => None,
+        };
+        configured.answer().await?;
+        Ok(begins)
+    })
+    .await
+}
 
 /// Waits until the template's start command is ready to serve. The inner result says that it never was.
 pub(crate) async fn await_ready(

@@ -41,6 +41,7 @@ mod projects;
 mod recovery;
 mod request;
 mod resuming;
+mod run;
 mod running;
 mod saving;
 mod secrets;
@@ -85,6 +86,7 @@ pub use network::{
 };
 pub use ports::{PortReader, PortStream, PortWriter};
 pub use request::*;
+pub use run::{Ran, Removal};
 pub use secrets::{PrivateSecret, SecretView, SetSecret};
 pub use settings::{PoolSetting, Settings, wall_clock};
 pub use snapshots::{Snapshot, TakeSnapshot};

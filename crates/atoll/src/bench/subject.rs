@@ -99,22 +99,44 @@ pub(crate) async fn create_to_first_byte(client: &Client, body: &Value) -> Resul
     Ok((first_byte(client, &id, began).await?, id))
 }
 
+/// The same in one request.
+pub(crate) async fn run_to_first_byte(client: &Client, body: &Value) -> Result<(f64, String)> {
+    let began = Instant::now();
+    let body = json!({ "sandbox": body, "command": { "argv": ECHO }, "keep": true });
+    let heard = listen(client, "/v1/run", &body, began).await?;
+    let id = heard.created.ok_or_else(|| Error::new("the server gave no id"))?;
+    Ok((heard.first_byte, id))
+}
+
 /// Runs a command in the sandbox; milliseconds from `began` to its first byte of output.
 pub(crate) async fn first_byte(client: &Client, id: &str, began: Instant) -> Result<f64> {
+    let path = format!("/v1/sandboxes/{id}/exec");
+    let heard = listen(client, &path, &json!({ "argv": ECHO }), began).await?;
+    Ok(heard.first_byte)
+}
+
+struct Heard {
+    first_byte: f64,
+    created: Option<String>,
+}
+
+async fn listen(client: &Client, path: &str, body: &Value, began: Instant) -> Result<Heard> {
     let request = client
-        .request(Method::POST, &format!("/v1/sandboxes/{id}/exec"))
+        .request(Method::POST, path)
         .header("accept", "text/event-stream")
-        .json(&json!({ "argv": ECHO }));
+        .json(body);
     let mut stream = events(client.send(request).await?);
-    let mut elapsed = None;
+    let (mut elapsed, mut created) = (None, None);
     while let Some((name, data)) = stream.try_next().await? {
         match name.as_str() {
             "stdout" if elapsed.is_none() => elapsed = Some(millis(began.elapsed())),
+            "created" => created = data["id"].as_str().map(str::to_owned),
             "error" => return Err(from_wire(&data)),
             _ => {}
         }
     }
-    elapsed.ok_or_else(|| Error::new("the command printed nothing"))
+    let first_byte = elapsed.ok_or_else(|| Error::new("the command printed nothing"))?;
+    Ok(Heard { first_byte, created })
 }
 
 /// Runs a command to its end; returns its stdout.

@@ -18,6 +18,7 @@ mod pools;
 mod ports;
 mod quota;
 mod refusals;
+mod run;
 mod sandboxes;
 mod sessions;
 mod snapshots;

@@ -1,23 +1,12 @@
 //! Warm pools: kept full, claimed in one step, gone with the server.
 
-use std::time::Duration;
-
-use atoll_proof::{MIB, Server, Value, json, on_every_tier};
+use atoll_proof::{MIB, Server, json, on_every_tier};
 
 on_every_tier!(with atoll_proof::Options::default().args(&["--pool", "base=2"]);
     a_pooled_instance_becomes_a_sandbox, the_pool_is_refilled_and_leaves_with_the_server);
 
-async fn until_full(server: &Server) -> Value {
-    atoll_proof::wait::until("the pool is full", Duration::from_secs(30), || async {
-        let info = server.client().get("/v1/info").await.ok();
-        let pool = info["pools"][0].clone();
-        (pool["ready"] == json!(2)).then_some(pool)
-    })
-    .await
-}
-
 async fn a_pooled_instance_becomes_a_sandbox(server: &Server) {
-    let pool = until_full(server).await;
+    let pool = server.until_pool_is_full().await;
     assert_eq!((&pool["template"], &pool["target"]), (&json!("base"), &json!(2)));
     assert_eq!(
         server.list(&[]).await.len(),
@@ -48,17 +37,17 @@ async fn a_pooled_instance_becomes_a_sandbox(server: &Server) {
 }
 
 async fn the_pool_is_refilled_and_leaves_with_the_server(server: &mut Server) {
-    until_full(server).await;
+    server.until_pool_is_full().await;
     let claimed = futures_util::future::join_all((0..3).map(|_| server.sandbox())).await;
     for sandbox in &claimed {
         sandbox.assert_works().await;
         sandbox.kill().await;
     }
-    until_full(server).await;
+    server.until_pool_is_full().await;
     // Killed: the next server finds them, and owns or destroys them; it never has more than it should.
     server.kill_9();
     server.start_again().await;
-    until_full(server).await;
+    server.until_pool_is_full().await;
     let instances = server.held().instances.len();
     assert!(instances <= 3, "{}", server.held());
     assert!(server.stop().success());

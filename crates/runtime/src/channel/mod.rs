@@ -160,6 +160,13 @@ struct Streams {
     closed: bool,
 }
 
+/// What a guest is waited for no longer than [`ANSWER_WITHIN`].
+pub async fn in_time<T>(work: impl Future<Output = Result<T, ChannelError>>) -> Result<T, ChannelError> {
+    tokio::time::timeout(ANSWER_WITHIN, work)
+        .await
+        .unwrap_or(Err(ChannelError::TimedOut(ANSWER_WITHIN)))
+}
+
 impl Guest {
     /// Opens the FIFOs and greets the agent, which may still be booting; everything it said to an earlier host is
     /// skipped.
@@ -246,21 +253,7 @@ impl Guest {
     /// A request that is answered at once, with at most one message. A guest that does not answer within [`ANSWER_WITHIN`]
     /// is not waited for: whoever calls may hold what others need. Cancel-safe: the guest is told that nobody waits.
     pub async fn call(&self, request: &Request) -> Result<Option<Message>, ChannelError> {
-        tokio::time::timeout(ANSWER_WITHIN, self.ask(request))
-            .await
-            .unwrap_or(Err(ChannelError::TimedOut(ANSWER_WITHIN)))
-    }
-
-    async fn ask(&self, request: &Request) -> Result<Option<Message>, ChannelError> {
-        let mut stream = self.open(request).await?;
-        let mut answer = None;
-        while let Some(incoming) = stream.next().await {
-            match incoming? {
-                Incoming::Message(message) if answer.is_none() => answer = Some(message),
-                _ => return Err(ChannelError::Protocol("the guest said more than was asked")),
-            }
-        }
-        Ok(answer)
+        in_time(async { self.open(request).await?.answer().await }).await
     }
 
     /// Whether the channel is over.

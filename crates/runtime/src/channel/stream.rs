@@ -177,6 +177,18 @@ impl Stream {
         self.receiver.next().await
     }
 
+    /// The answer to a request that has at most one message for an answer.
+    pub async fn answer(mut self) -> Result<Option<Message>, ChannelError> {
+        let mut answer = None;
+        while let Some(incoming) = self.next().await {
+            match incoming? {
+                Incoming::Message(message) if answer.is_none() => answer = Some(message),
+                _ => return Err(ChannelError::Protocol("the guest said more than was asked")),
+            }
+        }
+        Ok(answer)
+    }
+
     /// Lets the guest send further ahead than usual, for bulk data: it then works in larger pieces.
     pub fn widen(&mut self) {
         let mut inner = self.receiver.state.lock();

@@ -1,0 +1,89 @@
+//! `POST /v1/run`: one command in a sandbox of its own, in one request.
+
+use std::time::Instant;
+
+use atoll_sandboxes::{CreateSandbox, Ran};
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::App;
+use crate::error::{Answer, Failure};
+use crate::exec::{Attached, ExecRequest, ExecResult, Run, event};
+use crate::extract::{As, Json, wants_events};
+use crate::sandboxes::{CreateSandboxRequest, SandboxView};
+
+pub(crate) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(run))
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RunRequest {
+    /// The sandbox to make for it. Absent: one as the server makes them by default.
+    #[serde(default)]
+    sandbox: CreateSandboxRequest,
+    /// What to run in it; not in the background.
+    command: ExecRequest,
+    /// Whether the sandbox stays when the command is over.
+    #[serde(default)]
+    keep: bool,
+}
+
+/// What came of it.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct RunResult {
+    /// The sandbox as it was made. Unless it was to be kept, it is being deleted now.
+    sandbox: SandboxView,
+    result: ExecResult,
+}
+
+/// Makes a sandbox, runs a command in it and, unless `keep` is set, deletes the sandbox.
+///
+/// This is the quickest way from code to its output: with a pool, the program starts while the sandbox is being written
+/// down. By default the answer comes when the command has ended. With `Accept: text/event-stream` it is a stream of events:
+/// `created` with the sandbox, then those of a command. Hanging up ends the command, and the sandbox with it unless it is to
+/// be kept. If the command cannot be started, no sandbox stays.
+#[utoipa::path(
+    post, path = "/v1/run", tag = "commands", request_body = RunRequest,
+    responses((status = 200, description = "It is over; or its events.", content(
+        (RunResult = "application/json"), (String = "text/event-stream")))),
+)]
+pub(crate) async fn run(
+    State(app): State<App>,
+    As(caller): As,
+    headers: HeaderMap,
+    Json(body): Json<RunRequest>,
+) -> Answer<Response> {
+    let began = Instant::now();
+    let Run { spec, stdin } = body.command.into_run()?;
+    if spec.background {
+        return Err(Failure::invalid(
+            "contradicting_fields",
+            "`command.background`: a command in the background has no end to wait for; create a sandbox and run it there",
+        ));
+    }
+    let request = CreateSandbox {
+        idempotency_key: None,
+        resources_given: body.sandbox.resources.is_some(),
+        spec: body.sandbox.into_spec(app.options.default_timeout_millis)?,
+    };
+    let Ran {
+        sandbox,
+        execution,
+        removal,
+    } = app.sandboxes.run(&caller, request, spec, body.keep).await?;
+    let sandbox = SandboxView::of(sandbox);
+    let attached = Attached::to(execution, stdin, began).await?;
+    if wants_events(&headers) {
+        let created = event("created", &sandbox);
+        return Ok(attached.into_events(Some(created), removal));
+    }
+    let result = attached.into_result().await?;
+    drop(removal);
+    Ok(axum::Json(RunResult { sandbox, result }).into_response())
+}
