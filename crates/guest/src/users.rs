@@ -6,6 +6,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::rc::Rc;
+use std::sync::OnceLock;
 
 use crate::failure::{Outcome, invalid};
 
@@ -90,6 +91,11 @@ impl Users {
                 account.groups = vec![account.gid];
             }
             None => account.groups = self.groups_of(&account.name, account.gid),
+        }
+        if there_is_only_one() {
+            account.uid = rustix::process::getuid().as_raw();
+            account.gid = rustix::process::getgid().as_raw();
+            account.groups.clear();
         }
         Ok(account)
     }
@@ -227,6 +233,18 @@ fn parse_id(text: &str) -> Option<u32> {
     text.parse().ok().filter(|&id| id != u32::MAX)
 }
 
+/// The jail of an ordinary user has one id, which everybody in it is: with the home and the name that were asked for.
+fn there_is_only_one() -> bool {
+    static ONLY_ONE: OnceLock<bool> = OnceLock::new();
+    *ONLY_ONE.get_or_init(|| maps_one(&read_text("/proc/self/uid_map")))
+}
+
+/// Lines of an id inside, an id outside, and how many follow.
+fn maps_one(map: &str) -> bool {
+    let mut counts = map.lines().map(|line| line.split_whitespace().nth(2));
+    counts.next() == Some(Some("1")) && counts.next().is_none()
+}
+
 fn read_text(path: &str) -> String {
     let read = || -> io::Result<Vec<u8>> {
         let file = crate::files::open_regular(path.as_ref())?;
@@ -254,6 +272,14 @@ mod tests {
             group: "root:x:0:\nsudo:x:27:other,user\nuser:x:1000:\ndocker:x:999:user,user\n".to_owned(),
             seen: Default::default(),
         }
+    }
+
+    #[test]
+    fn one_id_is_told_from_many() {
+        assert!(maps_one("         0      65534          1\n"));
+        assert!(!maps_one("         0  268435456      65536\n"));
+        assert!(!maps_one("0 1000 1\n1 100000 65536\n"));
+        assert!(!maps_one(""));
     }
 
     #[test]

@@ -81,17 +81,30 @@ pub fn loop_devices_below(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The directories that together are the cgroup `name`, in every hierarchy that is mounted here.
-pub fn cgroup_dirs(name: &str) -> Vec<PathBuf> {
+/// Where cgroups are mounted here.
+pub fn cgroup_hierarchies() -> BTreeSet<PathBuf> {
     let table = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-    let mut dirs = BTreeSet::new();
+    let mut points = BTreeSet::new();
     for line in table.lines() {
         let mut fields = line.split(' ').skip(1);
         if let (Some(point), Some("cgroup" | "cgroup2")) = (fields.next(), fields.next()) {
-            dirs.insert(Path::new(point).join(name));
+            points.insert(PathBuf::from(point));
         }
     }
-    dirs.into_iter().filter(|dir| dir.is_dir()).collect()
+    points
+}
+
+/// Whose process it is.
+pub fn uid(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+/// The directories that together are the cgroup `name`, in every hierarchy that is mounted here.
+pub fn cgroup_dirs(name: &str) -> Vec<PathBuf> {
+    let dirs = cgroup_hierarchies().into_iter().map(|point| point.join(name));
+    dirs.filter(|dir| dir.is_dir()).collect()
 }
 
 /// The groups below a cgroup, by name, without repetition.

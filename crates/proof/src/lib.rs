@@ -28,6 +28,7 @@ mod cli;
 pub mod client;
 pub mod host;
 mod leaks;
+pub mod ordinary;
 pub mod random;
 mod sandbox;
 mod server;

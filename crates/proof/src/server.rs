@@ -13,6 +13,7 @@ use tempfile::TempDir;
 use crate::client::Client;
 use crate::host;
 use crate::leaks::Held;
+use crate::ordinary;
 use crate::sandbox::Sandbox;
 use crate::tier::Tier;
 use crate::wait;
@@ -29,6 +30,7 @@ pub struct Options {
     args: Vec<String>,
     may_fail: bool,
     own_templates: bool,
+    ordinary_user: bool,
 }
 
 impl Options {
@@ -52,6 +54,13 @@ impl Options {
     pub fn own_templates(mut self) -> Self {
         self.own_templates = true;
         self
+    }
+
+    /// Runs it as [`ordinary::USER`], to whom its cgroups are delegated.
+    #[must_use]
+    pub fn by_an_ordinary_user(mut self) -> Self {
+        self.ordinary_user = true;
+        self.own_templates()
     }
 
     /// Errors in the server's log are part of the test; otherwise they fail it.
@@ -91,6 +100,9 @@ impl Server {
         if options.own_templates {
             link_base(&templates(), &dir.path().join("templates"));
         }
+        if options.ordinary_user {
+            ordinary::hand_over(dir.path(), &cgroup);
+        }
         let mut server = Self {
             tier,
             options,
@@ -111,7 +123,11 @@ impl Server {
             .append(true)
             .open(self.log_path())
             .expect("the log can be written");
-        let mut command = Command::new(binary());
+        let mut command = if self.options.ordinary_user {
+            ordinary::command(self.dir.path())
+        } else {
+            Command::new(binary())
+        };
         command
             .env_remove("ATOLL_URL")
             .env_remove("ATOLL_API_KEY")
@@ -139,7 +155,7 @@ impl Server {
         }
         command
             .spawn()
-            .unwrap_or_else(|error| panic!("{}: {error}", binary().display()))
+            .unwrap_or_else(|error| panic!("{command:?}: {error}"))
     }
 
     /// Starts the process and waits until it has told where it listens.

@@ -141,24 +141,6 @@ impl Store {
         self.write("create the sandbox", move |db| insert(db, new)).await
     }
 
-    /// Writes several new sandboxes, all or none, without idempotency keys: the copies that one fork makes.
-    pub async fn insert_sandboxes(&self, new: Vec<NewSandbox>) -> Result<Vec<SandboxRow>, Error> {
-        self.write("create the sandboxes", move |db| {
-            new.into_iter()
-                .map(|new| {
-                    let new = NewSandbox {
-                        idempotency: None,
-                        ..new
-                    };
-                    match insert(db, new)? {
-                        Inserted::New(row) | Inserted::Existing(row) => Ok(row),
-                    }
-                })
-                .collect()
-        })
-        .await
-    }
-
     /// The sandbox that an idempotency key made; an error when it was made by a different request.
     pub async fn sandbox_by_idempotency(
         &self,

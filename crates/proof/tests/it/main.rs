@@ -14,6 +14,7 @@ mod exec;
 mod files;
 mod keys;
 mod ledger;
+mod ordinary;
 mod pools;
 mod ports;
 mod quota;
