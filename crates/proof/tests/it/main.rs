@@ -24,6 +24,7 @@ mod sandboxes;
 mod sessions;
 mod snapshots;
 mod state;
+mod telemetry;
 mod templates;
 mod transfer;
 mod volumes;
