@@ -157,7 +157,11 @@ pub(crate) async fn save(response: Response, to: &Path, bar: &ProgressBar) -> Re
     let part = part_of(to);
     let outcome = async {
         let file = fs::File::create(&part).doing(format_args!("cannot write {}", part.display()))?;
-        copy(response, file, bar).await?;
+        if to.exists() {
+            copy(response, WrittenEarly::new(file), bar).await?;
+        } else {
+            copy(response, file, bar).await?;
+        }
         tokio::fs::rename(&part, to)
             .await
             .doing(format_args!("cannot write {}", to.display()))
@@ -167,6 +171,46 @@ pub(crate) async fn save(response: Response, to: &Path, bar: &ProgressBar) -> Re
         let _absent = fs::remove_file(&part);
     }
     outcome
+}
+
+/// A file that is to take another one's place. Filesystems have all of such a file on its way to the disk before they let it;
+/// so that this is not left for the end, it begins with the first pieces.
+struct WrittenEarly {
+    file: fs::File,
+    written: u64,
+    on_its_way: u64,
+}
+
+impl WrittenEarly {
+    const PIECE: u64 = 32 * 1024 * 1024;
+
+    fn new(file: fs::File) -> Self {
+        Self {
+            file,
+            written: 0,
+            on_its_way: 0,
+        }
+    }
+}
+
+impl Write for WrittenEarly {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = self.file.write(bytes)?;
+        self.written += count as u64;
+        let waiting = self.written - self.on_its_way;
+        if waiting >= Self::PIECE {
+            // Linux begins to write what it is told that nobody needs in memory. No more than a wish.
+            let advice = rustix::fs::Advice::DontNeed;
+            let length = std::num::NonZeroU64::new(waiting);
+            let _slower = rustix::fs::fadvise(&self.file, self.on_its_way, length, advice);
+            self.on_its_way = self.written;
+        }
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
 }
 
 fn part_of(to: &Path) -> PathBuf {

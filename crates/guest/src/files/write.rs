@@ -25,9 +25,20 @@ pub(crate) struct Writing {
     /// The name that it has until it is complete.
     temporary: Option<PathBuf>,
     create_new: bool,
+    /// Of one that will take another's place; see [`Writing::hurry`].
+    early: Option<Early>,
     widened: bool,
     finished: bool,
 }
+
+/// How much was written, and how much of that is on its way to the disk.
+#[derive(Debug, Default)]
+struct Early {
+    written: u64,
+    on_its_way: u64,
+}
+
+const EARLY_PIECE: u64 = 32 * 1024 * 1024;
 
 impl Writing {
     pub(crate) fn open(request: &WriteFile, mut place: Place) -> Outcome<Box<dyn Job>> {
@@ -65,6 +76,7 @@ impl Writing {
             Ok(file) => Self {
                 place,
                 file: File::from(file),
+                early: (temporary.is_some() && existing.is_some()).then(Early::default),
                 temporary,
                 create_new,
                 widened: false,
@@ -116,6 +128,19 @@ impl Writing {
         }
     }
 
+    /// Filesystems on disks have all of a file on its way there before they let it take another's place. Were that left for
+    /// the end, everybody else would wait for it. No more than a wish; files in memory do not care.
+    fn hurry(&mut self, count: usize) {
+        let Some(early) = &mut self.early else { return };
+        early.written += count as u64;
+        let waiting = early.written - early.on_its_way;
+        if waiting >= EARLY_PIECE {
+            let length = std::num::NonZeroU64::new(waiting);
+            let _ = rustix::fs::fadvise(&self.file, early.on_its_way, length, rustix::fs::Advice::DontNeed);
+            early.on_its_way = early.written;
+        }
+    }
+
     /// Puts the file under its name.
     fn commit(&mut self) -> io::Result<()> {
         let Some(temporary) = self.temporary.take() else {
@@ -161,6 +186,7 @@ impl Job for Writing {
         self.file
             .write_all(bytes)
             .map_err(|error| self.place.failure("cannot write", &error))?;
+        self.hurry(bytes.len());
         cx.consumed(bytes.len() + FRAME_COST as usize);
         Ok(())
     }
@@ -172,6 +198,7 @@ impl Job for Writing {
         let mut slices: Vec<_> = pieces.iter().map(|bytes| IoSlice::new(bytes)).collect();
         write_all(&mut self.file, &mut slices).map_err(|error| self.place.failure("cannot write", &error))?;
         let bytes: usize = pieces.iter().map(|bytes| bytes.len()).sum();
+        self.hurry(bytes);
         cx.consumed(bytes + pieces.len() * FRAME_COST as usize);
         Ok(())
     }
