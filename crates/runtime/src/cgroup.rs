@@ -8,15 +8,18 @@
 //! - [`Group::kill_all`] ends when the group is empty, also against a fork bomb.
 
 mod freezer;
+mod hierarchy;
+mod usage;
 
 use std::fs;
-use std::io::{self, ErrorKind, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::io::{self, ErrorKind};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use atoll_types::{Resources, Usage};
+use atoll_types::Resources;
+
+pub use hierarchy::Hierarchy;
 
 const PERIOD_MICROS: u64 = 100_000;
 /// How long to wait for killed processes to be gone. They are within milliseconds, unless the disk hangs.
@@ -43,110 +46,6 @@ impl CgroupError {
             what: what.into(),
             source,
         }
-    }
-}
-
-/// Where this machine keeps its groups.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Hierarchy {
-    /// One mount per controller.
-    V1 {
-        memory: PathBuf,
-        cpu: PathBuf,
-        cpuacct: PathBuf,
-        pids: PathBuf,
-    },
-    /// One mount for all.
-    V2 { root: PathBuf },
-}
-
-impl Hierarchy {
-    /// Reads the mount table, once per process.
-    pub fn detect() -> Result<&'static Self, CgroupError> {
-        static FOUND: OnceLock<Result<Hierarchy, String>> = OnceLock::new();
-        FOUND
-            .get_or_init(|| {
-                let mounts = fs::read_to_string("/proc/self/mounts")
-                    .map_err(|error| format!("cannot read /proc/self/mounts: {error}"))?;
-                Self::from_mounts(&mounts, |root| {
-                    fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default()
-                })
-            })
-            .as_ref()
-            .map_err(|reason| CgroupError::Unavailable(reason.clone()))
-    }
-
-    fn from_mounts(mounts: &str, v2_controllers: impl Fn(&Path) -> String) -> Result<Self, String> {
-        let mut v1: [(&str, Option<PathBuf>); 4] =
-            [("memory", None), ("cpu", None), ("cpuacct", None), ("pids", None)];
-        for line in mounts.lines() {
-            let mut fields = line.split(' ').skip(1);
-            let (Some(target), Some(kind), Some(options)) = (fields.next(), fields.next(), fields.next())
-            else {
-                continue;
-            };
-            match kind {
-                "cgroup2" => {
-                    let root = PathBuf::from(target);
-                    let offered = v2_controllers(&root);
-                    let has = |name: &str| offered.split_whitespace().any(|offer| offer == name);
-                    if ["memory", "cpu", "pids"].into_iter().all(has) {
-                        return Ok(Self::V2 { root });
-                    }
-                }
-                "cgroup" => {
-                    for (name, place) in &mut v1 {
-                        if options.split(',').any(|option| option == *name) {
-                            place.get_or_insert_with(|| PathBuf::from(target));
-                        }
-                    }
-                }
-                _ => {}
-            }
-        }
-        match v1 {
-            [
-                (_, Some(memory)),
-                (_, Some(cpu)),
-                (_, Some(cpuacct)),
-                (_, Some(pids)),
-            ] => Ok(Self::V1 {
-                memory,
-                cpu,
-                cpuacct,
-                pids,
-            }),
-            missing => {
-                let names: Vec<_> = missing
-                    .iter()
-                    .filter(|(_, place)| place.is_none())
-                    .map(|(name, _)| *name)
-                    .collect();
-                Err(format!(
-                    "neither a cgroup v2 mount with the memory, cpu and pids controllers nor v1 mounts of all of \
-                     them were found (v1 lacks: {}); mount cgroup2 at /sys/fs/cgroup or enable the controllers",
-                    names.join(", ")
-                ))
-            }
-        }
-    }
-
-    /// The distinct directories that together hold the group `relative`.
-    fn dirs(&self, relative: &Path) -> Vec<PathBuf> {
-        let mut dirs: Vec<PathBuf> = match self {
-            Self::V1 {
-                memory,
-                cpu,
-                cpuacct,
-                pids,
-            } => [memory, cpu, cpuacct, pids]
-                .into_iter()
-                .map(|mount| mount.join(relative))
-                .collect(),
-            Self::V2 { root } => vec![root.join(relative)],
-        };
-        dirs.dedup();
-        dirs
     }
 }
 
@@ -360,78 +259,6 @@ impl Group {
         Ok(true)
     }
 
-    pub fn usage(&self) -> Result<Usage, CgroupError> {
-        let oom_kills = self.oom_kills()?;
-        Ok(match self.hierarchy {
-            Hierarchy::V1 {
-                memory,
-                cpuacct,
-                pids,
-                ..
-            } => {
-                let memory = memory.join(&self.relative);
-                Usage {
-                    cpu_micros: number(&cpuacct.join(&self.relative).join("cpuacct.usage"))? / 1000,
-                    memory_bytes: number(&memory.join("memory.usage_in_bytes"))?,
-                    memory_peak_bytes: number(&memory.join("memory.max_usage_in_bytes"))?,
-                    pids: number(&pids.join(&self.relative).join("pids.current"))?,
-                    disk_bytes: None,
-                    oom_kills,
-                }
-            }
-            Hierarchy::V2 { root } => {
-                let at = root.join(&self.relative);
-                let memory_bytes = number(&at.join("memory.current"))?;
-                Usage {
-                    cpu_micros: field(&at.join("cpu.stat"), "usage_usec")?,
-                    memory_bytes,
-                    memory_peak_bytes: number(&at.join("memory.peak")).unwrap_or(memory_bytes),
-                    pids: number(&at.join("pids.current"))?,
-                    disk_bytes: None,
-                    oom_kills,
-                }
-            }
-        })
-    }
-
-    /// How often the kernel killed a process in here for exceeding the memory limit.
-    pub fn oom_kills(&self) -> Result<u64, CgroupError> {
-        match self.hierarchy {
-            Hierarchy::V1 { memory, .. } => field(
-                &memory.join(&self.relative).join("memory.oom_control"),
-                "oom_kill",
-            ),
-            Hierarchy::V2 { root } => field(&root.join(&self.relative).join("memory.events"), "oom_kill"),
-        }
-    }
-
-    /// How often the kernel refused to make a process or thread in here because there were too many.
-    pub fn pids_refused(&self) -> Result<u64, CgroupError> {
-        let mount = match self.hierarchy {
-            Hierarchy::V1 { pids, .. } => pids,
-            Hierarchy::V2 { root } => root,
-        };
-        field(&mount.join(&self.relative).join("pids.events"), "max")
-    }
-
-    /// A descriptor that becomes readable whenever memory is short; `None` on v2, where the kernel kills the whole group
-    /// by itself.
-    pub fn oom_event(&self) -> io::Result<Option<OwnedFd>> {
-        let Hierarchy::V1 { memory, .. } = self.hierarchy else {
-            return Ok(None);
-        };
-        let at = memory.join(&self.relative);
-        let control = fs::File::open(at.join("memory.oom_control"))?;
-        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
-        let event = rustix::event::eventfd(0, flags)?;
-        let order = format!("{} {}", event.as_raw_fd(), control.as_raw_fd());
-        fs::OpenOptions::new()
-            .write(true)
-            .open(at.join("cgroup.event_control"))?
-            .write_all(order.as_bytes())?;
-        Ok(Some(event))
-    }
-
     /// The processes inside, as the host numbers them.
     pub fn processes(&self) -> Result<Vec<u32>, CgroupError> {
         let mut found = Vec::new();
@@ -621,45 +448,9 @@ fn is_gone(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use atoll_types::Usage;
 
-    #[test]
-    fn mounts_are_understood() {
-        let v1 = "cgroup /sys/fs/cgroup/cpu cgroup rw,relatime,cpu 0 0\n\
-                  cgroup /sys/fs/cgroup/cpuacct cgroup rw,relatime,cpuacct 0 0\n\
-                  cgroup /sys/fs/cgroup/memory cgroup rw,relatime,memory 0 0\n\
-                  cgroup /sys/fs/cgroup/pids cgroup rw,relatime,pids 0 0\n\
-                  cgroup2 /sys/fs/cgroup/unified cgroup2 rw,relatime 0 0\n";
-        assert_eq!(
-            Hierarchy::from_mounts(v1, |_| String::new()),
-            Ok(Hierarchy::V1 {
-                memory: "/sys/fs/cgroup/memory".into(),
-                cpu: "/sys/fs/cgroup/cpu".into(),
-                cpuacct: "/sys/fs/cgroup/cpuacct".into(),
-                pids: "/sys/fs/cgroup/pids".into(),
-            })
-        );
-        let joined = v1
-            .replace(
-                "/cgroup/cpu cgroup rw,relatime,cpu ",
-                "/cgroup/cpu,cpuacct cgroup rw,cpu,cpuacct ",
-            )
-            .replace(
-                "cgroup /sys/fs/cgroup/cpuacct cgroup rw,relatime,cpuacct 0 0\n",
-                "",
-            );
-        let found = Hierarchy::from_mounts(&joined, |_| String::new()).unwrap();
-        assert_eq!(found.dirs(Path::new("x")).len(), 3, "{found:?}");
-        let v2 = "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n";
-        assert_eq!(
-            Hierarchy::from_mounts(v2, |_| "cpuset cpu io memory pids\n".into()),
-            Ok(Hierarchy::V2 {
-                root: "/sys/fs/cgroup".into()
-            })
-        );
-        let reason = Hierarchy::from_mounts(v2, |_| "cpu pids".into()).unwrap_err();
-        assert!(reason.contains("memory"), "{reason}");
-    }
+    use super::*;
 
     #[test]
     fn names_cannot_climb() {

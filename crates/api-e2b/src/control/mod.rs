@@ -1,5 +1,6 @@
 //! The control plane: sandboxes, snapshots, templates, volumes, as REST.
 
+mod build_files;
 mod builds;
 mod create;
 mod life;
