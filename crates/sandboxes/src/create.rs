@@ -18,7 +18,7 @@ use atoll_lifecycle::{Admitted, Boot, Input, NewRecord, Transition, admit};
 use atoll_runtime::{Instance, InstanceSpec, Restore};
 use atoll_store::{Idempotency, Inserted, NewSandbox, SandboxRow, SnapshotRow};
 use atoll_types::{
-    EndReason, Fault, FaultKind, InstanceId, SandboxId, SandboxSpec, SaveKind, SnapshotOwner,
+    EndReason, Fault, FaultKind, InstanceId, ProjectId, SandboxId, SandboxSpec, SaveKind, SnapshotOwner,
     TemplateManifest,
 };
 use sha2::{Digest as _, Sha256};
@@ -30,6 +30,9 @@ use crate::faults::{from_channel, from_store};
 use crate::greeting::{self, configure};
 use crate::network::Admission;
 use crate::{Caller, CreateSandbox, ExecSpec, Execution, Sandbox, Sandboxes, entropy, hooks, views};
+
+/// More are not made in the microseconds between a look at their number and the commit.
+const CLEAR_ROOM: u64 = 16;
 
 /// A sandbox that was decided on and is not written down yet.
 struct New {
@@ -144,12 +147,20 @@ impl Sandboxes {
         match claimed {
             Some((instance, _held)) => {
                 // Hooks come before anything else that runs in it.
-                let at_once = new.row.spec.hooks.on_create.is_empty();
+                let at_once = new.row.spec.hooks.on_create.is_empty() && self.has_clear_room(&caller.project);
                 let command = if at_once { command.take() } else { None };
                 self.create_warm(new, instance, &template.manifest, command).await
             }
             None => Ok((self.create_cold(new, &template, origin).await?, None)),
         }
+    }
+
+    /// Whether a sandbox more of this project will not be refused for being one too many, whoever else makes some at this
+    /// moment: what is refused must not have run.
+    fn has_clear_room(&self, project: &ProjectId) -> bool {
+        let live = self.live();
+        let own = live.values().filter(|cell| cell.project == *project).count();
+        own as u64 + CLEAR_ROOM < self.settings().max_live_per_project
     }
 
     /// What a request means: the template below it, and the saved state to begin with if it names a snapshot or the

@@ -1,8 +1,8 @@
 //! One command in a sandbox of its own, in one step.
 //!
 //! A pooled instance hears who it is and what to run in one breath, while its row is being committed; so the program starts
-//! as early as it can. What must hold: nobody sees a byte of its output before the row is on disk; if the command cannot be
-//! started, nothing runs.
+//! as early as it can. What must hold: nobody sees a byte of its output before the row is on disk; no command has run in a
+//! sandbox that is refused; if the command cannot be started, nothing runs.
 
 use std::sync::Arc;
 

@@ -35,3 +35,29 @@ async fn a_project_over_its_quota_stores_no_more(server: &Server) {
     sandbox.ask("/snapshots", again).await.expect(201);
     sandbox.assert_works().await;
 }
+
+mod at_once {
+    use atoll_proof::{Answer, Server, json, on_every_tier};
+
+    on_every_tier!(with atoll_proof::Options::default().config("max_sandboxes = 2").args(&["--pool", "base=1"]);
+        a_project_has_no_more_sandboxes_than_it_may,
+    );
+
+    /// However they are asked for. What waits in a pool is nobody's and does not count.
+    async fn a_project_has_no_more_sandboxes_than_it_may(server: &Server) {
+        server.until_pool_is_full().await;
+        let (one, other) = (server.sandbox().await, server.sandbox().await);
+        server.until_pool_is_full().await;
+        let refused = |answer: Answer| answer.refused(429, "too_many_sandboxes");
+        let (client, plain) = (server.client(), server.request(&json!({})));
+        let run = json!({"sandbox": plain, "command": {"cmd": "echo ran"}});
+        refused(client.post("/v1/sandboxes", &plain).await);
+        refused(client.post("/v1/run", &run).await);
+        one.kill().await;
+        assert_eq!(
+            client.post("/v1/run", &run).await.ok()["result"]["stdout"],
+            "ran\n"
+        );
+        other.assert_works().await;
+    }
+}
