@@ -220,40 +220,17 @@ pub(crate) async fn exec(
     spec.idempotency_key = idempotency_key(&headers)?;
     let background = spec.background;
     let execution = app.sandboxes.exec(&caller, &id, spec).await?;
-    if background {
-        return in_background(execution, stdin).await;
-    }
     let attached = Attached::to(execution, stdin, began).await?;
+    if background {
+        return Ok(attached.into_background());
+    }
     if wants_events(&headers) {
         return Ok(attached.into_events(None, ()));
     }
     Ok(axum::Json(attached.into_result().await?).into_response())
 }
 
-async fn in_background(execution: Execution, stdin: Option<Bytes>) -> Answer<Response> {
-    let Execution {
-        command,
-        mut events,
-        input,
-    } = execution;
-    let pid = started(&mut events).await?;
-    if let Some(stdin) = stdin {
-        // Owned by the command: ends when all is written or the command is over.
-        tokio::spawn(async move {
-            tokio::select! {
-                () = feed(input, stdin) => {}
-                () = async { while events.next().await.is_some() {} } => {}
-            }
-        });
-    }
-    let started = StartedView {
-        command: command.to_string(),
-        pid,
-    };
-    Ok((StatusCode::ACCEPTED, axum::Json(started)).into_response())
-}
-
-/// A command that runs while its caller waits.
+/// A command that has begun, and what it is fed.
 pub(crate) struct Attached {
     command: CommandId,
     pid: u32,
@@ -294,14 +271,36 @@ impl Attached {
 
     /// All that happens, as it happens, after `first`; `kept` lives as long as somebody listens.
     pub(crate) fn into_events<K: Send + 'static>(self, first: Option<Event>, kept: K) -> Response {
-        let started = StartedView {
-            command: self.command.to_string(),
-            pid: self.pid,
-        };
+        let started = event("started", &self.view());
         let mut follow = Follow::new(self.events, 0);
         follow.ready.extend(first);
-        follow.ready.push_back(event("started", &started));
+        follow.ready.push_back(started);
         follow.keeping((self.feeding, self.idle_input, kept))
+    }
+
+    /// That it runs; nobody waits for more.
+    fn into_background(self) -> Response {
+        let started = self.view();
+        let Self {
+            feeding, mut events, ..
+        } = self;
+        if let Some(feeding) = feeding {
+            // Owned by the command: ends when all is written or the command is over.
+            tokio::spawn(async move {
+                tokio::select! {
+                    _ = feeding => {}
+                    () = async { while events.next().await.is_some() {} } => {}
+                }
+            });
+        }
+        (StatusCode::ACCEPTED, axum::Json(started)).into_response()
+    }
+
+    fn view(&self) -> StartedView {
+        StartedView {
+            command: self.command.to_string(),
+            pid: self.pid,
+        }
     }
 
     /// Its end, with the beginning of its output.

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use atoll_sandboxes::{CreateSandbox, Ran};
+use atoll_sandboxes::Ran;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
@@ -67,11 +67,9 @@ pub(crate) async fn run(
             "`command.background`: a command in the background has no end to wait for; create a sandbox and run it there",
         ));
     }
-    let request = CreateSandbox {
-        idempotency_key: None,
-        resources_given: body.sandbox.resources.is_some(),
-        spec: body.sandbox.into_spec(app.options.default_timeout_millis)?,
-    };
+    let request = body
+        .sandbox
+        .into_create(app.options.default_timeout_millis, None)?;
     let Ran {
         sandbox,
         execution,

@@ -7,7 +7,6 @@ mod rest;
 mod view;
 mod words;
 
-use atoll_sandboxes::CreateSandbox;
 use atoll_types::SandboxId;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -68,11 +67,8 @@ pub(crate) async fn create_sandbox(
     headers: HeaderMap,
     Json(body): Json<CreateSandboxRequest>,
 ) -> Answer<Response> {
-    let request = CreateSandbox {
-        idempotency_key: idempotency_key(&headers)?,
-        resources_given: body.resources.is_some(),
-        spec: body.into_spec(app.options.default_timeout_millis)?,
-    };
+    let key = idempotency_key(&headers)?;
+    let request = body.into_create(app.options.default_timeout_millis, key)?;
     let sandbox = app.sandboxes.create(&caller, request).await?;
     let location = format!("/v1/sandboxes/{}", sandbox.id);
     let mut response = (StatusCode::CREATED, axum::Json(SandboxView::of(sandbox))).into_response();

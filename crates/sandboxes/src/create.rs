@@ -272,16 +272,14 @@ impl Sandboxes {
             }
         };
         let row = cell.last_seen();
-        let finished = async {
-            match (command, begins) {
-                (Some(command), Some(begins)) => self
-                    .begin_greeted(&cell, &instance.guest, command, begins)
-                    .await
-                    .map(Some),
-                _ => self.run_create_hooks(&cell, &instance, &row).await.map(|()| None),
-            }
+        let finished = match (command, begins) {
+            (Some(command), Some(begins)) => self
+                .begin_greeted(&cell, &instance.guest, command, begins)
+                .await
+                .map(Some),
+            _ => self.run_create_hooks(&cell, &instance, &row).await.map(|()| None),
         };
-        match finished.await {
+        match finished {
             Ok(execution) => Ok((views::sandbox(row), execution)),
             Err(fault) => {
                 let reason = EndReason::StartFailed(fault.message.clone());

@@ -71,7 +71,9 @@ impl Sandboxes {
         keep: bool,
     ) -> Result<Ran, Fault> {
         let mut waiting = Some(command);
-        let (sandbox, begun) = self.create_here(&caller, request, &mut waiting).await?;
+        // Boxed: all the ways to make a sandbox are large together.
+        let creating = Box::pin(self.create_here(&caller, request, &mut waiting));
+        let (sandbox, begun) = creating.await?;
         let removal = || Removal {
             service: self.clone(),
             caller: caller.clone(),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use atoll_sandboxes::CreateSandbox;
 use atoll_types::{DiskBacking, IdlePolicy, Resources, SandboxSpec};
 use serde::{Deserialize, Deserializer};
 use utoipa::ToSchema;
@@ -35,7 +36,7 @@ pub(crate) struct CreateSandboxRequest {
     #[schema(examples("base"), min_length = 1, max_length = 255)]
     template: Option<String>,
     /// Absent: the template's, or else the server's defaults; of a snapshot, those of the sandbox that it was taken of.
-    pub(crate) resources: Option<ResourcesRequest>,
+    resources: Option<ResourcesRequest>,
     /// Lifetime from now. Absent: the server's default. `null`: none, where the operator allows that.
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = Option<u64>, minimum = 1, maximum = 9_007_199_254_740_991_i64)]
@@ -95,7 +96,19 @@ fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<u
 }
 
 impl CreateSandboxRequest {
-    pub(crate) fn into_spec(self, default_timeout_millis: u64) -> Answer<SandboxSpec> {
+    pub(crate) fn into_create(
+        self,
+        default_timeout_millis: u64,
+        idempotency_key: Option<String>,
+    ) -> Answer<CreateSandbox> {
+        Ok(CreateSandbox {
+            idempotency_key,
+            resources_given: self.resources.is_some(),
+            spec: self.into_spec(default_timeout_millis)?,
+        })
+    }
+
+    fn into_spec(self, default_timeout_millis: u64) -> Answer<SandboxSpec> {
         let template = self.template.unwrap_or_else(|| "base".into());
         let timeout_millis = match self.timeout_ms {
             None => Some(default_timeout_millis),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use atoll_proof::stream::Session;
+use atoll_proof::stream::{Events, Session};
 use atoll_proof::{Sandbox, Server, Value, host, json, on_every_tier};
 use reqwest::Method;
 
@@ -12,6 +12,7 @@ on_every_tier!(
     again_and_again,
     a_stopped_server_is_succeeded,
     foreground_commands_end_with_their_server,
+    a_run_whose_server_dies_is_a_sandbox_like_any_other,
     commands_that_end_without_a_server_are_recorded,
     a_command_with_a_key_is_found_by_the_next_server,
     the_channel_survives_a_torn_message,
@@ -174,6 +175,27 @@ async fn foreground_commands_end_with_their_server(server: &mut Server) {
     let sandbox = server.again(&sandbox);
     sandbox.until_no_process("sleep 7531").await;
     sandbox.assert_works().await;
+}
+
+/// Its sandbox was to go with its command, and whoever saw to that is gone: what is left is its timeout.
+async fn a_run_whose_server_dies_is_a_sandbox_like_any_other(server: &mut Server) {
+    let body = json!({
+        "sandbox": server.request(&json!({"timeout_ms": 60_000})),
+        "command": {"cmd": "echo up; exec sleep 8642"},
+    });
+    let request = server.client().request(Method::POST, "/v1/run");
+    let request = request.header("accept", "text/event-stream").json(&body);
+    let mut events = Events::of(server.client().open(request).await);
+    let sandbox = Sandbox::of(server.client(), &events.find("created").await.data);
+    events.find("stdout").await;
+    server.kill_9();
+    server.start_again().await;
+    let sandbox = server.again(&sandbox);
+    sandbox.until_no_process("sleep 8642").await;
+    assert_eq!(sandbox.until_exits(1).await.len(), 1);
+    assert!(sandbox.get().await["deadline"].is_string());
+    sandbox.assert_works().await;
+    sandbox.kill().await;
 }
 
 /// Some commands end before the server is killed, some while there is none, some after: each gets one end in the ledger.
