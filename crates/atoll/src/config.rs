@@ -515,7 +515,7 @@ fn find_runsc() -> Option<PathBuf> {
 }
 
 /// The version that the suite passes on; `scripts/setup.bash` builds it.
-pub(crate) const RUNSC_VERSION: &str = "20260905.2";
+pub(crate) const RUNSC_VERSION: &str = "20260905.3";
 
 pub(crate) fn find_in_path(program: &str) -> Option<PathBuf> {
     std::env::split_paths(&std::env::var_os("PATH")?)

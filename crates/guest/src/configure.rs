@@ -13,14 +13,14 @@ const START: &str = "start";
 
 /// What cannot be set (the clock of a shared kernel, say) is left as it is; an unknown user is an error.
 pub(crate) fn apply(configure: Configure, shared: &mut Shared) -> Outcome {
-    // One that a pool was told already is known.
+    // What a pool or a saved state was told already is known.
     if !configure.user.is_empty() && configure.user != shared.config.user {
         Users::load().find(&configure.user)?;
     }
-    if !configure.hostname.is_empty() {
+    if configure.hostname != shared.config.hostname {
         let _ = rustix::system::sethostname(configure.hostname.as_bytes());
+        let _ = name_in_hosts(&configure.hostname);
     }
-    let _ = name_in_hosts(&configure.hostname);
     set_clock(configure.now_millis);
     let start = configure.start.clone();
     if let Some(network) = configure.network.clone() {
@@ -52,9 +52,8 @@ pub(crate) fn apply(configure: Configure, shared: &mut Shared) -> Outcome {
     Ok(())
 }
 
-/// sudo and many servers look their own host name up. An empty one, which is what a pool knows, writes nothing, but leaves
-/// the file in the writable layer, where the real one will find it. As few system calls as can be: whoever creates a sandbox
-/// waits for them.
+/// sudo and many servers look their own host name up. As few system calls as can be: whoever creates a sandbox waits for
+/// them.
 fn name_in_hosts(hostname: &str) -> rustix::io::Result<()> {
     const LONGEST: usize = 16 * 1024;
     let flags = OFlags::RDWR | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -65,7 +64,7 @@ fn name_in_hosts(hostname: &str) -> rustix::io::Result<()> {
     let is_there = text
         .split(u8::is_ascii_whitespace)
         .any(|word| word == hostname.as_bytes());
-    if hostname.is_empty() || is_there {
+    if is_there {
         return Ok(());
     }
     let line_end = if matches!(text.last(), None | Some(b'\n')) {

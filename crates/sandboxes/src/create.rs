@@ -29,6 +29,7 @@ use crate::exec::Planned;
 use crate::faults::{from_channel, from_store};
 use crate::greeting::{self, configure};
 use crate::network::Admission;
+use crate::pool::Pooled;
 use crate::{Caller, CreateSandbox, ExecSpec, Execution, Sandbox, Sandboxes, entropy, hooks, views};
 
 /// More are not made in the microseconds between a look at their number and the commit.
@@ -93,8 +94,6 @@ impl Sandboxes {
         if let Some(saved) = origin.as_ref().filter(|saved| saved.kind == SaveKind::Memory) {
             admitted.spec.lineage = saved.spec.lineage.clone().or_else(|| saved.sandbox.clone());
         }
-        let id: SandboxId = entropy::id();
-
         // A start command that is to see this sandbox's environment cannot have been started ahead, and what is mounted
         // is decided at the start.
         let poolable = origin.is_none()
@@ -109,9 +108,9 @@ impl Sandboxes {
                 )
             })
             .flatten();
-        let boot = match &claimed {
-            Some((instance, _)) => Boot::Warm(instance.id.clone()),
-            None => Boot::Cold(entropy::id()),
+        let (id, boot) = match &claimed {
+            Some((pooled, _)) => (pooled.sandbox.clone(), Boot::Warm(pooled.instance.id.clone())),
+            None => (entropy::id(), Boot::Cold(entropy::id())),
         };
         let transition = atoll_lifecycle::create(
             NewRecord {
@@ -132,7 +131,7 @@ impl Sandboxes {
         let admission = match self.check_network(&row).await {
             Ok(admission) => admission,
             Err(fault) => {
-                if let Some((instance, _held)) = claimed {
+                if let Some((Pooled { instance, .. }, _held)) = claimed {
                     self.discard(instance.isolation, instance.id);
                 }
                 return Err(fault);
@@ -145,7 +144,7 @@ impl Sandboxes {
             admission,
         };
         match claimed {
-            Some((instance, _held)) => {
+            Some((Pooled { instance, .. }, _held)) => {
                 // Hooks come before anything else that runs in it.
                 let at_once = new.row.spec.hooks.on_create.is_empty() && self.has_clear_room(&caller.project);
                 let command = if at_once { command.take() } else { None };
@@ -242,9 +241,10 @@ impl Sandboxes {
         let configure = configure(&row.id, &row.spec, template, None, network);
         let command = command.map(|spec| Planned::new(spec, entropy::id()));
         self.admit_behind(&instance.id, admission);
-        let (inserted, greeted) = tokio::join!(
-            self.insert(row, &transition, idempotency),
+        // The guest first: it has more to do than the store.
+        let (greeted, inserted) = tokio::join!(
             greeting::greet(&instance.guest, &configure, command.as_ref()),
+            self.insert(row, &transition, idempotency),
         );
         let cell = match inserted {
             Ok(Ok(cell)) => cell,

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use atoll_guest_protocol::{Configure, Network as GuestNetwork, Request};
+use atoll_guest_protocol::Network as GuestNetwork;
 use atoll_lifecycle::Admitted;
 use atoll_runtime::channel::Guest;
 use atoll_runtime::{Instance, InstanceSpec};
@@ -44,7 +44,20 @@ struct Pool {
 struct State {
     /// What the ready instances are; a template that was rebuilt under its name is another one.
     template: Option<(TemplateId, Isolation)>,
-    ready: VecDeque<Instance>,
+    ready: VecDeque<Pooled>,
+}
+
+/// An instance without a sandbox, which was told already what the sandbox that claims it will be called.
+#[derive(Debug)]
+pub(crate) struct Pooled {
+    pub(crate) instance: Instance,
+    pub(crate) sandbox: SandboxId,
+}
+
+impl Pooled {
+    fn is_alive(&self) -> bool {
+        self.instance.end.borrow().is_none()
+    }
 }
 
 impl Pool {
@@ -67,7 +80,7 @@ impl Pools {
     }
 
     /// Takes a ready instance of exactly this kind, if there is one.
-    fn claim(&self, template: &TemplateId, isolation: Isolation, resources: &Resources) -> Option<Instance> {
+    fn claim(&self, template: &TemplateId, isolation: Isolation, resources: &Resources) -> Option<Pooled> {
         self.pools
             .iter()
             .filter(|pool| pool.setting.resources.with_room_for_disk() == *resources)
@@ -78,7 +91,7 @@ impl Pools {
                     return None;
                 }
                 // The one that ran last: more of it is still in the processor's caches.
-                let claimed = std::iter::from_fn(|| state.ready.pop_back()).find(is_alive);
+                let claimed = std::iter::from_fn(|| state.ready.pop_back()).find(Pooled::is_alive);
                 pool.wake.notify_one();
                 claimed
             })
@@ -111,7 +124,7 @@ impl Pools {
                 pool.state()
                     .ready
                     .iter()
-                    .map(|instance| instance.id.clone())
+                    .map(|pooled| pooled.instance.id.clone())
                     .collect::<Vec<_>>()
             })
             .collect()
@@ -126,10 +139,6 @@ fn kind(admitted: &Admitted, template: &Resolved) -> (TemplateId, Isolation) {
     (template.manifest.id.clone(), admitted.isolation)
 }
 
-fn is_alive(instance: &Instance) -> bool {
-    instance.end.borrow().is_none()
-}
-
 impl Sandboxes {
     /// Takes a pooled instance; it is held until the caller has a row for it.
     pub(crate) fn claim(
@@ -137,14 +146,14 @@ impl Sandboxes {
         template: &TemplateId,
         isolation: Isolation,
         resources: &Resources,
-    ) -> Option<(Instance, Held)> {
+    ) -> Option<(Pooled, Held)> {
         // Under the lock that orphans are looked for under, so that it is never seen to belong to nobody.
         let mut held = self.held();
-        let instance = self.inner.pools.claim(template, isolation, resources)?;
-        held.insert(instance.id.clone());
+        let pooled = self.inner.pools.claim(template, isolation, resources)?;
+        held.insert(pooled.instance.id.clone());
         drop(held);
-        let held = Held::new(self, instance.id.clone());
-        Some((instance, held))
+        let held = Held::new(self, pooled.instance.id.clone());
+        Some((pooled, held))
     }
 
     /// Whether an instance is here on purpose although no row names it.
@@ -160,9 +169,7 @@ impl Sandboxes {
                 service.keep_full(index).await;
                 // The server stops: what is pooled belongs to nobody.
                 let ready = std::mem::take(&mut service.inner.pools.pools[index].state().ready);
-                ready
-                    .into_iter()
-                    .for_each(|instance| service.discard(instance.isolation, instance.id));
+                service.discard_pooled(ready);
             });
         }
     }
@@ -183,12 +190,11 @@ impl Sandboxes {
                 let is_current = state.template == kind;
                 let (alive, dead): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut state.ready)
                     .into_iter()
-                    .partition(|instance| is_current && is_alive(instance));
+                    .partition(|pooled| is_current && pooled.is_alive());
                 state.ready = alive;
                 let missing = pool.setting.size.saturating_sub(state.ready.len());
                 drop(state);
-                dead.into_iter()
-                    .for_each(|instance| self.discard(instance.isolation, instance.id));
+                self.discard_pooled(dead);
                 missing
             };
             let wait = if missing == 0 {
@@ -253,8 +259,10 @@ impl Sandboxes {
             network: None,
         };
         let instance = self.boot(admitted.isolation, spec, None).await?;
+        let sandbox: SandboxId = entropy::id();
         let prepared = prepare(
             &instance.guest,
+            &sandbox,
             &admitted.spec,
             &template.manifest,
             self.guest_network(None)?,
@@ -272,33 +280,31 @@ impl Sandboxes {
                 state.template = Some(kind);
                 std::mem::take(&mut state.ready)
             };
-            state.ready.push_back(instance);
+            state.ready.push_back(Pooled { instance, sandbox });
             stale
         };
-        stale
-            .into_iter()
-            .for_each(|instance| self.discard(instance.isolation, instance.id));
+        self.discard_pooled(stale);
         Ok(())
+    }
+
+    fn discard_pooled(&self, pooled: VecDeque<Pooled>) {
+        for Pooled { instance, .. } in pooled {
+            self.discard(instance.isolation, instance.id);
+        }
     }
 }
 
-/// Does ahead what does not depend on who claims the instance: it is told all but its name, the servers of its template
-/// run, and one program has run, since the first pays for loading the loader and the C library (a template without a shell
-/// is as good without).
+/// Does ahead what does not depend on who claims the instance: it is told who it will be, the servers of its template run,
+/// and one program has run, since the first pays for loading the loader and the C library (a template without a shell is as
+/// good without).
 async fn prepare(
     guest: &Guest,
+    sandbox: &SandboxId,
     spec: &SandboxSpec,
     template: &TemplateManifest,
     network: Option<GuestNetwork>,
 ) -> Result<(), String> {
-    let nobody: SandboxId = entropy::id();
-    let request = match greeting::configure(&nobody, spec, template, template.start.as_ref(), network) {
-        Request::Configure(configure) => Request::Configure(Configure {
-            hostname: String::new(),
-            ..configure
-        }),
-        other => other,
-    };
+    let request = greeting::configure(sandbox, spec, template, template.start.as_ref(), network);
     guest.call(&request).await.map_err(|error| error.to_string())?;
     let ready = greeting::await_ready(guest, template).await;
     ready

@@ -54,6 +54,10 @@ pub(crate) fn open_writer(path: &Path) -> Result<Connection, Error> {
     connection
         .pragma_update(None, "foreign_keys", true)
         .map_err(failed)?;
+    // What a job's savepoint would undo: a file in /tmp otherwise, made and removed by each job.
+    connection
+        .pragma_update(None, "temp_store", "MEMORY")
+        .map_err(failed)?;
     connection
         .pragma_update(None, "journal_size_limit", 64 * 1024 * 1024)
         .map_err(failed)?;
