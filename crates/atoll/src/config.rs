@@ -23,7 +23,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use atoll_providers::Timeouts;
-use atoll_types::{Isolation, Preset, Resources, parse_bytes};
+use atoll_types::{DiskBacking, Isolation, Preset, Resources, parse_bytes};
 use serde::{Deserialize, Deserializer};
 
 use crate::args::{LogFormat, ServerArgs, parse_cpu, parse_duration};
@@ -238,6 +238,7 @@ struct PoolTable {
     memory: Option<String>,
     cpu: Option<Cores>,
     disk: Option<String>,
+    disk_backing: Option<String>,
     pids: Option<u32>,
     isolation: Option<Isolation>,
 }
@@ -269,6 +270,7 @@ impl<'de> Deserialize<'de> for Pool {
                 }),
             ),
             ("disk", table.disk),
+            ("disk_backing", table.disk_backing),
             ("pids", table.pids.map(|pids| pids.to_string())),
         ];
         for (name, value) in settings {
@@ -286,6 +288,13 @@ impl Pool {
             "memory" => self.resources.memory_bytes = parse_bytes(value)?,
             "cpu" => self.resources.cpu_millis = parse_cpu(value)?,
             "disk" => self.resources.disk_bytes = parse_bytes(value)?,
+            "disk_backing" => {
+                self.resources.disk_backing = match value {
+                    "memory" => DiskBacking::Memory,
+                    "disk" => DiskBacking::Disk,
+                    _ => return Err(format!("`{value}` is no place for files; one of memory, disk")),
+                };
+            }
             "pids" => {
                 self.resources.pids = value
                     .parse()
@@ -294,7 +303,7 @@ impl Pool {
             "isolation" => self.isolation = Some(value.parse()?),
             other => {
                 return Err(format!(
-                    "unknown setting `{other}` of a pool; one of memory, cpu, disk, pids, isolation"
+                    "unknown setting `{other}` of a pool; one of memory, cpu, disk, disk_backing, pids, isolation"
                 ));
             }
         }
@@ -564,7 +573,18 @@ mod tests {
         assert_eq!(pool.resources.memory_bytes, 2 * GIB);
         assert_eq!(pool.resources.cpu_millis, 1500);
         assert_eq!(pool.isolation, Some(Isolation::Gvisor));
-        for wrong in ["base", "=4", "base=x", "base=1:color=red", "base=1:memory"] {
+        let pool: Pool = "base=1:disk=20G,disk_backing=disk".parse().unwrap();
+        assert_eq!(pool.resources.disk_bytes, 20 * GIB);
+        assert_eq!(pool.resources.disk_backing, DiskBacking::Disk);
+        let wrong = [
+            "base",
+            "=4",
+            "base=x",
+            "base=1:color=red",
+            "base=1:memory",
+            "base=1:disk_backing=tape",
+        ];
+        for wrong in wrong {
             assert!(wrong.parse::<Pool>().is_err(), "{wrong}");
         }
     }
@@ -581,9 +601,11 @@ mod tests {
             count = 3
             memory = "256M"
             cpu = 2
+            disk_backing = "disk"
             "#,
         )
         .unwrap();
+        assert_eq!(file.pool[0].resources.disk_backing, DiskBacking::Disk);
         assert_eq!(file.default_timeout, Some(900_000));
         assert_eq!(file.pool[0].resources.memory_bytes, 256 * MIB);
         assert_eq!(file.pool[0].resources.cpu_millis, 2000);

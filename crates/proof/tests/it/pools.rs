@@ -39,6 +39,26 @@ async fn a_pooled_instance_becomes_a_sandbox(server: &Server) {
     }
 }
 
+/// With room for more files than memory.
+mod on_disk {
+    use atoll_proof::{GIB, Server, json, on_every_tier};
+
+    on_every_tier!(with atoll_proof::Options::default().args(&["--pool", "base=1:disk=2G,disk_backing=disk"]);
+        a_pool_keeps_files_where_it_was_told);
+
+    async fn a_pool_keeps_files_where_it_was_told(server: &Server) {
+        server.until_pool_is_full().await;
+        let resources = json!({"disk_bytes": 2 * GIB, "disk_backing": "disk"});
+        let sandbox = server.sandbox_with(&json!({"resources": resources})).await;
+        let facts = sandbox.facts().await;
+        let started = facts.iter().find(|fact| fact["kind"] == "sandbox.started");
+        assert_eq!(started.unwrap()["data"]["warm"], true, "{facts:?}");
+        // More than its memory.
+        let written = sandbox.sh("head -c 700M /dev/zero > big && stat -c %s big").await;
+        assert_eq!(written.ok(), format!("{}\n", 700 * atoll_proof::MIB));
+    }
+}
+
 async fn the_pool_is_refilled_and_leaves_with_the_server(server: &mut Server) {
     server.until_pool_is_full().await;
     let claimed = futures_util::future::join_all((0..3).map(|_| server.sandbox())).await;
