@@ -206,8 +206,10 @@ build_runsc() {
         # A copy, since files are written into it: gVisor's own source too, changed where ./amend says.
         rm -rf "$to.src"
         cp -R "$ATOLL_ROOT/scripts/runsc" "$to.src" && cd "$to.src" || exit 1
-        export GOTOOLCHAIN=local CGO_ENABLED=0
-        quietly env GOFLAGS=-mod=readonly "$go" mod vendor || exit 1
+        export GOTOOLCHAIN=local CGO_ENABLED=0 GOFLAGS=-mod=readonly
+        quietly "$go" mod vendor || exit 1
+        # From here on that copy is built, and never the module as it came.
+        export GOFLAGS=-mod=vendor
         quietly "$go" run ./amend vendor/gvisor.dev/gvisor || exit 1
         quietly "$go" build -trimpath -buildvcs=false -o write-filters ./filters || exit 1
         ./write-filters >filters.go || exit 1

@@ -1,7 +1,7 @@
 //! Warm pools: instances booted ahead, claimed in one step.
 //!
-//! A pooled instance matches a request exactly (template, tier, size), so that claiming changes nothing about it. What
-//! must hold: a pool never has more than its size ready or booting; whoever claims an instance owns it alone; a pooled
+//! A pooled instance matches a request exactly (template, tier, size) and was told the name of the sandbox that it will be, so
+//! that claiming changes nothing about it. What must hold: a pool never has more than its size ready or booting; whoever claims an instance owns it alone; a pooled
 //! instance that dies, or whose template is another one by now, is replaced; refilling waits until a burst of claims is over,
 //! so that it does not slow the claimers.
 

@@ -13,6 +13,7 @@ on_every_tier!(
     proc_sys_writes,
     nobody_inside_is_anybody_outside,
     namespaces_and_modules,
+    system_calls_from_thousands_of_places,
 );
 
 async fn device_nodes(server: &Server) {
@@ -272,5 +273,29 @@ async fn namespaces_and_modules(server: &Server) {
             .await;
         assert_eq!(output.ok(), "", "these were not refused by the filter");
     }
+    scene.assert_unharmed().await;
+}
+
+/// gVisor rewrites code that makes system calls often, with room for 256 places in an address space.
+async fn system_calls_from_thousands_of_places(server: &Server) {
+    let scene = Scene::new(server).await;
+    let program = r"
+import ctypes, mmap, os
+PLACES, CALLS = 3000, 20
+code = mmap.mmap(-1, 16 * PLACES, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+for place in range(PLACES):
+    code[16 * place : 16 * place + 8] = b'\xb8\x27\0\0\0\x0f\x05\xc3'  # mov $getpid, %eax; syscall; ret
+start = ctypes.addressof(ctypes.c_char.from_buffer(code))
+calls = [ctypes.CFUNCTYPE(ctypes.c_int)(start + 16 * place) for place in range(PLACES)]
+# Each once, so that many are known; then each often.
+answers = {call() for call in calls} | {call() for call in calls for _ in range(CALLS)}
+print(answers == {os.getpid()})
+";
+    let output = scene
+        .attacker
+        .run_with(json!({"argv": ["python3", "-c", program], "timeout_ms": 60_000}))
+        .await;
+    assert_eq!(output.ok(), "True\n");
+    scene.assert_attacker_works().await;
     scene.assert_unharmed().await;
 }

@@ -1,6 +1,6 @@
 //! Warm pools: kept full, claimed in one step, gone with the server.
 
-use atoll_proof::{MIB, Server, json, on_every_tier};
+use atoll_proof::{MIB, Sandbox, Server, Value, json, on_every_tier};
 
 on_every_tier!(with atoll_proof::Options::default().args(&["--pool", "base=2"]);
     a_pooled_instance_becomes_a_sandbox, the_pool_is_refilled_and_leaves_with_the_server);
@@ -14,29 +14,26 @@ async fn a_pooled_instance_becomes_a_sandbox(server: &Server) {
         "what waits in a pool is nobody's sandbox"
     );
     let sandbox = server.sandbox_with(&json!({"env": {"MINE": "yes"}})).await;
-    let facts = sandbox.facts().await;
-    let started = facts
-        .iter()
-        .find(|fact| fact["kind"] == "sandbox.started")
-        .unwrap();
-    assert_eq!(started["data"]["warm"], true, "{started}");
+    assert_eq!(is_warm(&sandbox).await, true);
     assert_eq!(sandbox.sh("echo $MINE").await.ok(), "yes\n");
     // Another size is booted cold, at its own size.
     let other = server
         .sandbox_with(&json!({"resources": {"memory_bytes": 200 * MIB}}))
         .await;
-    let facts = other.facts().await;
-    let started = facts
-        .iter()
-        .find(|fact| fact["kind"] == "sandbox.started")
-        .unwrap();
-    assert_eq!(started["data"]["warm"], false, "{started}");
+    assert_eq!(is_warm(&other).await, false);
     // Each is called as it is, and finds itself.
     for sandbox in [&sandbox, &other] {
         let bare = sandbox.id.trim_start_matches("sbx_");
         let found = sandbox.sh("hostname; grep -wc $(hostname) /etc/hosts").await.ok();
         assert_eq!(found, format!("{bare}\n1\n"));
     }
+}
+
+/// What its story says of how it was started.
+async fn is_warm(sandbox: &Sandbox) -> Value {
+    let facts = sandbox.facts().await;
+    let started = facts.iter().find(|fact| fact["kind"] == "sandbox.started");
+    started.unwrap()["data"]["warm"].clone()
 }
 
 /// With room for more files than memory.
@@ -50,9 +47,7 @@ mod on_disk {
         server.until_pool_is_full().await;
         let resources = json!({"disk_bytes": 2 * GIB, "disk_backing": "disk"});
         let sandbox = server.sandbox_with(&json!({"resources": resources})).await;
-        let facts = sandbox.facts().await;
-        let started = facts.iter().find(|fact| fact["kind"] == "sandbox.started");
-        assert_eq!(started.unwrap()["data"]["warm"], true, "{facts:?}");
+        assert_eq!(super::is_warm(&sandbox).await, true);
         // More than its memory.
         let written = sandbox.sh("head -c 700M /dev/zero > big && stat -c %s big").await;
         assert_eq!(written.ok(), format!("{}\n", 700 * atoll_proof::MIB));

@@ -9,24 +9,23 @@ package usertrap
 // apart.
 const (
 	hotAt = 8
-	// Places that are remembered of one address space. There is room for fewer in the table of those replaced.
+	// So many places are counted at once; at one more, counting begins anew. The table of those replaced holds fewer.
 	mostPlaces = 512
 )
 
-// calls counts how often a place that is not replaced was called, by the address after it.
+// calls counts how often a place that is not replaced was called, by the address after it. What must hold: it stays small
+// whatever the guest calls, and a place that is called often is found whatever else was called before.
 type calls map[uintptr]uint8
 
 // again notes one more call, and tells whether the place is worth being replaced.
 func (c *calls) again(place uintptr) bool {
-	if *c == nil {
+	if *c == nil || len(*c) == mostPlaces {
 		*c = make(calls)
 	}
-	count, known := (*c)[place]
-	if count+1 >= hotAt {
-		return true
+	(*c)[place]++
+	if (*c)[place] < hotAt {
+		return false
 	}
-	if known || len(*c) < mostPlaces {
-		(*c)[place] = count + 1
-	}
-	return false
+	delete(*c, place)
+	return true
 }
