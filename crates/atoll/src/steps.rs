@@ -7,7 +7,7 @@
 //!
 //! What must hold:
 //! - A step that is tried again finds the sandbox, the command or the snapshot that it made before: its idempotency key is
-//!   run and activity.
+//!   the run and the event that scheduled it. Another step with the same id makes its own.
 //! - What a workflow made goes when the workflow is over, unless it was told to stay ([`owned`]).
 //! - A step that was asked to stop, stops: whoever drops a request ends what it does.
 
@@ -192,8 +192,7 @@ impl Worker {
         let used = self.engine.use_approval(
             caller.project.as_str(),
             id.as_str().unwrap_or_default(),
-            &step.run_id,
-            &step.activity_id,
+            step,
             &action,
         );
         match used.await {
@@ -238,6 +237,7 @@ impl Worker {
                 workflow_id: step.workflow_id.clone(),
                 run_id: step.run_id.clone(),
                 activity_id: step.activity_id.clone(),
+                scheduled_id: step.scheduled_id,
                 action,
                 reason: reason.to_owned(),
                 limit,
@@ -249,7 +249,7 @@ impl Worker {
                 return Some(StepEnd::Failed {
                     kind: "NotAsked".to_owned(),
                     message: error.to_string(),
-                    again: true,
+                    again: !matches!(error, Refusal::InvalidArgument(_)),
                 });
             }
         };

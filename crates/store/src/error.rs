@@ -48,6 +48,9 @@ pub enum Error {
     /// The whole group of writes that this one was part of failed; nothing of it was written.
     #[error("the database could not commit ({what}): {detail}")]
     Commit { what: &'static str, detail: String },
+    /// Given up: somebody's question would keep others waiting.
+    #[error("{what}: this takes more than {steps} steps of the database")]
+    TooMuchWork { what: &'static str, steps: u64 },
     #[error("the store is closed")]
     Closed,
     #[error("the database refused to {what}")]

@@ -1,10 +1,20 @@
 //! Finding workflow runs: a tree of conditions becomes one SQL statement with parameters.
+//!
+//! Who asks chooses the conditions and has made the rows, and few threads read for everybody. So a statement is given up
+//! after [`MOST_STEPS`], and a page ends where it has [`PAGE_BYTES`].
 
-use rusqlite::ToSql;
+use rusqlite::{Connection, ErrorCode, ToSql};
 use rusqlite::types::{ToSqlOutput, Value, ValueRef};
 
 use crate::workflows::read_run;
 use crate::{Error, Store, WorkflowRunRow};
+
+/// Steps of SQLite's machine, some ten million a second at least: a plain list of a million runs takes fewer.
+const MOST_STEPS: u64 = 50_000_000;
+/// How often they are counted.
+const COUNTED: i32 = 100_000;
+/// What is read of the rows of one page.
+const PAGE_BYTES: usize = 16 * 1024 * 1024;
 
 /// What a condition may be about.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -119,13 +129,41 @@ pub struct WorkflowPage {
     pub order: Vec<WorkflowOrder>,
 }
 
+/// Asks, and gives up if it takes too many steps.
+fn bounded<T>(
+    db: &Connection,
+    what: &'static str,
+    ask: impl FnOnce(&Connection) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let mut left = MOST_STEPS / u64::from(COUNTED.unsigned_abs());
+    let count = move || {
+        left = left.saturating_sub(1);
+        left == 0
+    };
+    db.progress_handler(COUNTED, Some(count));
+    let answer = ask(db);
+    db.progress_handler(0, None::<fn() -> bool>);
+    match answer {
+        Err(Error::Sqlite { source, .. })
+            if source.sqlite_error_code() == Some(ErrorCode::OperationInterrupted) =>
+        {
+            Err(Error::TooMuchWork {
+                what,
+                steps: MOST_STEPS,
+            })
+        }
+        other => other,
+    }
+}
+
 impl Store {
+    /// A page of them, which ends early where its rows are large; and whether there are more behind it.
     pub async fn find_workflow_runs(
         &self,
         namespace: String,
         filter: WorkflowFilter,
         page: WorkflowPage,
-    ) -> Result<Vec<WorkflowRunRow>, Error> {
+    ) -> Result<(Vec<WorkflowRunRow>, bool), Error> {
         self.read("list workflows", move |db| {
             let mut query = Query::new(&namespace);
             let condition = query.condition(&filter);
@@ -142,12 +180,23 @@ impl Store {
             let text = format!(
                 "SELECT * FROM workflow_runs WHERE namespace = ?1 AND {condition} ORDER BY {}, run_id LIMIT {} OFFSET {}",
                 order.join(", "),
-                page.limit,
-                page.offset
+                i64::try_from(page.limit).unwrap_or(i64::MAX).saturating_add(1),
+                i64::try_from(page.offset).unwrap_or(i64::MAX)
             );
-            let mut statement = db.prepare(&text)?;
-            let rows = statement.query_map(query.values().as_slice(), read_run)?;
-            Ok(rows.collect::<rusqlite::Result<_>>()?)
+            bounded(db, "list workflows", |db| {
+                let mut statement = db.prepare(&text)?;
+                let rows = statement.query_map(query.values().as_slice(), read_run)?;
+                let (mut found, mut bytes) = (Vec::new(), 0);
+                for row in rows {
+                    if found.len() >= page.limit || bytes > PAGE_BYTES {
+                        return Ok((found, true));
+                    }
+                    let row = row?;
+                    bytes += row.state.len() + row.search.len();
+                    found.push(row);
+                }
+                Ok((found, false))
+            })
         })
         .await
     }
@@ -165,9 +214,12 @@ impl Store {
                 "SELECT status, COUNT(*) FROM workflow_runs WHERE namespace = ?1 AND {condition} GROUP BY status \
                  ORDER BY status"
             );
-            let mut statement = db.prepare(&text)?;
-            let rows = statement.query_map(query.values().as_slice(), |row| Ok((row.get(0)?, row.get(1)?)))?;
-            Ok(rows.collect::<rusqlite::Result<_>>()?)
+            bounded(db, "count workflows", |db| {
+                let mut statement = db.prepare(&text)?;
+                let rows =
+                    statement.query_map(query.values().as_slice(), |row| Ok((row.get(0)?, row.get(1)?)))?;
+                Ok(rows.collect::<rusqlite::Result<_>>()?)
+            })
         })
         .await
     }

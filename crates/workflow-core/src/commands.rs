@@ -2,6 +2,8 @@
 //!
 //! The first command that makes no sense fails the whole workflow task; nothing of it is kept.
 
+use std::collections::HashMap;
+
 use crate::retry;
 use crate::run::{Run, Turn};
 use crate::state::{self, Outgoing};
@@ -12,7 +14,7 @@ use crate::words::enums::WorkflowTaskFailedCause as Cause;
 use crate::words::failure::failure::FailureInfo;
 use crate::words::failure::{Failure, ServerFailureInfo};
 use crate::words::protocol::Message;
-use crate::words::{Event, command, common, enums, execution, history, taskqueue};
+use crate::words::{Event, HistoryEvent, command, common, enums, execution, history, taskqueue};
 
 /// Why a workflow task failed.
 #[derive(Debug, Clone)]
@@ -60,7 +62,21 @@ impl Run {
         eager: bool,
         turn: Turn<'_>,
     ) -> Result<Vec<i64>, Bad> {
+        // Each becomes an event at most, and a run ends that has more. Before, not after the work.
+        let most = usize::try_from(turn.limits.history_events).unwrap_or(usize::MAX);
+        if commands.len().max(messages.len()) > most {
+            return Err(Bad::fatal(
+                Cause::UnhandledCommand,
+                format!("UnhandledCommand: a workflow task may lead to at most {most} commands and messages."),
+            ));
+        }
         let mut messages: Vec<Option<Message>> = messages.into_iter().map(Some).collect();
+        // Found by their ids; the first of those that share one comes first.
+        let mut places: HashMap<String, Vec<usize>> = HashMap::new();
+        for (place, message) in messages.iter().enumerate().rev() {
+            let id = message.as_ref().map_or(String::new(), |message| message.id.clone());
+            places.entry(id).or_default().push(place);
+        }
         let mut eager_activities = Vec::new();
         for command in commands {
             if !self.is_running() {
@@ -76,13 +92,10 @@ impl Run {
                 ));
             };
             if let Attributes::ProtocolMessageCommandAttributes(place) = &attributes {
-                let found = messages
-                    .iter_mut()
-                    .find(|message| {
-                        message
-                            .as_ref()
-                            .is_some_and(|message| message.id == place.message_id)
-                    })
+                let found = places
+                    .get_mut(&place.message_id)
+                    .and_then(Vec::pop)
+                    .and_then(|place| messages.get_mut(place))
                     .and_then(Option::take);
                 if let Some(message) = found {
                     self.take_message(&message, turn)?;
@@ -341,14 +354,19 @@ impl Run {
     }
 
     fn cancel_timer(&mut self, timer_id: &str, completed_id: i64, turn: Turn<'_>) -> Done {
+        let pending = self.state.timers.remove(timer_id);
         // One that has fired, which its workflow does not know yet, has not fired.
-        let fired = self.state.buffered.iter().position(|event| {
+        let fired = |event: &HistoryEvent| {
             matches!(
                 &event.attributes,
                 Some(Event::TimerFiredEventAttributes(fired)) if fired.timer_id == timer_id
             )
-        });
-        let started_id = match (self.state.timers.remove(timer_id), fired) {
+        };
+        let unseen = match pending {
+            Some(_) => None,
+            None => self.state.buffered.iter().position(fired),
+        };
+        let started_id = match (pending, unseen) {
             (Some(timer), _) => timer.started_id,
             (None, Some(at)) => match self.state.buffered.remove(at).attributes {
                 Some(Event::TimerFiredEventAttributes(fired)) => fired.started_event_id,

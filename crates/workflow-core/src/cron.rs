@@ -2,8 +2,13 @@
 
 use jiff::tz::TimeZone;
 
-use crate::schedule::{Calendar, SpecError, length_of};
+use crate::calendar::{Calendar, beginning};
+use crate::schedule::{SpecError, length_of};
+use crate::search::{Search, Seek, Work};
 use crate::time::{Nanos, seconds};
+
+/// More steps than there are days until the last year that is searched, so that the search never ends before its time.
+const REACH: u32 = 100_000;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -33,7 +38,7 @@ impl Cron {
         let mut text = text.trim();
         for prefix in ["CRON_TZ=", "TZ="] {
             if let Some((name, rest)) = text.strip_prefix(prefix).and_then(|rest| rest.split_once(' ')) {
-                zone = TimeZone::get(name).map_err(|_| CronError(format!("unknown time zone {name}")))?;
+                zone = TimeZone::get(name).map_err(|_| CronError(format!("unknown time zone {}", beginning(name))))?;
                 text = rest.trim();
             }
         }
@@ -54,12 +59,20 @@ impl Cron {
     pub fn next_after(&self, started: Nanos, now: Nanos) -> Option<Nanos> {
         let at = match &self.rule {
             Rule::Every(length) => {
-                let steps = ((now - started).max(0) + length - 1) / length;
-                started + steps.max(1) * length
+                let since = now.saturating_sub(started).max(0);
+                let steps = since.saturating_add(length - 1) / length;
+                started.saturating_add(steps.max(1).saturating_mul(*length))
             }
-            Rule::Calendar(calendar) => calendar.next_in(&self.zone, started.max(now - 1))?,
+            Rule::Calendar(calendar) => {
+                let after = started.max(now.saturating_sub(1));
+                match Seek::new(calendar, &[]).next_in(&self.zone, after, &mut Work::new(REACH)) {
+                    Search::Found(at) => at,
+                    Search::Never | Search::NotUntil(_) => return None,
+                }
+            }
         };
-        let wait = (at - now).max(0);
-        Some(now + (wait + seconds(1) - 1) / seconds(1) * seconds(1))
+        let wait = at.saturating_sub(now).max(0);
+        let whole = wait.saturating_add(seconds(1) - 1) / seconds(1);
+        Some(now.saturating_add(whole.saturating_mul(seconds(1))))
     }
 }

@@ -30,6 +30,7 @@
 )]
 
 mod activity;
+mod calendar;
 mod children;
 mod close;
 mod commands;
@@ -44,6 +45,7 @@ mod retry;
 mod run;
 mod schedule;
 mod scheduler;
+mod search;
 mod size;
 mod start;
 mod state;
@@ -64,8 +66,9 @@ pub use pausing::{GoOn, Which};
 pub use refusal::Refusal;
 pub use reset::ResetPoint;
 pub use run::{Effect, Run, Turn};
-pub use schedule::{Calendar, Spec as ScheduleSpec, SpecError};
-pub use scheduler::{Act, Scheduler, Waiting};
+pub use schedule::{Next, Spec as ScheduleSpec, SpecError};
+pub use scheduler::{Act, Scheduler, Waiting, Wake};
+pub use search::Work;
 pub use start::{Parent, Start};
 pub use state::{Letter, Outgoing, State, letter};
 pub use task::{Completion, CompletionReply, StartedTask, TaskToken};

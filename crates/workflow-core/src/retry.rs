@@ -36,7 +36,8 @@ pub(crate) fn check(policy: &RetryPolicy) -> Result<(), String> {
     if initial < 0 {
         return Err("InitialInterval cannot be negative on retry policy.".to_owned());
     }
-    if policy.backoff_coefficient != 0.0 && policy.backoff_coefficient < 1.0 {
+    // Neither is what is no number at all.
+    if policy.backoff_coefficient != 0.0 && !(policy.backoff_coefficient >= 1.0) {
         return Err("BackoffCoefficient cannot be less than 1 on retry policy.".to_owned());
     }
     if maximum < 0 {

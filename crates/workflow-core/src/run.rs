@@ -255,7 +255,8 @@ impl Run {
     }
 }
 
-pub(crate) fn unnumbered(now: Nanos, event: Event) -> HistoryEvent {
+pub(crate) fn unnumbered(now: Nanos, mut event: Event) -> HistoryEvent {
+    crate::size::make_event_shallow(&mut event);
     HistoryEvent {
         event_time: Some(stamp(now)),
         event_type: event.event_type().into(),

@@ -6,12 +6,16 @@
 //! ```
 //!
 //! Pure: the caller performs what [`Scheduler::tick`] returns and tells what became of it.
+//!
+//! What must hold: whatever a schedule contains, each call here ends after a bounded number of steps, see [`Work`]. One that
+//! cannot be understood, because an older server has let it in, does nothing and can be looked at, paused and deleted.
 
 use temporalio_protos::temporal::api::enums::v1::ScheduleOverlapPolicy as Overlap;
 use temporalio_protos::temporal::api::schedule::v1 as proto;
 
 use crate::refusal::Refusal;
-use crate::schedule::Spec;
+use crate::schedule::{Next, Spec, SpecError};
+use crate::search::Work;
 use crate::time::{Nanos, nanos, seconds, stamp, unstamp};
 use crate::words::enums::WorkflowExecutionStatus as Status;
 use crate::words::{common, execution, failure};
@@ -22,6 +26,16 @@ const RECENT: usize = 10;
 const FUTURE: usize = 10;
 /// As many starts may wait; more are dropped and counted.
 const MAX_WAITING: usize = 1_000;
+/// As many of its workflows are waited for; those beyond run on their own.
+const MAX_RUNNING: usize = 1_000;
+/// As many ranges of time may be filled at once.
+const MAX_BACKFILLS: usize = 100;
+/// Steps for all that one call looks at: a few milliseconds.
+const CALL: u32 = 300_000;
+/// Steps for the times that a list shows of each schedule.
+const GLANCE: u32 = 5_000;
+/// A schedule without a time within reach is looked at again after this long, or later.
+const LOOK_AGAIN: Nanos = seconds(60);
 
 /// A schedule with everything that is remembered of it.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -68,6 +82,17 @@ pub struct Waiting {
     pub manual: bool,
 }
 
+/// When to call [`Scheduler::tick`] next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wake {
+    /// A time of the schedule.
+    Due(Nanos),
+    /// No time was found before this one: look on from there.
+    Look(Nanos),
+    /// When somebody changes it.
+    Never,
+}
+
 /// What the caller is to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Act {
@@ -89,12 +114,33 @@ impl Scheduler {
             revision: 1,
             ..Default::default()
         };
-        scheduler.schedule = Some(checked(schedule)?);
+        scheduler.schedule = Some(checked(schedule, now)?);
         Ok(scheduler)
     }
 
+    /// One of which nothing is known but that it is there, so that somebody can delete it.
+    pub fn unreadable(namespace: &str, id: &str) -> Self {
+        Self {
+            namespace: namespace.to_owned(),
+            id: id.to_owned(),
+            ..Default::default()
+        }
+    }
+
     fn spec(&self) -> Option<Spec> {
-        Spec::parse(self.schedule.as_ref()?.spec.as_ref()?).ok()
+        self.understood().ok()
+    }
+
+    /// What it says about when to act, or why that cannot be understood.
+    fn understood(&self) -> Result<Spec, SpecError> {
+        let spec = self.schedule.as_ref().and_then(|schedule| schedule.spec.as_ref());
+        Spec::parse(spec.ok_or_else(|| SpecError("the schedule cannot be read".to_owned()))?)
+    }
+
+    /// Why it never acts, if it does not because of what it says.
+    pub fn fault(&self, now: Nanos) -> Option<String> {
+        let found = self.understood().and_then(|spec| spec.check(now));
+        found.err().map(|error| error.to_string())
     }
 
     fn overlap(&self, wanted: i32) -> Overlap {
@@ -147,57 +193,108 @@ impl Scheduler {
             .is_some_and(|state| state.limited_actions && state.remaining_actions <= 0)
     }
 
-    /// When to call [`Scheduler::tick`] next.
-    pub fn next_at(&self) -> Option<Nanos> {
+    pub fn wake(&self) -> Wake {
         if self.is_exhausted() {
-            return None;
+            return Wake::Never;
         }
-        self.spec()?
-            .next(self.looked_until, &self.id)
-            .map(|(_, actual)| actual)
+        let Some(spec) = self.spec() else {
+            return Wake::Never;
+        };
+        match spec.next(self.looked_until, &self.id, &mut Work::new(CALL)) {
+            Next::At { actual, .. } => Wake::Due(actual),
+            Next::Never => Wake::Never,
+            Next::NotUntil(until) => Wake::Look(until.max(self.looked_until.saturating_add(LOOK_AGAIN))),
+        }
     }
 
-    /// The times in between, both included.
-    pub fn times(&self, from: Nanos, until: Nanos, limit: usize) -> Vec<(Nanos, Nanos)> {
+    /// The times in between, both included. Refused if they cannot be found with so much work.
+    pub fn times(&self, from: Nanos, until: Nanos, limit: usize) -> Result<Vec<(Nanos, Nanos)>, Refusal> {
+        let mut work = Work::new(CALL);
+        let (times, is_complete) = self.find_times(from, until, limit, &mut work);
+        if is_complete { Ok(times) } else { Err(too_long()) }
+    }
+
+    /// The times in between, and whether these are all, up to the limit.
+    fn find_times(
+        &self,
+        from: Nanos,
+        until: Nanos,
+        limit: usize,
+        work: &mut Work,
+    ) -> (Vec<(Nanos, Nanos)>, bool) {
         let mut times = Vec::new();
-        let Some(spec) = self.spec() else { return times };
-        let mut after = from - 1;
-        while let Some((nominal, actual)) = spec.next(after, &self.id) {
-            if nominal > until || times.len() >= limit {
-                break;
+        let Some(spec) = self.spec() else {
+            return (times, true);
+        };
+        let mut after = from.saturating_sub(1);
+        while times.len() < limit {
+            if work.is_spent() {
+                return (times, false);
             }
-            times.push((nominal, actual));
-            after = nominal;
+            match spec.next(after, &self.id, work) {
+                Next::At { nominal, actual } if nominal <= until => {
+                    times.push((nominal, actual));
+                    after = nominal;
+                }
+                Next::NotUntil(known) if known < until => after = known,
+                Next::At { .. } | Next::NotUntil(_) | Next::Never => break,
+            }
         }
-        times
+        (times, true)
     }
 
-    /// Looks at the times that have come, and decides about what waits.
+    /// Looks at the times that have come, and decides about what waits. If more have come than can be looked at in one call,
+    /// those that nothing would come of are passed over, and the others are left to the next call.
     pub fn tick(&mut self, now: Nanos) -> Vec<Act> {
         if let Some(spec) = self.spec() {
-            let mut after = self.looked_until;
-            while let Some((nominal, actual)) = spec.next(after, &self.id) {
-                if actual > now {
-                    break;
-                }
-                after = nominal;
-                self.looked_until = nominal;
-                if self.is_paused() || self.is_exhausted() {
-                    continue;
-                }
-                if now - actual > self.catchup() {
-                    self.info_mut().missed_catchup_window += 1;
-                    continue;
-                }
-                self.wait(Waiting {
-                    nominal,
-                    actual,
-                    overlap: 0,
-                    manual: false,
-                });
-            }
+            self.look(&spec, now);
         }
         self.settle()
+    }
+
+    fn look(&mut self, spec: &Spec, now: Nanos) {
+        let is_idle = self.is_paused() || self.is_exhausted();
+        let too_late = now.saturating_sub(self.catchup());
+        if is_idle {
+            self.pass_over(spec, now);
+        }
+        let mut work = Work::new(CALL);
+        loop {
+            if work.is_spent() {
+                if is_idle || self.waiting.len() >= MAX_WAITING {
+                    self.looked_until = self.looked_until.max(now);
+                } else if self.looked_until < too_late {
+                    self.pass_over(spec, too_late);
+                }
+                return;
+            }
+            match spec.next(self.looked_until, &self.id, &mut work) {
+                Next::At { nominal, actual } if actual <= now => {
+                    self.looked_until = nominal;
+                    if is_idle {
+                        continue;
+                    }
+                    if actual < too_late {
+                        self.info_mut().missed_catchup_window += 1;
+                    } else {
+                        self.wait(Waiting {
+                            nominal,
+                            actual,
+                            overlap: 0,
+                            manual: false,
+                        });
+                    }
+                }
+                Next::NotUntil(until) if self.looked_until < now => self.looked_until = until.min(now),
+                Next::At { .. } | Next::NotUntil(_) | Next::Never => return,
+            }
+        }
+    }
+
+    /// Nothing comes of the times before this one. Those whose jitter reaches beyond it still count.
+    fn pass_over(&mut self, spec: &Spec, until: Nanos) {
+        let sure = until.saturating_sub(spec.jitter());
+        self.looked_until = self.looked_until.max(sure);
     }
 
     fn wait(&mut self, start: Waiting) {
@@ -213,6 +310,7 @@ impl Scheduler {
         let mut acts = Vec::new();
         let running = self.info_mut().running_workflows.clone();
         let mut busy = !running.is_empty();
+        let mut stopping = None;
         let mut kept: Vec<Waiting> = Vec::new();
         for start in std::mem::take(&mut self.waiting) {
             if !start.manual && (self.is_paused() || self.is_exhausted()) {
@@ -239,7 +337,10 @@ impl Scheduler {
                             Act::Terminate(execution.clone())
                         }
                     };
-                    acts.extend(running.iter().map(stop));
+                    // Each is stopped once, however many wait for it to end.
+                    if stopping.replace(overlap) != Some(overlap) {
+                        acts.extend(running.iter().map(stop));
+                    }
                     self.info_mut().overlap_skipped += i64::try_from(kept.len()).unwrap_or(0);
                     kept.clear();
                     kept.push(start);
@@ -280,7 +381,9 @@ impl Scheduler {
     pub fn started(&mut self, start: &Waiting, workflow_id: &str, run_id: &str, now: Nanos) {
         let info = self.info_mut();
         info.action_count += 1;
-        info.running_workflows.push(execution(workflow_id, run_id));
+        if info.running_workflows.len() < MAX_RUNNING {
+            info.running_workflows.push(execution(workflow_id, run_id));
+        }
         info.recent_actions.push(proto::ScheduleActionResult {
             schedule_time: Some(stamp(start.actual)),
             actual_time: Some(stamp(now)),
@@ -339,7 +442,13 @@ impl Scheduler {
     }
 
     /// A person changes how it runs, not what it is.
-    pub fn patch(&mut self, patch: &proto::SchedulePatch, now: Nanos) {
+    pub fn patch(&mut self, patch: &proto::SchedulePatch, now: Nanos) -> Result<(), Refusal> {
+        if patch.backfill_request.len() > MAX_BACKFILLS {
+            return Err(Refusal::InvalidArgument(format!(
+                "at most {MAX_BACKFILLS} backfills may be asked for at once"
+            )));
+        }
+        let mut work = Work::new(CALL);
         if let Some(trigger) = &patch.trigger_immediately {
             let at = match unstamp(trigger.scheduled_time.as_ref()) {
                 0 => now,
@@ -355,7 +464,11 @@ impl Scheduler {
         for backfill in &patch.backfill_request {
             let from = unstamp(backfill.start_time.as_ref());
             let until = unstamp(backfill.end_time.as_ref());
-            for (nominal, actual) in self.times(from, until, MAX_WAITING) {
+            let (times, is_complete) = self.find_times(from, until, MAX_WAITING, &mut work);
+            if !is_complete {
+                return Err(too_long());
+            }
+            for (nominal, actual) in times {
                 self.wait(Waiting {
                     nominal,
                     actual,
@@ -375,10 +488,11 @@ impl Scheduler {
             state.notes.clone_from(&patch.unpause);
         }
         self.revision += 1;
+        Ok(())
     }
 
     pub fn replace(&mut self, schedule: proto::Schedule, now: Nanos) -> Result<(), Refusal> {
-        self.schedule = Some(checked(schedule)?);
+        self.schedule = Some(checked(schedule, now)?);
         self.info_mut().update_time = Some(stamp(now));
         // Times before the change belong to the old spec.
         self.looked_until = self.looked_until.max(now);
@@ -388,30 +502,52 @@ impl Scheduler {
 
     /// The schedule and what is known of it, as people see them.
     pub fn view(&self, now: Nanos) -> (proto::Schedule, proto::ScheduleInfo) {
+        let (schedule, mut info) = self.view_with(now, FUTURE, CALL);
+        info.invalid_schedule_error = self.fault(now).unwrap_or_default();
+        (schedule, info)
+    }
+
+    /// The same in less detail, as one of many.
+    pub fn glance(&self, now: Nanos, times: usize) -> (proto::Schedule, proto::ScheduleInfo) {
+        self.view_with(now, times, GLANCE)
+    }
+
+    fn view_with(&self, now: Nanos, times: usize, steps: u32) -> (proto::Schedule, proto::ScheduleInfo) {
         let mut schedule = self.schedule.clone().unwrap_or_default();
         if let (Some(spec), Some(shown)) = (self.spec(), schedule.spec.as_mut()) {
             *shown = spec.canonical(shown);
         }
         let mut info = self.info.clone().unwrap_or_default();
-        info.future_action_times = self.future(now, FUTURE);
+        info.future_action_times = self.future(now, times, &mut Work::new(steps));
         (schedule, info)
     }
 
-    pub fn future(&self, now: Nanos, limit: usize) -> Vec<prost_wkt_types::Timestamp> {
+    fn future(&self, now: Nanos, limit: usize, work: &mut Work) -> Vec<prost_wkt_types::Timestamp> {
         let mut limit = limit;
         if let Some(state) = self.state().filter(|state| state.limited_actions) {
             limit = limit.min(usize::try_from(state.remaining_actions).unwrap_or(0));
         }
-        self.times(self.looked_until.max(now) + 1, i64::MAX, limit)
+        let from = self.looked_until.max(now).saturating_add(1);
+        self.find_times(from, i64::MAX, limit, work)
+            .0
             .into_iter()
             .map(|(_, actual)| stamp(actual))
             .collect()
     }
 }
 
-fn checked(mut schedule: proto::Schedule) -> Result<proto::Schedule, Refusal> {
+fn too_long() -> Refusal {
+    Refusal::InvalidArgument(
+        "the schedule has too few times in this range, or excludes too many, for all of it to be searched at once: \
+         ask for a shorter range"
+            .to_owned(),
+    )
+}
+
+fn checked(mut schedule: proto::Schedule, now: Nanos) -> Result<proto::Schedule, Refusal> {
     let spec = schedule.spec.get_or_insert_default();
     let parsed = Spec::parse(spec)
+        .and_then(|parsed| parsed.check(now).map(|()| parsed))
         .map_err(|error| Refusal::InvalidArgument(format!("Invalid schedule spec: {error}")))?;
     *spec = parsed.canonical(spec);
     let policies = schedule.policies.get_or_insert_default();

@@ -13,9 +13,13 @@ use crate::words::common::{Memo, Payloads};
 use crate::words::enums::WorkflowTaskFailedCause as Cause;
 use crate::words::failure::failure::FailureInfo;
 use crate::words::failure::{ApplicationFailureInfo, Failure, ServerFailureInfo};
+use crate::words::Event;
 
 /// How much is kept of each text of a failure that is too big.
 const EXCERPT: usize = 16 * 1024;
+/// How many causes of a failure are kept. Messages that are nested a hundred deep cannot be read again, and a failure is
+/// kept within others.
+const MOST_CAUSES: usize = 32;
 
 impl Limits {
     /// Refuses what somebody outside sends along with a request.
@@ -105,8 +109,17 @@ impl Limits {
         (bytes > self.blob_bytes).then(|| for_good(text))
     }
 
+    /// Refuses names that nobody could have meant.
+    pub fn check_id(&self, what: &str, id: &str) -> Result<(), Refusal> {
+        if id.len() > self.id_length {
+            return Err(Refusal::InvalidArgument(format!("{what} length exceeds limit.")));
+        }
+        Ok(())
+    }
+
     /// A failure as it is kept.
-    pub(crate) fn excerpt(&self, failure: Failure) -> Failure {
+    pub(crate) fn excerpt(&self, mut failure: Failure) -> Failure {
+        make_shallow(&mut failure);
         if failure.encoded_len() <= self.blob_bytes {
             return failure;
         }
@@ -130,6 +143,46 @@ impl Limits {
             })),
             ..for_good("Failure exceeds size limit.")
         }
+    }
+}
+
+/// Leaves out the causes of causes that are too many.
+pub(crate) fn make_shallow(failure: &mut Failure) {
+    let mut last = failure;
+    for _ in 0..MOST_CAUSES {
+        match &mut last.cause {
+            Some(cause) => last = cause,
+            None => return,
+        }
+    }
+    if last.cause.take().is_some() {
+        last.message.push_str(" (its cause was left out: too many causes)");
+    }
+}
+
+/// The same for the failure that an event tells of, if it does.
+pub(crate) fn make_event_shallow(event: &mut Event) {
+    use crate::words::update::outcome::Value;
+    let failure = match event {
+        Event::WorkflowExecutionStartedEventAttributes(event) => event.continued_failure.as_mut(),
+        Event::WorkflowExecutionFailedEventAttributes(event) => event.failure.as_mut(),
+        Event::WorkflowExecutionContinuedAsNewEventAttributes(event) => event.failure.as_mut(),
+        Event::WorkflowTaskFailedEventAttributes(event) => event.failure.as_mut(),
+        Event::ActivityTaskStartedEventAttributes(event) => event.last_failure.as_mut(),
+        Event::ActivityTaskFailedEventAttributes(event) => event.failure.as_mut(),
+        Event::ActivityTaskTimedOutEventAttributes(event) => event.failure.as_mut(),
+        Event::ChildWorkflowExecutionFailedEventAttributes(event) => event.failure.as_mut(),
+        Event::MarkerRecordedEventAttributes(event) => event.failure.as_mut(),
+        Event::WorkflowExecutionUpdateCompletedEventAttributes(event) => {
+            match event.outcome.as_mut().and_then(|outcome| outcome.value.as_mut()) {
+                Some(Value::Failure(failure)) => Some(failure),
+                _ => None,
+            }
+        }
+        _ => None,
+    };
+    if let Some(failure) = failure {
+        make_shallow(failure);
     }
 }
 

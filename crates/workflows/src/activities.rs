@@ -26,6 +26,7 @@ impl Engine {
                 "TaskQueue is not set on request.".to_owned(),
             ));
         }
+        self.check_poll(&queue.name, &request.identity)?;
         let key = QueueKey {
             namespace: request.namespace,
             name: queue.name,
@@ -68,7 +69,7 @@ impl Engine {
         .await
     }
 
-    async fn finish_activity(
+    pub(crate) async fn finish_activity(
         &self,
         token: TaskToken,
         finish: ActivityFinish,

@@ -1,7 +1,8 @@
 //! Approvals: durable questions to people, asked by workflows, each bound to the digest of one exact action.
 //!
 //! What must hold:
-//! - One question for one activity of a run: whoever asks again finds it.
+//! - One question for one activity of a run: whoever asks again finds it. An activity is known by the event that scheduled
+//!   it. Its id will not do: once an activity is over, its workflow may give the same id to another.
 //! - A decision is about the action that was asked about, is durable before its workflow hears of it, and stands.
 //! - A yes is good for one activity, however often that is tried.
 //! - Silence means no. So does a workflow that has ended, or has taken its question back.
@@ -9,20 +10,19 @@
 //! They are few, and people are slow: all of them are in memory, and one task looks after them.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use atoll_store::{Store, WorkflowItem};
-use atoll_workflow_core::{Nanos, Refusal};
+use atoll_workflow_core::{ActivityFinish, Nanos, Refusal, TaskToken};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
-use temporalio_protos::temporal::api::enums::v1::PendingActivityState;
-use temporalio_protos::temporal::api::workflowservice::v1 as service;
 use tokio::sync::Notify;
 
 use crate::cells::Key;
-use crate::steps::{self, IDENTITY};
+use crate::steps::{self, IDENTITY, Step};
 use crate::{Engine, unavailable};
 
 const KIND: &str = "approval";
@@ -32,6 +32,10 @@ const MOST_OPEN: usize = 10_000;
 const KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
 /// How often questions are looked at whose time is not up.
 const ROUND: Duration = Duration::from_secs(1);
+/// How many of those are looked at before what was decided is looked for again.
+const SOME: usize = 100;
+/// What an action may hold, as JSON: a person has to read it.
+const MOST_BYTES: usize = 256 * 1024;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Approval {
@@ -40,6 +44,9 @@ pub struct Approval {
     pub workflow_id: String,
     pub run_id: String,
     pub activity_id: String,
+    /// The event that scheduled the activity. Zero in what was written before this was known.
+    #[serde(default)]
+    scheduled_id: i64,
     /// What is to be done, exactly.
     pub action: Value,
     /// Of the action, see [`digest`].
@@ -55,6 +62,9 @@ pub struct Approval {
     /// The activity that has done what was granted, or tries to.
     #[serde(default)]
     used_by: Option<String>,
+    /// The event that scheduled that activity. Zero while there is none, and in what was written before this was known.
+    #[serde(default)]
+    used_by_event: i64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,6 +83,8 @@ pub struct Question {
     pub workflow_id: String,
     pub run_id: String,
     pub activity_id: String,
+    /// The event that scheduled the activity.
+    pub scheduled_id: i64,
     pub action: Value,
     pub reason: String,
     pub limit: Duration,
@@ -101,10 +113,13 @@ impl Approvals {
         let items = store.workflow_items(KIND).await.map_err(unavailable)?;
         let mut all = BTreeMap::new();
         for item in items {
-            let approval: Approval = serde_json::from_slice(&item.body).map_err(|error| {
-                Refusal::Internal(format!("approval {} cannot be read: {error}", item.id))
-            })?;
-            all.insert(item.id, approval);
+            // Without it nothing is granted.
+            match serde_json::from_slice::<Approval>(&item.body) {
+                Ok(approval) => drop(all.insert(item.id, approval)),
+                Err(error) => {
+                    tracing::error!(namespace = item.namespace, approval = item.id, %error, "an approval cannot be read and is left out");
+                }
+            }
         }
         Ok(Self {
             all: Mutex::new(all),
@@ -114,6 +129,25 @@ impl Approvals {
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Approval>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Approvals {
+    /// Those of which something is to be told, decided or forgotten; and some of those that wait, behind the given one.
+    fn to_look_after(&self, now: Nanos, behind: &str) -> (Vec<String>, Vec<String>) {
+        let kept = i64::try_from(KEPT.as_nanos()).unwrap_or(i64::MAX);
+        let all = self.lock();
+        let presses = |approval: &&Approval| match &approval.decision {
+            Some(decision) => !approval.told || now.saturating_sub(decision.at) > kept,
+            None => now >= approval.deadline,
+        };
+        let pressing = all.values().filter(presses).map(|approval| approval.id.clone());
+        let open = all
+            .range::<str, _>((Bound::Excluded(behind), Bound::Unbounded))
+            .filter(|(_, approval)| approval.decision.is_none() && now < approval.deadline)
+            .take(SOME)
+            .map(|(id, _)| id.clone());
+        (pressing.collect(), open.collect())
     }
 }
 
@@ -157,8 +191,18 @@ fn write_canonical(value: &Value, into: &mut String) {
 
 /// The same for the same activity of the same run, so that asking twice asks once.
 fn id_of(question: &Question) -> String {
+    let scheduled = question.scheduled_id.to_string();
+    name_of([&question.namespace, &question.run_id, &scheduled])
+}
+
+/// The same as it was before activities were told apart by their events.
+fn former_id_of(question: &Question) -> String {
+    name_of([&question.namespace, &question.run_id, &question.activity_id])
+}
+
+fn name_of(parts: [&str; 3]) -> String {
     let mut sum = Sha256::new();
-    for part in [&question.namespace, &question.run_id, &question.activity_id] {
+    for part in parts {
         sum.update(part.as_bytes());
         sum.update([0]);
     }
@@ -175,12 +219,26 @@ fn id_of(question: &Question) -> String {
 impl Engine {
     /// Asks, or finds what was asked before.
     pub async fn ask_approval(&self, question: Question) -> Result<Approval, Refusal> {
+        let bytes = question.action.to_string().len() + question.reason.len();
+        if bytes > MOST_BYTES {
+            return Err(Refusal::InvalidArgument(format!(
+                "the action and its reason have {bytes} bytes, and may have {MOST_BYTES}: name what is large instead of \
+                 spelling it out"
+            )));
+        }
         let id = id_of(&question);
         let approvals = &self.inner.approvals;
         let _changing = approvals.changing.lock().await;
         {
             let all = approvals.lock();
             if let Some(known) = all.get(&id) {
+                return Ok(known.clone());
+            }
+            // Asked by a server that knew activities by their ids, and not answered yet: then this is the same activity.
+            let former = all.get(&former_id_of(&question)).filter(|known| {
+                known.scheduled_id == 0 && !known.told && known.digest == digest(&question.action)
+            });
+            if let Some(known) = former {
                 return Ok(known.clone());
             }
             let open = all
@@ -201,6 +259,7 @@ impl Engine {
             workflow_id: question.workflow_id,
             run_id: question.run_id,
             activity_id: question.activity_id,
+            scheduled_id: question.scheduled_id,
             action: question.action,
             reason: question.reason,
             asked_at: now,
@@ -208,6 +267,7 @@ impl Engine {
             decision: None,
             told: false,
             used_by: None,
+            used_by_event: 0,
         };
         self.keep_approval(approval.clone()).await?;
         Ok(approval)
@@ -215,8 +275,14 @@ impl Engine {
 
     /// Those of a project, oldest first.
     pub fn approvals(&self, project: &str) -> Vec<Approval> {
-        let mut found: Vec<_> = self.inner.approvals.lock().values().cloned().collect();
-        found.retain(|approval| self.check_project(project, &approval.namespace).is_ok());
+        let mut found: Vec<_> = self
+            .inner
+            .approvals
+            .lock()
+            .values()
+            .filter(|approval| self.check_project(project, &approval.namespace).is_ok())
+            .cloned()
+            .collect();
         found.sort_by(|one, other| (one.asked_at, &one.id).cmp(&(other.asked_at, &other.id)));
         found
     }
@@ -269,19 +335,18 @@ impl Engine {
     }
 
     /// Takes what was granted for one activity of the run that asked, and for that action alone. The same activity may take it
-    /// again.
+    /// again, when it is tried again.
     pub async fn use_approval(
         &self,
         project: &str,
         id: &str,
-        run_id: &str,
-        activity_id: &str,
+        step: &Step,
         action: &Value,
     ) -> Result<(), Refusal> {
         let _changing = self.inner.approvals.changing.lock().await;
         let mut approval = self.approval(project, id)?;
         let refuse = |why: String| Err(Refusal::FailedPrecondition(why));
-        if approval.run_id != run_id {
+        if approval.namespace != step.namespace || approval.run_id != step.run_id {
             return refuse(format!("{id} was given to another run"));
         }
         if !approval
@@ -299,10 +364,11 @@ impl Engine {
             ));
         }
         match approval.used_by.as_deref() {
-            Some(user) if user == activity_id => Ok(()),
+            Some(_) if approval.used_by_event == step.scheduled_id && step.scheduled_id != 0 => Ok(()),
             Some(user) => refuse(format!("{id} was used by the activity {user} already; ask again")),
             None => {
-                approval.used_by = Some(activity_id.to_owned());
+                approval.used_by = Some(step.activity_id.clone());
+                approval.used_by_event = step.scheduled_id;
                 self.keep_approval(approval).await
             }
         }
@@ -323,17 +389,24 @@ impl Engine {
         Ok(())
     }
 
-    /// Tells workflows what was decided, and decides where nobody does.
+    /// Tells workflows what was decided, and decides where nobody does. What was decided does not wait behind what was not,
+    /// of which others may have asked a lot.
     pub(crate) async fn keep_approvals(self) {
+        let mut behind = String::new();
         loop {
-            tokio::select! {
-                () = self.inner.stop.cancelled() => return,
-                () = self.inner.approvals.decided.notified() => {}
-                () = tokio::time::sleep(ROUND) => {}
+            if behind.is_empty() {
+                tokio::select! {
+                    () = self.inner.stop.cancelled() => return,
+                    () = self.inner.approvals.decided.notified() => {}
+                    () = tokio::time::sleep(ROUND) => {}
+                }
             }
-            let all: Vec<_> = self.inner.approvals.lock().values().cloned().collect();
-            for approval in all {
-                let id = approval.id.clone();
+            let (pressing, open) = self.inner.approvals.to_look_after(self.now(), &behind);
+            behind = open.last().cloned().unwrap_or_default();
+            for id in pressing.into_iter().chain(open) {
+                let Some(approval) = self.inner.approvals.lock().get(&id).cloned() else {
+                    continue;
+                };
                 match self.look_after(approval).await {
                     // Between two attempts there is nobody to tell; it is told when it asks again.
                     Ok(()) | Err(Refusal::NotFound(_)) => {}
@@ -341,6 +414,9 @@ impl Engine {
                         tracing::warn!(id, %error, "an approval could not be looked after; trying again");
                     }
                 }
+            }
+            if self.inner.stop.is_cancelled() {
+                return;
             }
         }
     }
@@ -363,8 +439,8 @@ impl Engine {
                 self.decide_for(&approval.id, "the time limit", false).await
             }
             None => match self.stance(&approval).await? {
-                Stance::Waits => Ok(()),
-                Stance::TakesBack => {
+                Stance::Waits(_) => Ok(()),
+                Stance::TakesBack(_) => {
                     self.decide_for(&approval.id, "the workflow, which took it back", false)
                         .await
                 }
@@ -423,67 +499,56 @@ impl Engine {
         let key = Key::new(&approval.namespace, &approval.workflow_id);
         let seen = self
             .see(&key, &approval.run_id, |slot| {
-                let pending = slot.run.pending_activities().into_iter();
-                Ok(pending
-                    .filter(|activity| activity.activity_id == approval.activity_id)
-                    .map(|activity| activity.state)
-                    .next())
+                let asked = slot.run.state.activities.values().find(|activity| {
+                    if approval.scheduled_id == 0 {
+                        activity.activity_id == approval.activity_id
+                    } else {
+                        activity.scheduled_id == approval.scheduled_id
+                    }
+                });
+                Ok(asked.map(|activity| {
+                    let token = TaskToken {
+                        namespace: approval.namespace.clone(),
+                        workflow_id: approval.workflow_id.clone(),
+                        run_id: approval.run_id.clone(),
+                        scheduled_id: activity.scheduled_id,
+                        attempt: activity.attempt,
+                        stamp: activity.stamp,
+                        activity_id: activity.activity_id.clone(),
+                        ..Default::default()
+                    };
+                    (token, activity.cancel_requested_id != 0)
+                }))
             })
             .await;
         match seen {
-            Ok(Some(state)) if state == i32::from(PendingActivityState::CancelRequested) => {
-                Ok(Stance::TakesBack)
-            }
-            Ok(Some(_)) => Ok(Stance::Waits),
+            Ok(Some((token, true))) => Ok(Stance::TakesBack(token)),
+            Ok(Some((token, false))) => Ok(Stance::Waits(token)),
             Ok(None) | Err(Refusal::NotFound(_) | Refusal::NamespaceNotFound(_)) => Ok(Stance::Gone),
             Err(error) => Err(error),
         }
     }
 
-    /// Answers the activity. One that is between two attempts is told when it asks again.
+    /// Answers the activity that asked, and none that has its id by now. One that is between two attempts is told when it
+    /// asks again.
     async fn tell(&self, approval: &Approval, decision: &Decision) -> Result<(), Refusal> {
-        match self.stance(approval).await? {
-            Stance::Gone => Ok(()),
-            Stance::TakesBack => self
-                .cancel_activity_by_id(service::RespondActivityTaskCanceledByIdRequest {
-                    namespace: approval.namespace.clone(),
-                    workflow_id: approval.workflow_id.clone(),
-                    run_id: approval.run_id.clone(),
-                    activity_id: approval.activity_id.clone(),
-                    identity: IDENTITY.to_owned(),
-                    ..Default::default()
-                })
-                .await
-                .map(drop),
-            Stance::Waits if decision.granted => self
-                .complete_activity_by_id(service::RespondActivityTaskCompletedByIdRequest {
-                    namespace: approval.namespace.clone(),
-                    workflow_id: approval.workflow_id.clone(),
-                    run_id: approval.run_id.clone(),
-                    activity_id: approval.activity_id.clone(),
-                    identity: IDENTITY.to_owned(),
-                    result: Some(steps::json(approval.granted_result(decision))),
-                    ..Default::default()
-                })
-                .await
-                .map(drop),
-            Stance::Waits => self
-                .fail_activity_by_id(service::RespondActivityTaskFailedByIdRequest {
-                    namespace: approval.namespace.clone(),
-                    workflow_id: approval.workflow_id.clone(),
-                    run_id: approval.run_id.clone(),
-                    activity_id: approval.activity_id.clone(),
-                    identity: IDENTITY.to_owned(),
-                    failure: Some(steps::failure(
-                        DENIED.to_owned(),
-                        approval.denied_message(decision),
-                        false,
-                    )),
-                    ..Default::default()
-                })
-                .await
-                .map(drop),
-        }
+        let (token, finish) = match self.stance(approval).await? {
+            Stance::Gone => return Ok(()),
+            Stance::TakesBack(token) => (token, ActivityFinish::Canceled(None)),
+            Stance::Waits(token) if decision.granted => {
+                let result = steps::json(approval.granted_result(decision));
+                (token, ActivityFinish::Completed(Some(result)))
+            }
+            Stance::Waits(token) => {
+                let failure = steps::failure(DENIED.to_owned(), approval.denied_message(decision), false);
+                let finish = ActivityFinish::Failed {
+                    failure,
+                    heartbeat: None,
+                };
+                (token, finish)
+            }
+        };
+        self.finish_activity(token, finish, IDENTITY.to_owned()).await
     }
 }
 
@@ -512,9 +577,10 @@ impl Approval {
     }
 }
 
+/// What the activity does that asked, and how it is answered.
 enum Stance {
-    Waits,
-    TakesBack,
+    Waits(TaskToken),
+    TakesBack(TaskToken),
     Gone,
 }
 

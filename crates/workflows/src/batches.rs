@@ -34,6 +34,10 @@ const KIND: &str = "batch";
 const MOST_RUNNING: usize = 10;
 /// How many workflows may be named.
 const MOST_NAMED: usize = 1_000;
+/// How many workflows one may be about: they are kept in memory while it runs.
+const MOST_FOUND: usize = 100_000;
+/// How many a namespace may keep to be looked at, running ones among them.
+const MOST_KEPT: usize = 1_000;
 /// How often what is done is written down.
 const NOTE_EVERY: usize = 500;
 /// How long one that has ended is kept to be looked at.
@@ -91,9 +95,12 @@ impl Batches {
         let items = store.workflow_items(KIND).await.map_err(unavailable)?;
         let mut all = BTreeMap::new();
         for item in items {
-            let batch: Batch = serde_json::from_slice(&item.body)
-                .map_err(|error| Refusal::Internal(format!("batch {} cannot be read: {error}", item.id)))?;
-            all.insert((item.namespace, item.id), batch);
+            match serde_json::from_slice::<Batch>(&item.body) {
+                Ok(batch) => drop(all.insert((item.namespace, item.id), batch)),
+                Err(error) => {
+                    tracing::error!(namespace = item.namespace, job = item.id, %error, "a batch cannot be read and is left out");
+                }
+            }
         }
         Ok(Self {
             all: Mutex::new(all),
@@ -164,6 +171,7 @@ impl Engine {
         if request.reason.is_empty() {
             return Err(missing("Reason"));
         }
+        self.inner.options.limits.check_id("JobId", &request.job_id)?;
         let operation = request
             .operation
             .as_ref()
@@ -201,9 +209,15 @@ impl Engine {
                     key.1
                 )));
             }
-            let running = all
-                .iter()
-                .filter(|((namespace, _), batch)| *namespace == key.0 && batch.state == State::Running);
+            let own = || all.iter().filter(|((namespace, _), _)| *namespace == key.0);
+            if own().count() >= MOST_KEPT {
+                return Err(Refusal::ResourceExhausted(format!(
+                    "{MOST_KEPT} batch operations of this namespace are kept already; they are forgotten {} days after \
+                     their end",
+                    KEPT.as_secs() / (24 * 3600)
+                )));
+            }
+            let running = own().filter(|(_, batch)| batch.state == State::Running);
             if running.count() >= MOST_RUNNING {
                 return Err(Refusal::ResourceExhausted(format!(
                     "{MOST_RUNNING} batch operations run in this namespace already"
@@ -292,7 +306,8 @@ impl Engine {
         let size = usize::try_from(request.page_size)
             .ok()
             .filter(|size| *size > 0)
-            .unwrap_or(100);
+            .unwrap_or(100)
+            .min(1_000);
         let mut found: Vec<(Nanos, BatchOperationInfo)> = self
             .inner
             .batches
@@ -311,7 +326,7 @@ impl Engine {
                 .map(|(_, info)| info)
                 .collect(),
             next_page_token: if more {
-                (offset + size).to_string().into_bytes()
+                offset.saturating_add(size).to_string().into_bytes()
             } else {
                 Vec::new()
             },
@@ -457,6 +472,11 @@ impl Engine {
         loop {
             let (page, next) = self.list_workflows(namespace, query, PAGE, &token).await?;
             all.extend(page.into_iter().filter_map(|info| info.execution));
+            if all.len() > MOST_FOUND {
+                return Err(Refusal::InvalidArgument(format!(
+                    "more than {MOST_FOUND} workflows match: narrow the query, by StartTime for example, and start several"
+                )));
+            }
             if next.is_empty() {
                 return Ok(all);
             }

@@ -9,6 +9,7 @@ use atoll_workflow_core::{Effect, Refusal, Run, State, Turn};
 use prost::Message as _;
 use temporalio_protos::temporal::api::history::v1::History;
 use tokio::sync::watch;
+use tracing::Instrument as _;
 
 use crate::pages::Pages;
 use crate::queues::{Kind, QueueKey, Task, What};
@@ -219,7 +220,7 @@ impl Engine {
         run_id: &str,
     ) -> Result<(), Refusal> {
         let mut locked = self.lock(&Key::new(namespace, workflow_id)).await;
-        let run_id = locked.resolve(run_id).await?;
+        let run_id = locked.stored(run_id).await?;
         self.inner
             .store
             .delete_workflow_run(run_id.clone())
@@ -232,11 +233,21 @@ impl Engine {
     }
 }
 
+/// A panic leaves the runs as they were in the middle of a transition: it is the disk that counts.
+impl Drop for Locked {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.loaded.runs.clear();
+            self.loaded.current = None;
+        }
+    }
+}
+
 /// Runs a future to its end, whatever happens to the caller.
 pub(crate) async fn finish<T: Send + 'static>(
     work: impl Future<Output = Result<T, Refusal>> + Send + 'static,
 ) -> Result<T, Refusal> {
-    match tokio::spawn(work).await {
+    match tokio::spawn(work.in_current_span()).await {
         Ok(result) => result,
         Err(error) => {
             tracing::error!(%error, "a transition did not finish");
@@ -286,6 +297,21 @@ impl Locked {
             })
             .ok_or(refusal)?;
         self.load(row).await
+    }
+
+    /// The id of the run that is meant, whether or not it can be read.
+    async fn stored(&self, run_id: &str) -> Result<String, Refusal> {
+        let (store, key) = (&self.engine.inner.store, &self.cell.key);
+        let row = if run_id.is_empty() {
+            let (namespace, workflow_id) = (key.namespace.to_string(), key.workflow_id.to_string());
+            store.current_workflow_run(namespace, workflow_id).await
+        } else {
+            store.workflow_run(run_id.to_owned()).await
+        };
+        row.map_err(unavailable)?
+            .filter(|row| *row.namespace == *key.namespace && *row.workflow_id == *key.workflow_id)
+            .map(|row| row.run_id)
+            .ok_or_else(|| Refusal::NotFound(format!("workflow not found for ID: {}", key.workflow_id)))
     }
 
     /// The run that the workflow id means, if there is any.
@@ -359,6 +385,13 @@ impl Locked {
             fresh_run_id: &fresh,
             limits: &limits,
         };
+        let doing = tracing::debug_span!(
+            "decide",
+            namespace = %self.cell.key.namespace,
+            workflow = %self.cell.key.workflow_id,
+            run = run_id
+        )
+        .entered();
         let slot = self.slot(run_id)?;
         let result = decide(slot, turn)?;
         let successor = slot.run.take_successor();
@@ -370,6 +403,7 @@ impl Locked {
             }
             self.add(successor);
         }
+        drop(doing);
         Ok(result)
     }
 

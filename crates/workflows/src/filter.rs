@@ -13,6 +13,13 @@ use temporalio_protos::temporal::api::enums::v1::{
     IndexedValueType as Type, WorkflowExecutionStatus as Status,
 };
 
+/// What a query may hold: people and programs write far less, and each condition is asked of every workflow.
+const MOST_BYTES: usize = 64 * 1024;
+const MOST_CONDITIONS: usize = 200;
+const MOST_VALUES: usize = 2_000;
+const MOST_ORDERS: usize = 10;
+const MOST_NESTED: usize = 50;
+
 /// A query, understood.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Query {
@@ -31,11 +38,16 @@ enum Token {
 
 /// `kind_of` says what the values of an attribute are, if it is known.
 pub(crate) fn parse(text: &str, kind_of: &dyn Fn(&str) -> Option<Type>) -> Result<Query, Refusal> {
+    if text.len() > MOST_BYTES {
+        return Err(invalid(&format!("it has {} bytes, and may have {MOST_BYTES}", text.len())));
+    }
     let tokens = split(text)?;
     let mut parser = Parser {
         tokens,
         at: 0,
         depth: 0,
+        conditions: 0,
+        values: 0,
         kind_of,
     };
     let filter = if parser.at_end() || parser.sees("ORDER") || parser.sees("GROUP") {
@@ -66,6 +78,9 @@ pub(crate) fn parse(text: &str, kind_of: &dyn Fn(&str) -> Option<Type>) -> Resul
                 parser.takes("ASC");
             }
             query.order.push((field, descending));
+            if query.order.len() > MOST_ORDERS {
+                return Err(invalid(&format!("'ORDER BY' may name {MOST_ORDERS} fields")));
+            }
             if !parser.takes_symbol(",") {
                 break;
             }
@@ -168,6 +183,8 @@ struct Parser<'a> {
     tokens: Vec<Token>,
     at: usize,
     depth: usize,
+    conditions: usize,
+    values: usize,
     kind_of: &'a dyn Fn(&str) -> Option<Type>,
 }
 
@@ -244,8 +261,8 @@ impl Parser<'_> {
 
     fn not(&mut self) -> Result<Filter, Refusal> {
         self.depth += 1;
-        if self.depth > 100 {
-            return Err(invalid("nested too deeply"));
+        if self.depth > MOST_NESTED {
+            return Err(invalid(&format!("nested more than {MOST_NESTED} deep")));
         }
         let filter = if self.takes("NOT") {
             Filter::Not(Box::new(self.not()?))
@@ -261,6 +278,12 @@ impl Parser<'_> {
     }
 
     fn condition(&mut self) -> Result<Filter, Refusal> {
+        self.conditions += 1;
+        if self.conditions > MOST_CONDITIONS {
+            return Err(invalid(&format!(
+                "more than {MOST_CONDITIONS} conditions: use IN (...) where they compare the same field"
+            )));
+        }
         let name = self.name()?;
         let (field, kind) = self.field(&name)?;
         let test = self.test(&name, kind)?;
@@ -340,6 +363,14 @@ impl Parser<'_> {
         let Some(token) = self.tokens.get(self.at).cloned() else {
             return Err(invalid(&format!("a value for {name} expected")));
         };
+        // Each word of a sentence is compared for itself.
+        self.values += match (kind, &token) {
+            (Type::Text, Token::Text(text)) => text.split_whitespace().count().max(1),
+            _ => 1,
+        };
+        if self.values > MOST_VALUES {
+            return Err(invalid(&format!("more than {MOST_VALUES} values: ask several times")));
+        }
         self.at += 1;
         let bad = |text: &str| invalid(&format!("invalid value for search attribute {name}: {text:?}"));
         if name == "ExecutionStatus" {
@@ -438,8 +469,11 @@ fn length(token: &Token) -> Option<Value> {
     let parts: Vec<_> = text.split(':').collect();
     if let [hours, minutes, seconds] = parts.as_slice() {
         let number = |text: &str| text.parse::<i64>().ok();
-        let total = number(hours)? * 3600 + number(minutes)? * 60 + number(seconds)?;
-        return Some(Value::Int(total * 1_000_000_000));
+        let total = number(hours)?
+            .checked_mul(3600)?
+            .checked_add(number(minutes)?.checked_mul(60)?)?
+            .checked_add(number(seconds)?)?;
+        return total.checked_mul(1_000_000_000).map(Value::Int);
     }
     atoll_workflow_core::parse_length(text).map(Value::Int)
 }

@@ -67,6 +67,9 @@ use schedules::Schedules;
 /// How often what is idle is looked for.
 const HOUSEKEEPING: Duration = Duration::from_millis(500);
 
+/// How many search among runs at once: fewer than there are threads that read the store.
+const SEARCHING: usize = 2;
+
 /// How long the engine lets callers wait, and how much it keeps in memory.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -120,6 +123,8 @@ struct Inner {
     schedules: Schedules,
     approvals: Approvals,
     batches: Batches,
+    /// Places for those who search among runs.
+    searching: tokio::sync::Semaphore,
     last_time: AtomicI64,
     stop: CancellationToken,
 }
@@ -143,6 +148,7 @@ impl Engine {
                 schedules,
                 approvals,
                 batches,
+                searching: tokio::sync::Semaphore::new(SEARCHING),
                 last_time: AtomicI64::new(0),
                 stop: CancellationToken::new(),
             }),
@@ -177,8 +183,21 @@ impl Engine {
             if let Some(deadline) = run.deadline {
                 self.inner.clock.arm(deadline, &key, &run.run_id);
             }
-            if run.is_ready {
-                self.dispatch_again(key, &run.run_id).await?;
+            if !run.is_ready {
+                continue;
+            }
+            match self.dispatch_again(key, &run.run_id).await {
+                // One that cannot be read is its owner's loss, and not a reason for all others to wait.
+                Err(Refusal::Internal(error)) => {
+                    tracing::error!(
+                        namespace = run.namespace,
+                        workflow = run.workflow_id,
+                        run = run.run_id,
+                        error,
+                        "a workflow cannot be taken up; delete it and start it anew"
+                    );
+                }
+                other => other?,
             }
         }
         Ok(())

@@ -2,6 +2,9 @@
 //!
 //! If a workflow task is pending, a query goes along with it, so that the answer reflects what has happened before. If
 //! not, it is a task of its own: for the worker that remembers the workflow, else for any, with the whole history.
+//!
+//! What must hold: a query is answered by whoever was given it. A worker names it by a token that anybody could have made
+//! up, so the token has to name the very run that was asked, in the namespace of the caller.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -55,6 +58,10 @@ pub(crate) struct Queries {
 #[derive(Debug)]
 struct Open {
     query: WorkflowQuery,
+    /// Whom it was asked of.
+    key: Key,
+    /// The run that a worker was told to answer for.
+    run_id: Option<String>,
     taken: bool,
     answer: oneshot::Sender<Answer>,
 }
@@ -64,11 +71,13 @@ impl Queries {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ask(&self, query: WorkflowQuery) -> (Waiter, oneshot::Receiver<Answer>) {
+    fn ask(&self, key: Key, query: WorkflowQuery) -> (Waiter, oneshot::Receiver<Answer>) {
         let id = crate::fresh_id();
         let (answer, receiver) = oneshot::channel();
         let open = Open {
             query,
+            key,
+            run_id: None,
             taken: false,
             answer,
         };
@@ -85,10 +94,11 @@ impl Queries {
     }
 
     /// The query, if it is still open and nobody has taken it.
-    fn take(&self, id: &str) -> Option<WorkflowQuery> {
+    fn take(&self, id: &str, run_id: &str) -> Option<WorkflowQuery> {
         let mut all = self.lock();
         let open = all.get_mut(id).filter(|open| !open.taken)?;
         open.taken = true;
+        open.run_id = Some(run_id.to_owned());
         Some(open.query.clone())
     }
 
@@ -96,8 +106,21 @@ impl Queries {
         self.lock().get(id).is_none_or(|open| open.taken)
     }
 
+    /// Answers one that went along with a workflow task of the run.
     pub(crate) fn answer(&self, id: &str, answer: Answer) -> bool {
         let open = self.lock().remove(id);
+        open.is_some_and(|open| open.answer.send(answer).is_ok())
+    }
+
+    /// Answers one that was a task of its own, if the token is that of the task.
+    fn answer_task(&self, token: &TaskToken, answer: Answer) -> bool {
+        let mut all = self.lock();
+        let is_meant = all.get(&token.query_id).is_some_and(|open| {
+            open.key == Key::new(&token.namespace, &token.workflow_id)
+                && open.run_id.as_ref() == Some(&token.run_id)
+        });
+        let open = if is_meant { all.remove(&token.query_id) } else { None };
+        drop(all);
         open.is_some_and(|open| open.answer.send(answer).is_ok())
     }
 }
@@ -128,7 +151,7 @@ impl Engine {
             .filter(|query| !query.query_type.is_empty())
             .ok_or_else(|| Refusal::InvalidArgument("QueryType is not set on request.".to_owned()))?;
         self.inner.options.limits.check_input(query.query_args.as_ref())?;
-        let (waiter, receiver) = self.inner.queries.ask(query);
+        let (waiter, receiver) = self.inner.queries.ask(key.clone(), query);
         {
             let mut locked = self.lock(&key).await;
             let run_id = locked.resolve(&execution.run_id).await?;
@@ -221,7 +244,7 @@ impl Engine {
         let query = self
             .inner
             .queries
-            .take(&id)
+            .take(&id, run_id)
             .ok_or_else(|| Refusal::NotFound("the query is not open".to_owned()))?;
         self.see(&key, run_id, |slot| {
             let run = &slot.run;
@@ -268,7 +291,7 @@ impl Engine {
             result: request.query_result,
             error: failed.then_some((request.error_message, request.failure)),
         };
-        if self.inner.queries.answer(&token.query_id, answer) {
+        if self.inner.queries.answer_task(&token, answer) {
             Ok(service::RespondQueryTaskCompletedResponse {})
         } else {
             Err(Refusal::NotFound(

@@ -18,6 +18,10 @@ use crate::cells::Key;
 const STICKY_GONE: Duration = Duration::from_secs(10);
 /// Workers are listed for this long after they last asked.
 const POLLER_SHOWN: Duration = Duration::from_secs(300);
+/// How many workers of a queue are listed.
+const MOST_POLLERS: usize = 1_000;
+/// How many workers are remembered to have stopped. One that is not waits for its last poll to end by itself.
+const MOST_STOPPED: usize = 10_000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
@@ -95,8 +99,9 @@ pub(crate) struct Asking {
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Queues {
     all: Arc<Mutex<HashMap<QueueKey, Queue>>>,
-    /// Workers that have said that they stop. Some ask once more afterwards, and would wait for the answer.
-    stopped: Arc<Mutex<HashMap<String, Instant>>>,
+    /// Workers that have said that they stop, by namespace and their own name. Some ask once more afterwards, and would wait
+    /// for the answer.
+    stopped: Arc<Mutex<HashMap<(String, String), Instant>>>,
 }
 
 impl Queues {
@@ -133,7 +138,7 @@ impl Queues {
     /// a poll which is dropped goes back.
     pub(crate) async fn poll(&self, key: &QueueKey, asking: &Asking, wait: Duration) -> Option<Task> {
         let deadline = Instant::now() + wait;
-        if self.has_stopped(&asking.worker) {
+        if self.has_stopped(&key.namespace, &asking.worker) {
             return None;
         }
         loop {
@@ -145,7 +150,7 @@ impl Queues {
                 receiver: Some(receiver),
             };
             // It may have stopped before it was in the line to be told.
-            if self.has_stopped(&asking.worker) {
+            if self.has_stopped(&key.namespace, &asking.worker) {
                 return None;
             }
             let answer = match seat.receiver.as_mut() {
@@ -173,16 +178,18 @@ impl Queues {
         queue.last_poll = Some(now);
         queue.left = false;
         queue.rate = asking.rate.or(queue.rate);
-        queue.pollers.insert(
-            asking.identity.clone(),
-            Poller {
-                at: asking.now,
-                rate: asking.rate.unwrap_or(100_000.0),
-                seen: now,
-            },
-        );
         if queue.pollers.len() > 64 {
             queue.pollers.retain(|_, poller| poller.seen + POLLER_SHOWN > now);
+        }
+        if queue.pollers.len() < MOST_POLLERS || queue.pollers.contains_key(&asking.identity) {
+            queue.pollers.insert(
+                asking.identity.clone(),
+                Poller {
+                    at: asking.now,
+                    rate: asking.rate.unwrap_or(100_000.0),
+                    seen: now,
+                },
+            );
         }
         let (give, receiver) = oneshot::channel();
         let mut pause = None;
@@ -234,22 +241,25 @@ impl Queues {
         queue.tasks.drain(..).map(|(_, task)| task).collect()
     }
 
-    fn has_stopped(&self, worker: &str) -> bool {
+    fn has_stopped(&self, namespace: &str, worker: &str) -> bool {
         let stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
-        !worker.is_empty() && stopped.contains_key(worker)
+        !worker.is_empty() && stopped.contains_key(&(namespace.to_owned(), worker.to_owned()))
     }
 
-    /// Answers the polls of a worker that stops, with nothing.
-    pub(crate) fn release(&self, worker: &str) {
+    /// Answers the polls of a worker that stops, with nothing. Workers of other namespaces may be called the same.
+    pub(crate) fn release(&self, namespace: &str, worker: &str) {
         if worker.is_empty() {
             return;
         }
         let mut stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
         stopped.retain(|_, at| at.elapsed() < POLLER_SHOWN);
-        stopped.insert(worker.to_owned(), Instant::now());
+        if stopped.len() < MOST_STOPPED {
+            stopped.insert((namespace.to_owned(), worker.to_owned()), Instant::now());
+        }
         drop(stopped);
         let mut all = self.lock();
-        for queue in all.values_mut() {
+        let queues = all.iter_mut().filter(|(key, _)| key.namespace == namespace);
+        for (_, queue) in queues {
             let (leaving, staying): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut queue.waiting)
                 .into_iter()
                 .partition(|waiting| waiting.worker == worker);

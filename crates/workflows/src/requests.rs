@@ -180,9 +180,18 @@ impl Engine {
         self.inner.namespaces.check(&request.namespace)?;
         let execution = request.workflow_execution.unwrap_or_default();
         let key = Key::new(&request.namespace, &execution.workflow_id);
-        let run_id = self
+        let seen = self
             .see(&key, &execution.run_id, |slot| Ok(slot.run.state.run_id.clone()))
-            .await?;
+            .await;
+        let run_id = match seen {
+            // It cannot be read, so there is nobody to be told.
+            Err(Refusal::Internal(_)) => {
+                self.delete_run(&request.namespace, &execution.workflow_id, &execution.run_id)
+                    .await?;
+                return Ok(service::DeleteWorkflowExecutionResponse {});
+            }
+            seen => seen?,
+        };
         // One that runs is ended first, so that its parent and its children hear of it.
         let ended = self
             .stop_run(

@@ -1,11 +1,19 @@
 //! Schedules: kept in memory, written with each change, woken when their time has come.
+//!
+//! What must hold:
+//! - A schedule waits for no other: each has its turns and its tasks, so what one does, or contains, is felt by its owner
+//!   alone.
+//! - When it is due is found out once for each change, not each time that any schedule is.
+//! - Whatever a stored schedule contains, the engine opens, and it can be listed, paused and deleted.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use atoll_store::{Store, WorkflowItem};
-use atoll_workflow_core::{Act, Nanos, Refusal, Scheduler, Start, Waiting, nanos, stamp, time_text, unstamp};
+use atoll_workflow_core::{
+    Act, Nanos, Refusal, Scheduler, Start, Waiting, Wake, nanos, stamp, time_text, unstamp,
+};
 use prost::Message as _;
 use temporalio_protos::temporal::api::common::v1::{Payload, WorkflowExecution};
 use temporalio_protos::temporal::api::enums::v1::{
@@ -14,7 +22,7 @@ use temporalio_protos::temporal::api::enums::v1::{
 use temporalio_protos::temporal::api::history::v1::history_event::Attributes;
 use temporalio_protos::temporal::api::schedule::v1 as proto;
 use temporalio_protos::temporal::api::workflowservice::v1 as service;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedMutexGuard};
 
 use crate::cells::Key;
 use crate::starts::{Along, Policy};
@@ -22,78 +30,192 @@ use crate::{Engine, unavailable};
 
 const KIND: &str = "schedule";
 const LISTED: usize = 5;
+/// How many a namespace may have: they are all in memory.
+const MOST: usize = 10_000;
+/// How many are looked at before others get their turn.
+const AT_ONCE: usize = 32;
+/// How long one rests that could not act, or has to be looked at again.
+const REST: Nanos = 1_000_000_000;
+/// What one page of a list may hold.
+const PAGE_BYTES: usize = 4 * 1024 * 1024;
 
 type Name = (String, String);
 
 #[derive(Debug, Default)]
 pub(crate) struct Schedules {
-    all: Mutex<BTreeMap<Name, Scheduler>>,
-    /// One change at a time, from decision to disk.
-    turn: tokio::sync::Mutex<()>,
+    all: Mutex<All>,
+    /// Who changes a schedule, from decision to disk, one at a time.
+    turns: Mutex<HashMap<Name, Arc<tokio::sync::Mutex<()>>>>,
     watched: Mutex<BTreeSet<(String, WorkflowKey)>>,
     changed: Notify,
 }
 
+#[derive(Debug, Default)]
+struct All {
+    schedulers: BTreeMap<Name, Arc<Scheduler>>,
+    /// When each is to be woken, soonest first; and the same by name.
+    line: BTreeSet<(Nanos, Name)>,
+    due: HashMap<Name, Nanos>,
+}
+
+impl All {
+    fn arm(&mut self, name: &Name, at: Option<Nanos>) {
+        if let Some(known) = self.due.remove(name) {
+            self.line.remove(&(known, name.clone()));
+        }
+        if let Some(at) = at {
+            self.due.insert(name.clone(), at);
+            self.line.insert((at, name.clone()));
+        }
+    }
+
+    /// Those of a namespace that come behind an id.
+    fn behind<'a>(
+        &'a self,
+        namespace: &'a str,
+        id: &str,
+    ) -> impl Iterator<Item = &'a Arc<Scheduler>> + use<'a> {
+        self.schedulers
+            .range((namespace.to_owned(), id.to_owned())..)
+            .take_while(move |((own, _), _)| own == namespace)
+            .map(|(_, scheduler)| scheduler)
+    }
+}
+
 type WorkflowKey = (String, String, String);
+
+/// The right to change one schedule.
+struct Turn<'a> {
+    schedules: &'a Schedules,
+    name: Name,
+    held: Option<OwnedMutexGuard<()>>,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut turns = self.schedules.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        self.held = None;
+        // Whoever waits for it holds it too.
+        if turns.get(&self.name).is_some_and(|turn| Arc::strong_count(turn) == 1) {
+            turns.remove(&self.name);
+        }
+    }
+}
 
 impl Schedules {
     pub(crate) async fn load(store: &Store) -> Result<Self, Refusal> {
-        let mut all = BTreeMap::new();
+        let mut schedulers = BTreeMap::new();
         for item in store.workflow_items(KIND).await.map_err(unavailable)? {
-            let scheduler = Scheduler::decode(item.body.as_slice())
-                .map_err(|_| Refusal::Internal(format!("schedule {} cannot be read", item.id)))?;
-            all.insert((item.namespace, item.id), scheduler);
+            let scheduler = Scheduler::decode(item.body.as_slice()).unwrap_or_else(|error| {
+                tracing::error!(
+                    namespace = item.namespace, schedule = item.id, %error,
+                    "a schedule cannot be read and does nothing; delete it and make it anew"
+                );
+                Scheduler::unreadable(&item.namespace, &item.id)
+            });
+            schedulers.insert((item.namespace, item.id), Arc::new(scheduler));
         }
         Ok(Self {
-            all: Mutex::new(all),
+            all: Mutex::new(All {
+                schedulers,
+                ..All::default()
+            }),
             ..Default::default()
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Name, Scheduler>> {
+    fn lock(&self) -> MutexGuard<'_, All> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn get(&self, name: &Name) -> Result<Scheduler, Refusal> {
-        self.lock()
+    async fn turn(&self, name: &Name) -> Turn<'_> {
+        let turn = {
+            let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(turns.entry(name.clone()).or_default())
+        };
+        let held = turn.lock_owned().await;
+        Turn {
+            schedules: self,
+            name: name.clone(),
+            held: Some(held),
+        }
+    }
+
+    fn get(&self, name: &Name) -> Result<Arc<Scheduler>, Refusal> {
+        let all = self.lock();
+        all.schedulers
             .get(name)
             .cloned()
             .ok_or_else(|| Refusal::NotFound(format!("schedule {:?} not found", name.1)))
     }
 
-    /// Schedules whose time has come, and when the next one's does.
-    fn due(&self, now: Nanos) -> (Vec<Name>, Option<Nanos>) {
-        let all = self.lock();
+    /// Takes those out of the line whose time has come, and says when the next one's does.
+    fn take_due(&self, now: Nanos) -> (Vec<Name>, Option<Nanos>) {
+        let mut all = self.lock();
         let mut due = Vec::new();
-        let mut next: Option<Nanos> = None;
-        for (name, scheduler) in all.iter() {
-            match scheduler.next_at() {
-                Some(at) if at <= now => due.push(name.clone()),
-                Some(at) => next = Some(next.map_or(at, |known| known.min(at))),
-                None => {}
+        while let Some((at, name)) = all.line.first().cloned() {
+            if at > now {
+                return (due, Some(at));
             }
+            all.arm(&name, None);
+            due.push(name);
         }
-        (due, next)
+        (due, None)
+    }
+
+    /// Wakes it later, unless it is gone or somebody has said better.
+    fn rest(&self, name: &Name, until: Nanos) {
+        let mut all = self.lock();
+        if all.schedulers.contains_key(name) && !all.due.contains_key(name) {
+            all.arm(name, Some(until));
+            drop(all);
+            self.changed.notify_one();
+        }
+    }
+}
+
+/// When a schedule is to be woken.
+fn due_at(scheduler: &Scheduler, now: Nanos) -> Option<Nanos> {
+    let _doing = tracing::debug_span!(
+        "find the next time",
+        namespace = scheduler.namespace,
+        schedule = scheduler.id
+    )
+    .entered();
+    match scheduler.wake() {
+        Wake::Due(at) => Some(at),
+        // However often that is: it does not press.
+        Wake::Look(at) => Some(at.max(now.saturating_add(REST))),
+        Wake::Never => None,
     }
 }
 
 impl Engine {
     /// Wakes schedules until the engine closes.
     pub(crate) async fn keep_schedules(self) {
-        let running: Vec<_> = self.inner.schedules.lock().values().cloned().collect();
-        for scheduler in running {
+        let known: Vec<_> = self.inner.schedules.lock().schedulers.clone().into_iter().collect();
+        for (name, scheduler) in known {
             self.watch_all(&scheduler);
+            let at = due_at(&scheduler, self.now());
+            if let Some(at) = at {
+                self.inner.schedules.rest(&name, at);
+            } else if let Some(fault) = scheduler.fault(self.now()) {
+                tracing::warn!(
+                    namespace = name.0,
+                    schedule = name.1,
+                    fault,
+                    "a schedule does nothing; change it or delete it"
+                );
+            }
+            tokio::task::yield_now().await;
         }
         loop {
-            let (due, next) = self.inner.schedules.due(self.now());
+            let (due, next) = self.inner.schedules.take_due(self.now());
             for name in due {
-                if let Err(error) = self.wake(&name).await {
-                    tracing::warn!(schedule = name.1, %error, "a schedule could not act");
-                    tokio::time::sleep(Duration::from_secs(1)).await;
-                }
+                tokio::spawn(self.clone().wake(name));
             }
             let wait = next.map_or(Duration::from_secs(3600), |at| {
-                Duration::from_nanos(u64::try_from(at - self.now()).unwrap_or(0))
+                Duration::from_nanos(u64::try_from(at.saturating_sub(self.now())).unwrap_or(0))
             });
             tokio::select! {
                 () = self.inner.stop.cancelled() => return,
@@ -109,19 +231,24 @@ impl Engine {
         name: &Name,
         change: impl FnOnce(&mut Scheduler, Nanos) -> Result<T, Refusal> + Send,
     ) -> Result<T, Refusal> {
-        let _turn = self.inner.schedules.turn.lock().await;
-        let mut scheduler = self.inner.schedules.get(name)?;
-        let result = change(&mut scheduler, self.now())?;
+        let _turn = self.inner.schedules.turn(name).await;
+        let mut scheduler = Scheduler::clone(&*self.inner.schedules.get(name)?);
+        let result = doing(name, || change(&mut scheduler, self.now()))?;
         self.act(&mut scheduler).await;
         self.put_schedule(scheduler).await?;
         Ok(result)
     }
 
-    async fn wake(&self, name: &Name) -> Result<(), Refusal> {
-        match self.change_schedule(name, |_, _| Ok(())).await {
+    async fn wake(self, name: Name) {
+        match self.change_schedule(&name, |_, _| Ok(())).await {
             // Deleted in the meantime.
-            Err(Refusal::NotFound(_)) => Ok(()),
-            other => other,
+            Ok(()) | Err(Refusal::NotFound(_)) => {}
+            Err(error) => {
+                tracing::warn!(namespace = name.0, schedule = name.1, %error, "a schedule could not act");
+                self.inner
+                    .schedules
+                    .rest(&name, self.now().saturating_add(REST));
+            }
         }
     }
 
@@ -138,14 +265,21 @@ impl Engine {
             .await
             .map_err(unavailable)?;
         self.watch_all(&scheduler);
-        self.inner.schedules.lock().insert(name, scheduler);
+        let at = due_at(&scheduler, self.now());
+        {
+            let mut all = self.inner.schedules.lock();
+            all.schedulers.insert(name.clone(), Arc::new(scheduler));
+            all.arm(&name, at);
+        }
         self.inner.schedules.changed.notify_one();
         Ok(())
     }
 
     /// Starting is idempotent: a start that was carried out, but not noted before a crash, is found again by its id.
     async fn act(&self, scheduler: &mut Scheduler) {
-        for act in scheduler.tick(self.now()) {
+        let name = (scheduler.namespace.clone(), scheduler.id.clone());
+        let now = self.now();
+        for act in doing(&name, || scheduler.tick(now)) {
             match act {
                 Act::Start(start) => match self.start_scheduled(scheduler, &start).await {
                     Ok((workflow_id, run_id)) => scheduler.started(&start, &workflow_id, &run_id, self.now()),
@@ -324,8 +458,12 @@ impl Engine {
                 "ScheduleId is not set on request.".to_owned(),
             ));
         }
+        self.inner
+            .options
+            .limits
+            .check_id("ScheduleId", &request.schedule_id)?;
         let name = (request.namespace.clone(), request.schedule_id.clone());
-        let _turn = self.inner.schedules.turn.lock().await;
+        let _turn = self.inner.schedules.turn(&name).await;
         if let Ok(known) = self.inner.schedules.get(&name) {
             if !request.request_id.is_empty() && known.request_id == request.request_id {
                 return Ok(service::CreateScheduleResponse {
@@ -334,14 +472,21 @@ impl Engine {
             }
             return Err(Refusal::AlreadyStarted {
                 message: format!("schedule {:?} is already registered", request.schedule_id),
-                request_id: known.request_id,
+                request_id: known.request_id.clone(),
                 run_id: String::new(),
                 first_run_id: String::new(),
             });
         }
+        if self.inner.schedules.lock().behind(&request.namespace, "").count() >= MOST {
+            return Err(Refusal::ResourceExhausted(format!(
+                "this namespace has {MOST} schedules, and may have no more: delete some, or use another namespace"
+            )));
+        }
         let now = self.now();
         let schedule = self.typed_action(&request.namespace, request.schedule.unwrap_or_default())?;
-        let mut scheduler = Scheduler::new(&request.namespace, &request.schedule_id, schedule, now)?;
+        let mut scheduler = doing(&name, || {
+            Scheduler::new(&request.namespace, &request.schedule_id, schedule, now)
+        })?;
         scheduler.memo = request.memo;
         scheduler.request_id = request.request_id;
         scheduler.search_attributes = self
@@ -349,7 +494,7 @@ impl Engine {
             .namespaces
             .typed(&request.namespace, request.search_attributes)?;
         if let Some(patch) = request.initial_patch {
-            scheduler.patch(&patch, now);
+            doing(&name, || scheduler.patch(&patch, now))?;
         }
         self.act(&mut scheduler).await;
         let conflict_token = token(&scheduler);
@@ -362,19 +507,18 @@ impl Engine {
         request: service::DescribeScheduleRequest,
     ) -> Result<service::DescribeScheduleResponse, Refusal> {
         self.inner.namespaces.check(&request.namespace)?;
+        let name = (request.namespace, request.schedule_id);
         // After whatever is being done.
-        let _turn = self.inner.schedules.turn.lock().await;
-        let scheduler = self
-            .inner
-            .schedules
-            .get(&(request.namespace, request.schedule_id))?;
-        let (schedule, info) = scheduler.view(self.now());
+        let _turn = self.inner.schedules.turn(&name).await;
+        let scheduler = self.inner.schedules.get(&name)?;
+        let now = self.now();
+        let (schedule, info) = doing(&name, || scheduler.view(now));
         Ok(service::DescribeScheduleResponse {
             schedule: Some(schedule),
             info: Some(info),
             conflict_token: token(&scheduler),
-            memo: Some(scheduler.memo.unwrap_or_default()),
-            search_attributes: Some(scheduler.search_attributes.unwrap_or_default()),
+            memo: Some(scheduler.memo.clone().unwrap_or_default()),
+            search_attributes: Some(scheduler.search_attributes.clone().unwrap_or_default()),
         })
     }
 
@@ -415,8 +559,7 @@ impl Engine {
         let name = (request.namespace, request.schedule_id);
         let patch = request.patch.unwrap_or_default();
         self.change_schedule(&name, move |scheduler, now| {
-            scheduler.patch(&patch, now);
-            Ok(())
+            scheduler.patch(&patch, now)
         })
         .await?;
         Ok(service::PatchScheduleResponse {})
@@ -427,15 +570,17 @@ impl Engine {
         request: service::DeleteScheduleRequest,
     ) -> Result<service::DeleteScheduleResponse, Refusal> {
         self.inner.namespaces.check(&request.namespace)?;
-        let _turn = self.inner.schedules.turn.lock().await;
         let name = (request.namespace, request.schedule_id);
+        let _turn = self.inner.schedules.turn(&name).await;
         self.inner.schedules.get(&name)?;
         self.inner
             .store
             .delete_workflow_item(KIND, name.0.clone(), name.1.clone())
             .await
             .map_err(unavailable)?;
-        self.inner.schedules.lock().remove(&name);
+        let mut all = self.inner.schedules.lock();
+        all.schedulers.remove(&name);
+        all.arm(&name, None);
         Ok(service::DeleteScheduleResponse {})
     }
 
@@ -444,28 +589,42 @@ impl Engine {
         request: service::ListScheduleMatchingTimesRequest,
     ) -> Result<service::ListScheduleMatchingTimesResponse, Refusal> {
         self.inner.namespaces.check(&request.namespace)?;
-        let scheduler = self
-            .inner
-            .schedules
-            .get(&(request.namespace, request.schedule_id))?;
+        let name = (request.namespace, request.schedule_id);
+        let scheduler = self.inner.schedules.get(&name)?;
         let from = unstamp(request.start_time.as_ref());
         let until = unstamp(request.end_time.as_ref());
-        let times = scheduler.times(from, until, 1_000);
+        let times = doing(&name, || scheduler.times(from, until, 1_000))?;
         Ok(service::ListScheduleMatchingTimesResponse {
             start_time: times.into_iter().map(|(_, actual)| stamp(actual)).collect(),
         })
     }
 
-    fn matching_schedules(&self, namespace: &str, query: &str) -> Result<Vec<Scheduler>, Refusal> {
+    /// The first ones behind an id that fit a query, in their order.
+    async fn matching_schedules(
+        &self,
+        namespace: &str,
+        query: &str,
+        after: &str,
+        limit: usize,
+    ) -> Result<Vec<Arc<Scheduler>>, Refusal> {
         self.inner.namespaces.check(namespace)?;
         let filter = self
             .parse_query(namespace, &query.replace("ScheduleId", "WorkflowId"))?
             .filter;
-        let all = self.inner.schedules.lock();
-        let matching = all.values().filter(|scheduler| {
-            scheduler.namespace == namespace && crate::filter::fits(&filter, &searched(scheduler))
-        });
-        Ok(matching.cloned().collect())
+        let all: Vec<_> = self.inner.schedules.lock().behind(namespace, after).cloned().collect();
+        let mut matching = Vec::new();
+        for some in all.chunks(AT_ONCE) {
+            let fits = |scheduler: &&Arc<Scheduler>| {
+                scheduler.id != after && crate::filter::fits(&filter, &searched(scheduler))
+            };
+            matching.extend(some.iter().filter(fits).cloned());
+            if matching.len() >= limit {
+                matching.truncate(limit);
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+        Ok(matching)
     }
 
     pub async fn list_schedules(
@@ -473,7 +632,6 @@ impl Engine {
         request: service::ListSchedulesRequest,
     ) -> Result<service::ListSchedulesResponse, Refusal> {
         let now = self.now();
-        let matching = self.matching_schedules(&request.namespace, &request.query)?;
         let after = String::from_utf8(request.next_page_token)
             .map_err(|_| Refusal::InvalidArgument("Invalid NextPageToken.".to_owned()))?;
         let limit = usize::try_from(request.maximum_page_size)
@@ -481,14 +639,30 @@ impl Engine {
             .filter(|size| *size > 0)
             .unwrap_or(100)
             .min(1_000);
-        let mut rest = matching.into_iter().filter(|scheduler| scheduler.id > after);
-        let page: Vec<_> = rest.by_ref().take(limit).collect();
-        let token = match (rest.next(), page.last()) {
-            (Some(_), Some(last)) => last.id.clone().into_bytes(),
+        let mut page = self
+            .matching_schedules(&request.namespace, &request.query, &after, limit + 1)
+            .await?;
+        let mut has_more = page.len() > limit;
+        page.truncate(limit);
+        let (mut schedules, mut bytes) = (Vec::new(), 0);
+        for (count, scheduler) in page.iter().enumerate() {
+            let entry = entry(scheduler, now);
+            bytes += entry.encoded_len();
+            if bytes > PAGE_BYTES && count > 0 {
+                has_more = true;
+                break;
+            }
+            schedules.push(entry);
+            if count % AT_ONCE == AT_ONCE - 1 {
+                tokio::task::yield_now().await;
+            }
+        }
+        let token = match schedules.last() {
+            Some(last) if has_more => last.schedule_id.clone().into_bytes(),
             _ => Vec::new(),
         };
         Ok(service::ListSchedulesResponse {
-            schedules: page.iter().map(|scheduler| entry(scheduler, now)).collect(),
+            schedules,
             next_page_token: token,
         })
     }
@@ -497,12 +671,19 @@ impl Engine {
         &self,
         request: service::CountSchedulesRequest,
     ) -> Result<service::CountSchedulesResponse, Refusal> {
-        let matching = self.matching_schedules(&request.namespace, &request.query)?;
+        let matching = self
+            .matching_schedules(&request.namespace, &request.query, "", usize::MAX)
+            .await?;
         Ok(service::CountSchedulesResponse {
             count: i64::try_from(matching.len()).unwrap_or(i64::MAX),
             groups: Vec::new(),
         })
     }
+}
+
+/// Says what is being decided, for whoever asks why a thread is busy.
+fn doing<T>(name: &Name, decide: impl FnOnce() -> T) -> T {
+    tracing::debug_span!("decide", namespace = name.0, schedule = name.1).in_scope(decide)
 }
 
 fn token(scheduler: &Scheduler) -> Vec<u8> {
@@ -527,7 +708,7 @@ fn searched(scheduler: &Scheduler) -> serde_json::Map<String, serde_json::Value>
 }
 
 fn entry(scheduler: &Scheduler, now: Nanos) -> proto::ScheduleListEntry {
-    let (schedule, info) = scheduler.view(now);
+    let (schedule, info) = scheduler.glance(now, LISTED);
     let state = schedule.state.unwrap_or_default();
     let workflow_type = scheduler
         .new_workflow()
@@ -544,7 +725,7 @@ fn entry(scheduler: &Scheduler, now: Nanos) -> proto::ScheduleListEntry {
             notes: state.notes,
             paused: state.paused,
             recent_actions: info.recent_actions[recent..].to_vec(),
-            future_action_times: info.future_action_times.into_iter().take(LISTED).collect(),
+            future_action_times: info.future_action_times,
             ..Default::default()
         }),
     }

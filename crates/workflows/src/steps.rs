@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use atoll_workflow_core::{Refusal, nanos};
+use atoll_workflow_core::{Refusal, TaskToken, nanos};
 use temporalio_protos::temporal::api::common::v1::{Payload, Payloads};
 use temporalio_protos::temporal::api::failure::v1::failure::FailureInfo;
 use temporalio_protos::temporal::api::failure::v1::{ApplicationFailureInfo, Failure};
@@ -26,6 +26,8 @@ pub struct Step {
     pub workflow_id: String,
     pub run_id: String,
     pub activity_id: String,
+    /// The event that scheduled it: what tells it from another of the same run with the same id.
+    pub scheduled_id: i64,
     /// How often it wants to hear that somebody is still at it.
     pub heartbeat: Option<Duration>,
     /// What answers name it by; opaque.
@@ -76,6 +78,7 @@ impl Engine {
             workflow_id: execution.workflow_id,
             run_id: execution.run_id,
             activity_id: polled.activity_id,
+            scheduled_id: TaskToken::decode(namespace, &polled.task_token)?.scheduled_id,
             heartbeat: (heartbeat > 0).then(|| Duration::from_nanos(heartbeat)),
             token: polled.task_token,
         };

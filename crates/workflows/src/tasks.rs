@@ -36,6 +36,7 @@ impl Engine {
                 "TaskQueue is not set on request.".to_owned(),
             ));
         }
+        self.check_poll(&queue.name, &request.identity)?;
         let key = QueueKey {
             namespace: request.namespace,
             name: queue.name,

@@ -30,17 +30,24 @@ impl Engine {
         query: Query,
         offset: usize,
         limit: usize,
-    ) -> Result<Vec<WorkflowRunRow>, Refusal> {
+    ) -> Result<(Vec<WorkflowRunRow>, bool), Refusal> {
         let page = WorkflowPage {
             offset,
             limit,
             order: query.order,
         };
+        let _place = self.place_to_search().await?;
         self.inner
             .store
             .find_workflow_runs(namespace.to_owned(), query.filter, page)
             .await
-            .map_err(unavailable)
+            .map_err(searched)
+    }
+
+    /// Of the few threads that read the store, some are always left to those who go on with workflows.
+    async fn place_to_search(&self) -> Result<tokio::sync::SemaphorePermit<'_>, Refusal> {
+        let place = self.inner.searching.acquire().await;
+        place.map_err(|_| Refusal::Unavailable("the engine is closed".to_owned()))
     }
 
     /// A page of workflows, and where the next one begins.
@@ -64,14 +71,13 @@ impl Engine {
                 .and_then(|text| text.parse().ok())
                 .ok_or_else(|| Refusal::InvalidArgument("Invalid NextPageToken.".to_owned()))?,
         };
-        let rows = self.find(namespace, query, offset, limit + 1).await?;
-        let token = if rows.len() > limit {
-            (offset + limit).to_string().into_bytes()
+        let (rows, has_more) = self.find(namespace, query, offset, limit).await?;
+        let token = if has_more {
+            offset.saturating_add(rows.len()).to_string().into_bytes()
         } else {
             Vec::new()
         };
-        let infos = rows.into_iter().take(limit).map(info).collect();
-        Ok((infos, token))
+        Ok((rows.into_iter().map(info).collect(), token))
     }
 
     pub async fn count_workflows(
@@ -80,12 +86,14 @@ impl Engine {
     ) -> Result<service::CountWorkflowExecutionsResponse, Refusal> {
         self.inner.namespaces.check(&request.namespace)?;
         let query = self.parse_query(&request.namespace, &request.query)?;
+        let place = self.place_to_search().await?;
         let counts = self
             .inner
             .store
             .count_workflow_runs(request.namespace, query.filter)
             .await
-            .map_err(unavailable)?;
+            .map_err(searched)?;
+        drop(place);
         let count = counts.iter().map(|(_, count)| count).sum();
         let groups = if query.by_status {
             counts
@@ -99,6 +107,15 @@ impl Engine {
             Vec::new()
         };
         Ok(service::CountWorkflowExecutionsResponse { count, groups })
+    }
+}
+
+fn searched(error: atoll_store::Error) -> Refusal {
+    match error {
+        atoll_store::Error::TooMuchWork { .. } => Refusal::InvalidArgument(format!(
+            "invalid query: {error}; narrow it, by WorkflowId or StartTime for example, or use fewer conditions"
+        )),
+        error => unavailable(error),
     }
 }
 

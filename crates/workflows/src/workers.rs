@@ -21,9 +21,11 @@ impl Engine {
         request: service::ShutdownWorkerRequest,
     ) -> Result<service::ShutdownWorkerResponse, Refusal> {
         self.inner.namespaces.check(&request.namespace)?;
+        let limits = &self.inner.options.limits;
+        limits.check_id("WorkerInstanceKey", &request.worker_instance_key)?;
         if !request.sticky_task_queue.is_empty() {
             let queue = QueueKey {
-                namespace: request.namespace,
+                namespace: request.namespace.clone(),
                 name: request.sticky_task_queue,
                 kind: Kind::Workflow,
             };
@@ -33,7 +35,9 @@ impl Engine {
                 }
             }
         }
-        self.inner.queues.release(&request.worker_instance_key);
+        self.inner
+            .queues
+            .release(&request.namespace, &request.worker_instance_key);
         Ok(service::ShutdownWorkerResponse {})
     }
 
@@ -50,6 +54,7 @@ impl Engine {
             name: request.task_queue.unwrap_or_default().name,
             kind: Kind::Nexus,
         };
+        self.check_poll(&key.name, &request.identity)?;
         let asking = Asking {
             identity: request.identity,
             worker: request.worker_instance_key,
@@ -58,6 +63,13 @@ impl Engine {
         };
         self.inner.queues.poll(&key, &asking, self.poll_time(wait)).await;
         Ok(service::PollNexusTaskQueueResponse::default())
+    }
+
+    /// What names a queue or a worker is kept for a while, so it may not be long.
+    pub(crate) fn check_poll(&self, queue: &str, identity: &str) -> Result<(), Refusal> {
+        let limits = &self.inner.options.limits;
+        limits.check_id("TaskQueue", queue)?;
+        limits.check_id("Identity", identity)
     }
 
     pub fn describe_task_queue(

@@ -53,7 +53,7 @@ pub(super) fn too_large() -> StepEnd {
 
 /// By which an attempt finds what an earlier one made.
 fn idempotency_key(step: &Step) -> String {
-    format!("{}/{}", step.run_id, step.activity_id)
+    format!("{}/{}", step.run_id, step.scheduled_id)
 }
 
 /// What to ask of the API.
