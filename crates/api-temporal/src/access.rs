@@ -18,6 +18,7 @@ use tonic::codegen::http::{HeaderMap, Request, Response, header};
 use tonic::{Status, async_trait};
 use tower_layer::Layer;
 use tower_service::Service;
+use tracing::Instrument as _;
 
 /// Knows to which project a key belongs.
 #[async_trait]
@@ -114,7 +115,8 @@ where
         let next = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, next);
         let access = self.access.clone();
-        Box::pin(async move {
+        let doing = tracing::debug_span!("call", method = request.uri().path(), project = tracing::field::Empty);
+        let answered = async move {
             let caller = match &access {
                 Access::Open => Ok(Caller::Anyone),
                 // Asks nothing and tells nothing of anybody, so it does not matter who calls it.
@@ -125,12 +127,15 @@ where
             };
             match caller {
                 Ok(caller) => {
+                    // So that whoever looks for what is slow learns whose it is.
+                    tracing::Span::current().record("project", caller.project());
                     request.extensions_mut().insert(caller);
                     inner.call(request).await.map(crate::oversize::retell)
                 }
                 Err(status) => Ok(status.into_http()),
             }
-        })
+        };
+        Box::pin(answered.instrument(doing))
     }
 }
 

@@ -10,6 +10,7 @@ use tracing_subscriber::{EnvFilter, Layer, Registry, fmt};
 use crate::args::LogFormat;
 use crate::otlp;
 use crate::output::{Error, Result};
+use crate::watchdog;
 
 type BoxedLayer = Box<dyn Layer<Registry> + Send + Sync>;
 
@@ -47,6 +48,7 @@ pub(crate) fn start(
     };
     let layers: Vec<BoxedLayer> = std::iter::once(lines.with_filter(filter).boxed())
         .chain(layer)
+        .chain([watchdog::layer().boxed()])
         .collect();
     tracing_subscriber::registry().with(layers).init();
     Ok(exporter)

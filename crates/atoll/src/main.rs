@@ -19,6 +19,7 @@ mod server;
 mod steps;
 mod tls;
 mod transfer;
+mod watchdog;
 mod workflow_client;
 mod workflows;
 

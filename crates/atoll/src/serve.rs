@@ -22,6 +22,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tracing::Instrument as _;
 
 /// How long a client may take to send the head of a request; also how long an idle connection is kept.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
@@ -50,7 +51,9 @@ pub(crate) async fn serve(
             if is_secured {
                 request.extensions_mut().insert(atoll_api_e2b::Secured);
             }
-            api.call(request)
+            // So that the watchdog can say which request stalls. The query may hold secrets.
+            let doing = tracing::debug_span!("request", method = %request.method(), path = request.uri().path());
+            api.call(request).instrument(doing)
         });
         let stop = stop.clone();
         match tls.clone() {

@@ -29,6 +29,7 @@ use crate::output::{Doing, Error, Output, Result};
 use crate::outside;
 use crate::serve;
 use crate::steps;
+use crate::watchdog;
 use crate::workflows::Workflows;
 
 /// The default of sandboxes created through the API without a word about their lifetime.
@@ -38,6 +39,7 @@ const DEFAULT_TIMEOUT_MILLIS: u64 = 15 * 60 * 1000;
 pub(crate) async fn run(global: &Global, args: &ServerArgs) -> Result<()> {
     let config = Config::load(args, global.data.as_deref())?;
     let exporter = logging::start(config.log_format, "info", config.otlp_endpoint.as_deref())?;
+    watchdog::start(&tokio::runtime::Handle::current())?;
     // Before anything is started, so that an early Ctrl-C does not leave half of it.
     let mut interrupt = signal(SignalKind::interrupt()).doing("cannot watch for Ctrl-C")?;
     let mut terminate = signal(SignalKind::terminate()).doing("cannot watch for termination")?;

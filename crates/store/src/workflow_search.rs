@@ -133,9 +133,10 @@ pub struct WorkflowPage {
 fn bounded<T>(
     db: &Connection,
     what: &'static str,
+    steps: u64,
     ask: impl FnOnce(&Connection) -> Result<T, Error>,
 ) -> Result<T, Error> {
-    let mut left = MOST_STEPS / u64::from(COUNTED.unsigned_abs());
+    let mut left = steps / u64::from(COUNTED.unsigned_abs());
     let count = move || {
         left = left.saturating_sub(1);
         left == 0
@@ -147,10 +148,7 @@ fn bounded<T>(
         Err(Error::Sqlite { source, .. })
             if source.sqlite_error_code() == Some(ErrorCode::OperationInterrupted) =>
         {
-            Err(Error::TooMuchWork {
-                what,
-                steps: MOST_STEPS,
-            })
+            Err(Error::TooMuchWork { what, steps })
         }
         other => other,
     }
@@ -183,7 +181,7 @@ impl Store {
                 i64::try_from(page.limit).unwrap_or(i64::MAX).saturating_add(1),
                 i64::try_from(page.offset).unwrap_or(i64::MAX)
             );
-            bounded(db, "list workflows", |db| {
+            bounded(db, "list workflows", MOST_STEPS, |db| {
                 let mut statement = db.prepare(&text)?;
                 let rows = statement.query_map(query.values().as_slice(), read_run)?;
                 let (mut found, mut bytes) = (Vec::new(), 0);
@@ -214,7 +212,7 @@ impl Store {
                 "SELECT status, COUNT(*) FROM workflow_runs WHERE namespace = ?1 AND {condition} GROUP BY status \
                  ORDER BY status"
             );
-            bounded(db, "count workflows", |db| {
+            bounded(db, "count workflows", MOST_STEPS, |db| {
                 let mut statement = db.prepare(&text)?;
                 let rows =
                     statement.query_map(query.values().as_slice(), |row| Ok((row.get(0)?, row.get(1)?)))?;
@@ -360,5 +358,22 @@ impl Query {
             return "0".to_owned();
         }
         format!("{not}COALESCE({}, 0)", words.join(" OR "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_statement_without_an_end_is_given_up() {
+        let db = Connection::open_in_memory().unwrap();
+        let endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n";
+        let ask = |db: &Connection| Ok(db.query_row(endless, [], |row| row.get::<_, i64>(0))?);
+        let given_up = bounded(&db, "count", 1_000_000, ask).unwrap_err();
+        assert!(matches!(given_up, Error::TooMuchWork { .. }), "{given_up:?}");
+        // The next one starts anew.
+        let ask = |db: &Connection| Ok(db.query_row("SELECT 1", [], |row| row.get::<_, i64>(0))?);
+        assert_eq!(bounded(&db, "count", 1_000_000, ask).unwrap(), 1);
     }
 }

@@ -534,3 +534,35 @@ fn passes(found: Option<&serde_json::Value>, test: &Test) -> bool {
         Test::IsNotNull => true,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(text: &str) -> String {
+        match parse(text, &|_| Some(Type::Keyword)) {
+            Err(Refusal::InvalidArgument(text)) => text,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn queries_are_bounded() {
+        let many = |count: usize, with: &str| vec!["RunId = 'x'"; count].join(with);
+        parse(&many(MOST_CONDITIONS, " OR "), &|_| None).unwrap();
+        assert!(refusal(&many(MOST_CONDITIONS + 1, " AND ")).contains("conditions"));
+        let nested = |depth: usize| format!("{}RunId = 'x'{}", "(".repeat(depth), ")".repeat(depth));
+        parse(&nested(MOST_NESTED - 1), &|_| None).unwrap();
+        assert!(refusal(&nested(MOST_NESTED)).contains("deep"));
+        assert!(refusal(&"NOT ".repeat(10_000)).contains("deep"));
+        let values = vec!["'x'"; MOST_VALUES + 1].join(",");
+        assert!(refusal(&format!("RunId IN ({values})")).contains("values"));
+        let words = "w ".repeat(MOST_VALUES + 1);
+        let sentence = format!("Said = '{words}'");
+        assert!(parse(&sentence, &|_| Some(Type::Text)).is_err());
+        let order = vec!["RunId"; MOST_ORDERS + 1].join(",");
+        assert!(refusal(&format!("ORDER BY {order}")).contains("ORDER BY"));
+        assert!(refusal(&" ".repeat(MOST_BYTES + 1)).contains("bytes"));
+        assert!(refusal("ExecutionDuration = '9999999999999999:0:0'").contains("invalid value"));
+    }
+}

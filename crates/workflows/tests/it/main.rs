@@ -7,6 +7,9 @@
     reason = "a test fails by panicking"
 )]
 
+mod bindings;
+mod bounds;
+
 use std::path::Path;
 use std::time::Duration;
 

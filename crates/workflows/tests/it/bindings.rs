@@ -1,0 +1,210 @@
+//! What is given to one namespace, one run, one activity is not for another, whatever that one says.
+
+use atoll_workflow_core::TaskToken;
+use atoll_workflows::{Namespace, Question, Step, Verdict, digest};
+use serde_json::json;
+use temporalio_protos::temporal::api::query::v1::WorkflowQuery;
+
+use super::*;
+
+async fn add_namespace(engine: &Engine, name: &str, project: &str) {
+    let namespace = Namespace {
+        name: name.to_owned(),
+        project: project.to_owned(),
+        retention: i64::MAX,
+        ..Namespace::default()
+    };
+    engine.register_namespace(namespace).await.unwrap();
+}
+
+fn answer(token: &TaskToken, text: &str) -> service::RespondQueryTaskCompletedRequest {
+    service::RespondQueryTaskCompletedRequest {
+        namespace: token.namespace.clone(),
+        task_token: token.encode(),
+        completed_type: enums::QueryResultType::Answered.into(),
+        query_result: Some(common::Payloads {
+            payloads: vec![common::Payload {
+                data: text.as_bytes().to_vec(),
+                ..Default::default()
+            }],
+        }),
+        ..Default::default()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_query_is_answered_by_whom_it_was_given_to() {
+    let place = tempfile::tempdir().unwrap();
+    let (engine, store) = open(&place.path().join("db")).await;
+    add_namespace(&engine, "theirs", "other").await;
+    start(&engine, "wf").await;
+    let task = poll(&engine).await;
+    complete(&engine, &task.task_token, vec![activity()]).await;
+    let request = service::QueryWorkflowRequest {
+        namespace: "default".to_owned(),
+        execution: Some(common::WorkflowExecution {
+            workflow_id: "wf".to_owned(),
+            run_id: String::new(),
+        }),
+        query: Some(WorkflowQuery {
+            query_type: "what".to_owned(),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    let asking = tokio::spawn({
+        let engine = engine.clone();
+        async move { engine.query_workflow(request, None).await }
+    });
+    let task = poll(&engine).await;
+    assert!(task.query.is_some());
+    let token = TaskToken::decode("default", &task.task_token).unwrap();
+    assert!(!token.query_id.is_empty());
+    // Somebody who has learned its name, from another namespace, or for another workflow or run of the same one.
+    let forged = [
+        TaskToken {
+            namespace: "theirs".to_owned(),
+            ..token.clone()
+        },
+        TaskToken {
+            workflow_id: "another".to_owned(),
+            ..token.clone()
+        },
+        TaskToken {
+            run_id: "another".to_owned(),
+            ..token.clone()
+        },
+        TaskToken {
+            run_id: String::new(),
+            ..token.clone()
+        },
+    ];
+    for token in &forged {
+        let refused = engine.answer_query(answer(token, "a lie")).unwrap_err();
+        assert!(matches!(refused, Refusal::NotFound(_)), "{refused:?}");
+    }
+    // A token of one namespace is not taken in another either.
+    let mut request = answer(&token, "a lie");
+    request.namespace = "theirs".to_owned();
+    assert!(engine.answer_query(request).is_err());
+    engine.answer_query(answer(&token, "the truth")).unwrap();
+    let heard = asking.await.unwrap().unwrap().query_result.unwrap();
+    assert_eq!(heard.payloads[0].data, b"the truth");
+    engine.close();
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_is_stopped_in_its_own_namespace() {
+    let place = tempfile::tempdir().unwrap();
+    let (engine, store) = open(&place.path().join("db")).await;
+    add_namespace(&engine, "theirs", "other").await;
+    let stop = |namespace: &str| service::ShutdownWorkerRequest {
+        namespace: namespace.to_owned(),
+        worker_instance_key: "worker".to_owned(),
+        ..Default::default()
+    };
+    let request = service::PollWorkflowTaskQueueRequest {
+        namespace: "default".to_owned(),
+        task_queue: queue(),
+        worker_instance_key: "worker".to_owned(),
+        ..Default::default()
+    };
+    // Somebody else's worker of the same name stops: this one goes on.
+    engine.shutdown_worker(stop("theirs")).unwrap();
+    start(&engine, "wf").await;
+    let task = engine.poll_workflow_task(request.clone(), None).await.unwrap();
+    assert!(!task.task_token.is_empty());
+    engine.shutdown_worker(stop("default")).unwrap();
+    start(&engine, "another").await;
+    let task = engine.poll_workflow_task(request, None).await.unwrap();
+    assert!(task.task_token.is_empty());
+    engine.close();
+    store.close().await;
+}
+
+/// Has the workflow schedule an activity for the built-in worker, and takes it.
+async fn next_step(engine: &Engine, activity_id: &str) -> Step {
+    let task = poll(engine).await;
+    let wanted =
+        Attributes::ScheduleActivityTaskCommandAttributes(command::ScheduleActivityTaskCommandAttributes {
+            activity_id: activity_id.to_owned(),
+            activity_type: Some(common::ActivityType {
+                name: "step".to_owned(),
+            }),
+            task_queue: Some(TaskQueue {
+                name: "atoll".to_owned(),
+                ..Default::default()
+            }),
+            start_to_close_timeout: Some(duration(60 * SECOND)),
+            ..Default::default()
+        });
+    complete(engine, &task.task_token, vec![wanted]).await;
+    engine.next_step("default", "atoll").await.unwrap().unwrap()
+}
+
+fn question(step: &Step, action: &serde_json::Value) -> Question {
+    Question {
+        namespace: step.namespace.clone(),
+        workflow_id: step.workflow_id.clone(),
+        run_id: step.run_id.clone(),
+        activity_id: step.activity_id.clone(),
+        scheduled_id: step.scheduled_id,
+        action: action.clone(),
+        reason: "to see".to_owned(),
+        limit: Duration::from_secs(600),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_approval_is_good_for_one_activity_whatever_the_next_is_called() {
+    let place = tempfile::tempdir().unwrap();
+    let (engine, store) = open(&place.path().join("db")).await;
+    start(&engine, "wf").await;
+    let action = json!({"step": "sandbox.delete", "input": {"sandbox": "one"}});
+
+    let asks = next_step(&engine, "ask").await;
+    let approval = engine.ask_approval(question(&asks, &action)).await.unwrap();
+    let again = engine.ask_approval(question(&asks, &action)).await.unwrap();
+    assert_eq!(approval.id, again.id, "one activity asks once");
+    let yes = Verdict {
+        granted: true,
+        digest: digest(&action),
+        by: "a person".to_owned(),
+        note: String::new(),
+    };
+    engine.decide_approval("", &approval.id, yes).await.unwrap();
+
+    // The yes completes the activity that asked, so that the workflow goes on.
+    let does = next_step(&engine, "do").await;
+    engine.use_approval("", &approval.id, &does, &action).await.unwrap();
+    // The same activity may try again.
+    engine.use_approval("", &approval.id, &does, &action).await.unwrap();
+    engine
+        .end_step(&does, atoll_workflows::StepEnd::Done(b"{}".to_vec()))
+        .await
+        .unwrap();
+
+    // Another one, which the workflow gives the same id.
+    let does_again = next_step(&engine, "do").await;
+    assert_eq!(does.activity_id, does_again.activity_id);
+    let refused = engine
+        .use_approval("", &approval.id, &does_again, &action)
+        .await
+        .unwrap_err();
+    assert!(refused.to_string().contains("already"), "{refused}");
+    engine
+        .end_step(&does_again, atoll_workflows::StepEnd::Done(b"{}".to_vec()))
+        .await
+        .unwrap();
+
+    // Nor does a question by the same id find the answer to the first.
+    let other = json!({"step": "sandbox.delete", "input": {"sandbox": "all"}});
+    let asks_again = next_step(&engine, "ask").await;
+    let second = engine.ask_approval(question(&asks_again, &other)).await.unwrap();
+    assert_ne!(second.id, approval.id);
+    assert_eq!(second.decision, None);
+    assert_eq!(second.action, other);
+    engine.close();
+    store.close().await;
+}
