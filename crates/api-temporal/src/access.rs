@@ -115,7 +115,11 @@ where
         let next = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, next);
         let access = self.access.clone();
-        let doing = tracing::debug_span!("call", method = request.uri().path(), project = tracing::field::Empty);
+        let doing = tracing::debug_span!(
+            "call",
+            method = request.uri().path(),
+            project = tracing::field::Empty
+        );
         let answered = async move {
             let caller = match &access {
                 Access::Open => Ok(Caller::Anyone),

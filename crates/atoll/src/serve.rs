@@ -52,7 +52,8 @@ pub(crate) async fn serve(
                 request.extensions_mut().insert(atoll_api_e2b::Secured);
             }
             // So that the watchdog can say which request stalls. The query may hold secrets.
-            let doing = tracing::debug_span!("request", method = %request.method(), path = request.uri().path());
+            let doing =
+                tracing::debug_span!("request", method = %request.method(), path = request.uri().path());
             api.call(request).instrument(doing)
         });
         let stop = stop.clone();

@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 
 /// The task queue that workflows name.
 pub(crate) const QUEUE: &str = "atoll";
-/// How many steps are carried out at once.
+/// How many steps of a project are carried out at once.
 const AT_ONCE: usize = 256;
 /// How often new namespaces are looked for.
 const ROUND: Duration = Duration::from_secs(1);
@@ -43,6 +43,7 @@ struct Worker {
     engine: Engine,
     router: Router,
     models: Models,
+    /// Of one project: the steps of another do not wait for these.
     places: Arc<Semaphore>,
     stop: CancellationToken,
 }
@@ -55,21 +56,25 @@ pub(crate) async fn work(
     router: Router,
     stop: CancellationToken,
 ) {
-    let worker = Worker {
-        engine: engine.clone(),
-        router,
-        models,
-        places: Arc::new(Semaphore::new(AT_ONCE)),
-        stop: stop.clone(),
-    };
+    let mut places: HashMap<String, Arc<Semaphore>> = HashMap::new();
     let sweeping = tokio::spawn(owned::sweep(engine.clone(), sandboxes, stop.clone()));
     let mut pollers: HashMap<String, JoinHandle<()>> = HashMap::new();
     while !stop.is_cancelled() {
         pollers.retain(|_, poller| !poller.is_finished());
         for namespace in engine.namespaces() {
-            pollers
-                .entry(namespace.name.clone())
-                .or_insert_with(|| tokio::spawn(worker.clone().poll(namespace.name, namespace.project)));
+            let places = places
+                .entry(namespace.project.clone())
+                .or_insert_with(|| Arc::new(Semaphore::new(AT_ONCE)));
+            pollers.entry(namespace.name.clone()).or_insert_with(|| {
+                let worker = Worker {
+                    engine: engine.clone(),
+                    router: router.clone(),
+                    models: models.clone(),
+                    places: Arc::clone(places),
+                    stop: stop.clone(),
+                };
+                tokio::spawn(worker.poll(namespace.name, namespace.project))
+            });
         }
         tokio::select! {
             () = stop.cancelled() => {}
@@ -89,15 +94,16 @@ impl Worker {
             return;
         };
         loop {
-            let Ok(place) = self.places.clone().acquire_owned().await else {
-                return;
-            };
             let polled = tokio::select! {
                 () = self.stop.cancelled() => return,
                 polled = self.engine.next_step(&namespace, QUEUE) => polled,
             };
             match polled {
                 Ok(Some(step)) => {
+                    // Only now: namespaces without steps need no place.
+                    let Ok(place) = self.places.clone().acquire_owned().await else {
+                        return;
+                    };
                     let worker = self.clone();
                     let caller = Caller {
                         project: project.clone(),

@@ -325,11 +325,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Spans {
 
     fn on_enter(&self, id: &Id, context: Context<'_, S>) {
         let Some(span) = context.span(id) else { return };
-        let Some(what) = span
-            .extensions()
-            .get::<Label>()
-            .map(|label| Arc::clone(&label.0))
-        else {
+        let Some(what) = span.extensions().get::<Label>().map(|label| Arc::clone(&label.0)) else {
             return;
         };
         let entered = Entered {
@@ -481,7 +477,12 @@ mod tests {
             return;
         }
         let runtime = runtime();
-        start_with(runtime.handle(), Duration::from_millis(100), Duration::from_millis(300)).unwrap();
+        start_with(
+            runtime.handle(),
+            Duration::from_millis(100),
+            Duration::from_millis(300),
+        )
+        .unwrap();
         let _held = [stall(&runtime, true), stall(&runtime, false)];
         // By now nothing on the runtime can hear a signal.
         println!("\nall workers are held");
@@ -494,7 +495,11 @@ mod tests {
     fn a_signal_ends_a_server_that_is_stalled() {
         use std::io::{BufRead as _, BufReader};
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "--nocapture", "watchdog::tests::a_process_all_of_whose_workers_are_stalled"])
+            .args([
+                "--exact",
+                "--nocapture",
+                "watchdog::tests::a_process_all_of_whose_workers_are_stalled",
+            ])
             .env(STALLED, "1")
             .stdout(Stdio::piped())
             .spawn()

@@ -3,8 +3,8 @@
 //! Who asks chooses the conditions and has made the rows, and few threads read for everybody. So a statement is given up
 //! after [`MOST_STEPS`], and a page ends where it has [`PAGE_BYTES`].
 
-use rusqlite::{Connection, ErrorCode, ToSql};
 use rusqlite::types::{ToSqlOutput, Value, ValueRef};
+use rusqlite::{Connection, ErrorCode, ToSql};
 
 use crate::workflows::read_run;
 use crate::{Error, Store, WorkflowRunRow};
@@ -368,7 +368,8 @@ mod tests {
     #[test]
     fn a_statement_without_an_end_is_given_up() {
         let db = Connection::open_in_memory().unwrap();
-        let endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n";
+        let endless =
+            "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n";
         let ask = |db: &Connection| Ok(db.query_row(endless, [], |row| row.get::<_, i64>(0))?);
         let given_up = bounded(&db, "count", 1_000_000, ask).unwrap_err();
         assert!(matches!(given_up, Error::TooMuchWork { .. }), "{given_up:?}");

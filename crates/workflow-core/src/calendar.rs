@@ -228,9 +228,13 @@ impl Grammar {
             .position(|word| text.len() >= 3 && text.starts_with(word));
         match word {
             Some(at) => Ok(self.first_word + i32::try_from(at).unwrap_or(0)),
-            None => text
-                .parse()
-                .map_err(|_| SpecError(format!("{} has an invalid value {:?}", self.name, beginning(&text)))),
+            None => text.parse().map_err(|_| {
+                SpecError(format!(
+                    "{} has an invalid value {:?}",
+                    self.name,
+                    beginning(&text)
+                ))
+            }),
         }
     }
 }

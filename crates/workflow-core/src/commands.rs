@@ -67,14 +67,18 @@ impl Run {
         if commands.len().max(messages.len()) > most {
             return Err(Bad::fatal(
                 Cause::UnhandledCommand,
-                format!("UnhandledCommand: a workflow task may lead to at most {most} commands and messages."),
+                format!(
+                    "UnhandledCommand: a workflow task may lead to at most {most} commands and messages."
+                ),
             ));
         }
         let mut messages: Vec<Option<Message>> = messages.into_iter().map(Some).collect();
         // Found by their ids; the first of those that share one comes first.
         let mut places: HashMap<String, Vec<usize>> = HashMap::new();
         for (place, message) in messages.iter().enumerate().rev() {
-            let id = message.as_ref().map_or(String::new(), |message| message.id.clone());
+            let id = message
+                .as_ref()
+                .map_or(String::new(), |message| message.id.clone());
             places.entry(id).or_default().push(place);
         }
         let mut eager_activities = Vec::new();

@@ -38,7 +38,8 @@ impl Cron {
         let mut text = text.trim();
         for prefix in ["CRON_TZ=", "TZ="] {
             if let Some((name, rest)) = text.strip_prefix(prefix).and_then(|rest| rest.split_once(' ')) {
-                zone = TimeZone::get(name).map_err(|_| CronError(format!("unknown time zone {}", beginning(name))))?;
+                zone = TimeZone::get(name)
+                    .map_err(|_| CronError(format!("unknown time zone {}", beginning(name))))?;
                 text = rest.trim();
             }
         }

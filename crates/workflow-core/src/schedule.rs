@@ -28,7 +28,10 @@ pub struct SpecError(pub String);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
     /// A time of the spec, and when to act for it.
-    At { nominal: Nanos, actual: Nanos },
+    At {
+        nominal: Nanos,
+        actual: Nanos,
+    },
     Never,
     /// Nothing up to here, and perhaps something later: ask again from there.
     NotUntil(Nanos),
@@ -128,7 +131,10 @@ impl Spec {
         if self.calendars.is_empty() && self.intervals.is_empty() {
             return Ok(());
         }
-        let found = match self.next_nominal(now.max(self.start.saturating_sub(1)), &self.excluded).0 {
+        let found = match self
+            .next_nominal(now.max(self.start.saturating_sub(1)), &self.excluded)
+            .0
+        {
             Search::Never => self.next_nominal(LONG_AGO, &self.excluded).0,
             other => other,
         };

@@ -209,7 +209,9 @@ impl Interval {
         if excluded.is_empty() {
             return self.after(after).map_or(Search::Never, Search::Found);
         }
-        let cost = u32::try_from(excluded.len()).unwrap_or(u32::MAX).saturating_add(ZONE);
+        let cost = u32::try_from(excluded.len())
+            .unwrap_or(u32::MAX)
+            .saturating_add(ZONE);
         let mut from = after;
         let mut is_first = true;
         // All of its times are at the same second of a minute: no zone is off by a part of one.
@@ -241,7 +243,11 @@ impl Interval {
             };
             // Where clocks are put back in between, earlier numbers come once more.
             let back = match (civil_in(zone, nominal), instant(zone, free)) {
-                (Some(at), Some(later)) if distance(at, free) == Some(later.saturating_sub(whole(nominal))) => 0,
+                (Some(at), Some(later))
+                    if distance(at, free) == Some(later.saturating_sub(whole(nominal))) =>
+                {
+                    0
+                }
                 _ => MOST_PUT_BACK,
             };
             let later = instant(zone, free).map_or(nominal, |free| free.saturating_sub(1 + back));

@@ -8,12 +8,12 @@ use prost::Message as _;
 use crate::commands::Bad;
 use crate::limits::Limits;
 use crate::refusal::Refusal;
+use crate::words::Event;
 use crate::words::command::command::Attributes;
 use crate::words::common::{Memo, Payloads};
 use crate::words::enums::WorkflowTaskFailedCause as Cause;
 use crate::words::failure::failure::FailureInfo;
 use crate::words::failure::{ApplicationFailureInfo, Failure, ServerFailureInfo};
-use crate::words::Event;
 
 /// How much is kept of each text of a failure that is too big.
 const EXCERPT: usize = 16 * 1024;
@@ -156,7 +156,8 @@ pub(crate) fn make_shallow(failure: &mut Failure) {
         }
     }
     if last.cause.take().is_some() {
-        last.message.push_str(" (its cause was left out: too many causes)");
+        last.message
+            .push_str(" (its cause was left out: too many causes)");
     }
 }
 

@@ -39,7 +39,10 @@ enum Token {
 /// `kind_of` says what the values of an attribute are, if it is known.
 pub(crate) fn parse(text: &str, kind_of: &dyn Fn(&str) -> Option<Type>) -> Result<Query, Refusal> {
     if text.len() > MOST_BYTES {
-        return Err(invalid(&format!("it has {} bytes, and may have {MOST_BYTES}", text.len())));
+        return Err(invalid(&format!(
+            "it has {} bytes, and may have {MOST_BYTES}",
+            text.len()
+        )));
     }
     let tokens = split(text)?;
     let mut parser = Parser {
@@ -369,7 +372,9 @@ impl Parser<'_> {
             _ => 1,
         };
         if self.values > MOST_VALUES {
-            return Err(invalid(&format!("more than {MOST_VALUES} values: ask several times")));
+            return Err(invalid(&format!(
+                "more than {MOST_VALUES} values: ask several times"
+            )));
         }
         self.at += 1;
         let bad = |text: &str| invalid(&format!("invalid value for search attribute {name}: {text:?}"));

@@ -13,6 +13,9 @@ use temporalio_protos::temporal::api::enums::v1::IndexedValueType as Type;
 use crate::{Engine, Options, fresh_id, unavailable};
 
 const KIND: &str = "namespace";
+/// How many a project may have, and what each may hold: all of them are in memory, and looked through often.
+const MOST: usize = 1_000;
+const MOST_BYTES: usize = 64 * 1024;
 const DAY: Nanos = 24 * 3600 * 1_000_000_000;
 const HOUR: Nanos = 3600 * 1_000_000_000;
 
@@ -219,8 +222,18 @@ impl Engine {
                     .to_owned(),
             ));
         }
-        if self.inner.namespaces.read().contains_key(&namespace.name) {
-            return Err(Refusal::NamespaceExists(namespace.name));
+        self.inner.options.limits.check_id("Namespace", &namespace.name)?;
+        {
+            let all = self.inner.namespaces.read();
+            if all.contains_key(&namespace.name) {
+                return Err(Refusal::NamespaceExists(namespace.name));
+            }
+            let own = all.values().filter(|other| other.project == namespace.project);
+            if own.count() >= MOST {
+                return Err(Refusal::ResourceExhausted(format!(
+                    "this project has {MOST} namespaces, and may have no more: delete some"
+                )));
+            }
         }
         let namespace = Namespace {
             id: fresh_id(),
@@ -242,6 +255,13 @@ impl Engine {
     }
 
     async fn put_namespace(&self, namespace: Namespace) -> Result<(), Refusal> {
+        let bytes = namespace.encoded_len();
+        if bytes > MOST_BYTES {
+            return Err(Refusal::InvalidArgument(format!(
+                "what a namespace says of itself, with its search attributes, would have {bytes} bytes, and may have \
+                 {MOST_BYTES}"
+            )));
+        }
         save(&self.inner.store, &namespace).await?;
         let mut all = self
             .inner

@@ -13,11 +13,16 @@ use temporalio_protos::temporal::api::workflowservice::v1 as service;
 use crate::Engine;
 use crate::cells::Key;
 
+/// How many pieces an answer may have, and how many commands: the smallest take no bytes on the wire, and many in memory.
+const MOST_PIECES: i32 = 1_000;
+const MOST_COMMANDS: usize = 51_200;
+
 /// What has come of one answer.
 #[derive(Debug, Default)]
 pub(crate) struct Pages {
     token: Vec<u8>,
-    commands: BTreeMap<i32, Vec<Command>>,
+    /// With what they hold.
+    commands: BTreeMap<i32, (usize, Vec<Command>)>,
 }
 
 impl Pages {
@@ -28,9 +33,13 @@ impl Pages {
                 ..Self::default()
             };
         }
-        self.commands.insert(page, commands);
-        let bytes: usize = self.commands.values().flatten().map(Command::encoded_len).sum();
-        if bytes > limit {
+        let bytes = commands.iter().map(Command::encoded_len).sum();
+        self.commands.insert(page, (bytes, commands));
+        let pieces = self.commands.values();
+        let (bytes, count) = pieces.fold((0, 0), |(bytes, count), (more, commands)| {
+            (bytes + more, count + commands.len())
+        });
+        if bytes > limit || count > MOST_COMMANDS || !(0..MOST_PIECES).contains(&page) {
             *self = Self::default();
             return Err(Refusal::InvalidArgument(
                 "RequestTooLarge: workflow task completion exceeds size limit.".to_owned(),
@@ -45,7 +54,8 @@ impl Pages {
         if pages.token != token || !pages.commands.keys().copied().eq(0..count) {
             return Err(Refusal::PagesLost);
         }
-        Ok(pages.commands.into_values().flatten().chain(last).collect())
+        let pieces = pages.commands.into_values();
+        Ok(pieces.flat_map(|(_, commands)| commands).chain(last).collect())
     }
 }
 
@@ -123,5 +133,11 @@ mod tests {
         let mut pages = Pages::default();
         assert!(pages.keep(b"task", 0, command(1), 1).is_err());
         assert!(pages.commands.is_empty());
+        // Nor those that hold nothing.
+        let nothing = || vec![Command::default(); MOST_COMMANDS / 2 + 1];
+        pages.keep(b"task", 0, nothing(), 1).unwrap();
+        assert!(pages.keep(b"task", 1, nothing(), 1).is_err());
+        assert!(pages.keep(b"task", MOST_PIECES, Vec::new(), 1).is_err());
+        assert!(pages.keep(b"task", -1, Vec::new(), 1).is_err());
     }
 }

@@ -119,7 +119,11 @@ impl Queries {
             open.key == Key::new(&token.namespace, &token.workflow_id)
                 && open.run_id.as_ref() == Some(&token.run_id)
         });
-        let open = if is_meant { all.remove(&token.query_id) } else { None };
+        let open = if is_meant {
+            all.remove(&token.query_id)
+        } else {
+            None
+        };
         drop(all);
         open.is_some_and(|open| open.answer.send(answer).is_ok())
     }

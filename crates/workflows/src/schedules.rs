@@ -93,10 +93,17 @@ struct Turn<'a> {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        let mut turns = self.schedules.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut turns = self
+            .schedules
+            .turns
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         self.held = None;
         // Whoever waits for it holds it too.
-        if turns.get(&self.name).is_some_and(|turn| Arc::strong_count(turn) == 1) {
+        if turns
+            .get(&self.name)
+            .is_some_and(|turn| Arc::strong_count(turn) == 1)
+        {
             turns.remove(&self.name);
         }
     }
@@ -193,7 +200,14 @@ fn due_at(scheduler: &Scheduler, now: Nanos) -> Option<Nanos> {
 impl Engine {
     /// Wakes schedules until the engine closes.
     pub(crate) async fn keep_schedules(self) {
-        let known: Vec<_> = self.inner.schedules.lock().schedulers.clone().into_iter().collect();
+        let known: Vec<_> = self
+            .inner
+            .schedules
+            .lock()
+            .schedulers
+            .clone()
+            .into_iter()
+            .collect();
         for (name, scheduler) in known {
             self.watch_all(&scheduler);
             let at = due_at(&scheduler, self.now());
@@ -245,9 +259,7 @@ impl Engine {
             Ok(()) | Err(Refusal::NotFound(_)) => {}
             Err(error) => {
                 tracing::warn!(namespace = name.0, schedule = name.1, %error, "a schedule could not act");
-                self.inner
-                    .schedules
-                    .rest(&name, self.now().saturating_add(REST));
+                self.inner.schedules.rest(&name, self.now().saturating_add(REST));
             }
         }
     }
@@ -558,10 +570,8 @@ impl Engine {
         self.inner.namespaces.check(&request.namespace)?;
         let name = (request.namespace, request.schedule_id);
         let patch = request.patch.unwrap_or_default();
-        self.change_schedule(&name, move |scheduler, now| {
-            scheduler.patch(&patch, now)
-        })
-        .await?;
+        self.change_schedule(&name, move |scheduler, now| scheduler.patch(&patch, now))
+            .await?;
         Ok(service::PatchScheduleResponse {})
     }
 
@@ -611,7 +621,13 @@ impl Engine {
         let filter = self
             .parse_query(namespace, &query.replace("ScheduleId", "WorkflowId"))?
             .filter;
-        let all: Vec<_> = self.inner.schedules.lock().behind(namespace, after).cloned().collect();
+        let all: Vec<_> = self
+            .inner
+            .schedules
+            .lock()
+            .behind(namespace, after)
+            .cloned()
+            .collect();
         let mut matching = Vec::new();
         for some in all.chunks(AT_ONCE) {
             let fits = |scheduler: &&Arc<Scheduler>| {

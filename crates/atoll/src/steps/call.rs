@@ -289,7 +289,8 @@ mod tests {
             namespace: "default".to_owned(),
             workflow_id: "order 7".to_owned(),
             run_id: "0199".to_owned(),
-            activity_id: "3".to_owned(),
+            activity_id: "an id that comes again".to_owned(),
+            scheduled_id: 3,
             ..Step::default()
         };
         plan(&step, input)

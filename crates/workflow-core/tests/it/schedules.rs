@@ -221,7 +221,8 @@ fn poisons() -> Vec<(&'static str, proto::ScheduleSpec)> {
 #[test]
 fn a_spec_without_a_match_within_reach_is_refused() {
     for (what, spec) in poisons() {
-        let refused = Scheduler::new("default", "s", schedule(spec.clone(), Overlap::Skip), BEGIN).unwrap_err();
+        let refused =
+            Scheduler::new("default", "s", schedule(spec.clone(), Overlap::Skip), BEGIN).unwrap_err();
         let Refusal::InvalidArgument(text) = &refused else {
             panic!("{what}: {refused:?}");
         };
@@ -418,12 +419,13 @@ fn what_is_skipped_is_what_is_excluded() {
             &plain.timezone_name
         })
         .unwrap();
-        let shown = |nanos: i64| {
-            zone.to_datetime(jiff::Timestamp::from_nanosecond(i128::from(nanos)).unwrap())
-        };
+        let shown =
+            |nanos: i64| zone.to_datetime(jiff::Timestamp::from_nanosecond(i128::from(nanos)).unwrap());
         // A calendar names what clocks show, so what they show twice is excluded twice.
-        let taken: std::collections::BTreeSet<_> =
-            all_times(&excluded, from - 7200 * SECOND, until).into_iter().map(shown).collect();
+        let taken: std::collections::BTreeSet<_> = all_times(&excluded, from - 7200 * SECOND, until)
+            .into_iter()
+            .map(shown)
+            .collect();
         let want: Vec<_> = all_times(&ScheduleSpec::parse(&plain).unwrap(), from, until)
             .into_iter()
             .filter(|nanos| !taken.contains(&shown(*nanos)))
@@ -488,13 +490,15 @@ fn numbers_at_their_ends_do_not_overflow() {
 #[test]
 fn long_absence_costs_one_look() {
     // A year of seconds has passed; as many as may wait are kept, and the rest is gone.
-    let mut scheduler = Scheduler::new("default", "s", schedule(every(SECOND), Overlap::BufferAll), BEGIN).unwrap();
+    let mut scheduler =
+        Scheduler::new("default", "s", schedule(every(SECOND), Overlap::BufferAll), BEGIN).unwrap();
     let later = BEGIN + 300 * 24 * 3600 * SECOND;
     scheduler.tick(later);
     assert_eq!(scheduler.waiting.len(), 999, "one of a thousand has started");
     assert_eq!(scheduler.looked_until, later);
     // Paused, nothing is kept of it.
-    let mut scheduler = Scheduler::new("default", "s", schedule(every(SECOND), Overlap::AllowAll), BEGIN).unwrap();
+    let mut scheduler =
+        Scheduler::new("default", "s", schedule(every(SECOND), Overlap::AllowAll), BEGIN).unwrap();
     let pause = proto::SchedulePatch {
         pause: "for a year".to_owned(),
         ..Default::default()

@@ -177,9 +177,15 @@ async fn an_approval_is_good_for_one_activity_whatever_the_next_is_called() {
 
     // The yes completes the activity that asked, so that the workflow goes on.
     let does = next_step(&engine, "do").await;
-    engine.use_approval("", &approval.id, &does, &action).await.unwrap();
+    engine
+        .use_approval("", &approval.id, &does, &action)
+        .await
+        .unwrap();
     // The same activity may try again.
-    engine.use_approval("", &approval.id, &does, &action).await.unwrap();
+    engine
+        .use_approval("", &approval.id, &does, &action)
+        .await
+        .unwrap();
     engine
         .end_step(&does, atoll_workflows::StepEnd::Done(b"{}".to_vec()))
         .await

@@ -96,10 +96,16 @@ async fn a_stored_schedule_that_never_matches_stops_nothing_and_can_be_deleted()
 
     let (engine, store) = open(&path).await;
     assert_eq!(listed(&engine).await, ["endless", "garbage"]);
-    let refused = engine.create_schedule(create("another", endless())).await.unwrap_err();
+    let refused = engine
+        .create_schedule(create("another", endless()))
+        .await
+        .unwrap_err();
     assert!(refused.to_string().contains("never matches"), "{refused}");
     // Others act meanwhile.
-    engine.create_schedule(create("good", every_second())).await.unwrap();
+    engine
+        .create_schedule(create("good", every_second()))
+        .await
+        .unwrap();
     poll(&engine).await;
     for id in ["endless", "garbage"] {
         let request = service::DescribeScheduleRequest {
