@@ -22,7 +22,6 @@ mod error;
 mod exec;
 mod extract;
 mod files;
-mod host;
 mod keys;
 mod ledger;
 mod meter;
@@ -50,6 +49,7 @@ mod workflows;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use atoll_front::Front;
 use atoll_sandboxes::Sandboxes;
 use atoll_workflows::Engine;
 use axum::Router;
@@ -95,6 +95,7 @@ pub fn router(
     sandboxes: Sandboxes,
     workflows: Option<Engine>,
     options: Options,
+    front: Front,
     others: OpenApiRouter,
 ) -> Router {
     let documented = openapi::documented().merge(others.with_state(()));
@@ -103,6 +104,7 @@ pub fn router(
         sandboxes,
         workflows,
         options,
+        front,
         meter: meter::Meter::default(),
         receiving: Semaphore::new(upload::AT_ONCE),
         document: server::Document::of(&openapi::complete(document)),
@@ -127,6 +129,7 @@ pub(crate) struct Inner {
     /// Nothing where workflows are not served.
     pub(crate) workflows: Option<Engine>,
     pub(crate) options: Options,
+    pub(crate) front: Front,
     pub(crate) meter: meter::Meter,
     /// Bounds how many uploads for templates are received at once; each holds a blocking thread.
     pub(crate) receiving: Semaphore,

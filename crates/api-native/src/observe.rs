@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::panic::AssertUnwindSafe;
 use std::time::Instant;
 
+use atoll_front::host::{self, Target};
 use atoll_types::{Fault, FaultKind, RequestId};
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
@@ -14,13 +15,15 @@ use tracing::Instrument as _;
 
 use crate::App;
 use crate::error::{Failure, write_body};
-use crate::host::{self, Target};
 use crate::proxy;
 
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-pub(crate) async fn observe(State(app): State<App>, request: Request, next: Next) -> Response {
+pub(crate) async fn observe(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let started = Instant::now();
+    // What comes from inside this process did not come by a listener.
+    let front = &app.front;
+    request.extensions_mut().get_or_insert_with(|| front.visit(None));
     let id = request_id(request.headers());
     let method = request.method().clone();
     let target = host::target(request.uri(), request.headers(), &app.options.port_domains);

@@ -148,6 +148,17 @@ pub(crate) async fn metrics(State(app): State<App>) -> impl IntoResponse {
     for pool in &overview.pools {
         line(&mut out, "atoll_pool_target", &pool_labels(pool), pool.target);
     }
+    gauge(
+        &mut out,
+        "atoll_buffered_bytes",
+        "Bytes of requests that are held in memory now.",
+    );
+    line(&mut out, "atoll_buffered_bytes", &[], app.front.memory.held());
+    let (open, strangers) = app.front.connections.count();
+    gauge(&mut out, "atoll_connections", "Connections that are open now.");
+    for (kind, count) in [("known", open.saturating_sub(strangers)), ("stranger", strangers)] {
+        line(&mut out, "atoll_connections", &[("kind", kind)], count);
+    }
     app.meter.write(&mut out);
     (
         [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")],

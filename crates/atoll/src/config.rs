@@ -27,6 +27,7 @@ use atoll_types::{DiskBacking, Isolation, Preset, Resources, parse_bytes};
 use serde::{Deserialize, Deserializer};
 
 use crate::args::{LogFormat, ServerArgs, parse_cpu, parse_duration};
+use crate::limits::LimitsTable;
 use crate::output::{Error, Result};
 
 pub(crate) const DEFAULT_PORT: u16 = 7070;
@@ -129,6 +130,8 @@ pub(crate) struct ConfigFile {
     pub(crate) pool: Vec<Pool>,
     /// What leaves sandboxes.
     pub(crate) network: NetworkTable,
+    /// What is held for whom, and how long anybody is waited for.
+    pub(crate) limits: LimitsTable,
     /// Calls of models.
     pub(crate) models: ModelsTable,
     /// How E2B's wire differs from our own.
@@ -368,6 +371,7 @@ pub(crate) struct Config {
     pub(crate) tls: Option<Tls>,
     pub(crate) pools: Vec<Pool>,
     pub(crate) network: NetworkConfig,
+    pub(crate) limits: LimitsTable,
     pub(crate) model_timeouts: Timeouts,
     pub(crate) keep_model_bodies: Option<Duration>,
     pub(crate) e2b_internet: bool,
@@ -463,6 +467,7 @@ impl Config {
                 args.pool.clone()
             },
             network: file.network.into(),
+            limits: file.limits,
             keep_model_bodies: file.models.keep_bodies.map(Duration::from_millis),
             model_timeouts: file.models.into(),
             e2b_internet: file.e2b.internet.unwrap_or(true),
@@ -532,7 +537,9 @@ pub(crate) fn find_in_path(program: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Option<u64>, D::Error> {
+pub(crate) fn bytes<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> std::result::Result<Option<u64>, D::Error> {
     let text = String::deserialize(deserializer)?;
     parse_bytes(&text).map(Some).map_err(serde::de::Error::custom)
 }
@@ -553,7 +560,9 @@ fn resolvers<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<
     texts.into_iter().map(read).collect()
 }
 
-fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Option<u64>, D::Error> {
+pub(crate) fn duration<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> std::result::Result<Option<u64>, D::Error> {
     let text = String::deserialize(deserializer)?;
     parse_duration(&text).map(Some).map_err(serde::de::Error::custom)
 }

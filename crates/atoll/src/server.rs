@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use atoll_egress::Callers;
+use atoll_front::Front;
 use atoll_image::Templates;
 use atoll_models::Models;
 use atoll_runtime::probe::{self, Probe, Verdict};
@@ -27,7 +29,7 @@ use crate::data::{DataDir, ServerFile, Taken};
 use crate::logging;
 use crate::output::{Doing, Error, Output, Result};
 use crate::outside;
-use crate::serve;
+use crate::serve::{self, Door};
 use crate::steps;
 use crate::workflows::Workflows;
 
@@ -95,6 +97,7 @@ impl Server {
     pub(crate) async fn start(config: &Config, data: DataDir, kind: Kind) -> Result<Self> {
         raise_file_limit();
         forbid_core_dumps();
+        let front = Front::new(config.limits.resolve()?);
         // Listening comes first: a port that is taken is the likeliest mistake.
         let listener = listen(config.listen).await?;
         let address = listener.local_addr().doing("cannot listen")?;
@@ -123,7 +126,8 @@ impl Server {
         // Sandboxes come to the models by a door of their own, behind which is nothing else of the API.
         let model_door = listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await?;
         let model_address = model_door.local_addr().doing("cannot listen")?;
-        let outside = outside::open(config, data.path(), Some(model_address)).await?;
+        let callers = Callers::default();
+        let outside = outside::open(config, data.path(), Some((model_address, callers.clone()))).await?;
         let (store, broker) = (storage.store.clone(), Arc::clone(&outside.broker));
         let sandboxes = Sandboxes::start(
             settings(config, data.path()),
@@ -145,7 +149,10 @@ impl Server {
         let workflows = match config.workflows_listen {
             Some(address) if kind == Kind::Standing => {
                 let tls = secured.as_ref().map(|(_, tls)| tls.clone());
-                Some(Workflows::start(address, tls, data.path(), &sandboxes, stop.clone()).await?)
+                Some(
+                    Workflows::start(address, tls, data.path(), &sandboxes, front.clone(), stop.clone())
+                        .await?,
+                )
             }
             _ => None,
         };
@@ -153,7 +160,8 @@ impl Server {
         let options = api_options(config, data.path());
         let e2b = e2b_options(config, &options);
         let wires = atoll_api_models::router(models.clone(), sandboxes.clone());
-        let native = atoll_api_native::router(sandboxes.clone(), engine.clone(), options, wires);
+        let native =
+            atoll_api_native::router(sandboxes.clone(), engine.clone(), options, front.clone(), wires);
         if let Some(engine) = engine {
             let steps = steps::work(
                 engine,
@@ -166,9 +174,20 @@ impl Server {
         }
         let router = atoll_api_e2b::router(sandboxes.clone(), e2b, native);
         let for_sandboxes = atoll_api_models::sandbox_router(models.clone(), sandboxes.clone());
-        let door = serve::serve(model_door, None, for_sandboxes, stop.clone());
-        let plain = serve::serve(listener, None, router.clone(), stop.clone());
-        let secured = secured.map(|(listener, tls)| serve::serve(listener, Some(tls), router, stop.clone()));
+        let sandboxes_only = Door::Sandboxes(callers);
+        let door = serve::serve(
+            model_door,
+            sandboxes_only,
+            for_sandboxes,
+            front.clone(),
+            stop.clone(),
+        );
+        let anybody = Door::Anybody { tls: None };
+        let plain = serve::serve(listener, anybody, router.clone(), front.clone(), stop.clone());
+        let secured = secured.map(|(listener, tls)| {
+            let anybody = Door::Anybody { tls: Some(tls) };
+            serve::serve(listener, anybody, router, front, stop.clone())
+        });
         let serving = tokio::spawn(async move {
             match secured {
                 Some(secured) => drop(tokio::join!(plain, door, secured)),
@@ -365,12 +384,12 @@ fn read_vault_key(path: &Path) -> Result<VaultKey> {
     let file = std::fs::metadata(path).doing(doing())?;
     if file.mode() & 0o077 != 0 {
         return Err(Error::new(format!(
-            "the vault key {} can be read by others; run: chmod 600 {}",
+            "{what} {} can be read by others; run: chmod 600 {}",
             path.display(),
             path.display()
         )));
     }
-    VaultKey::parse(&std::fs::read(path).doing(doing())?).doing(doing())
+    std::fs::read(path).doing(doing())
 }
 
 async fn open_store(data: &Path) -> Result<Store> {

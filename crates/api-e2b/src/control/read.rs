@@ -4,6 +4,7 @@ use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::request::Parts;
 use serde::de::DeserializeOwned;
 
+use atoll_front::{Refused, Visit};
 use atoll_types::SandboxId;
 
 use crate::App;
@@ -21,13 +22,20 @@ impl<T: DeserializeOwned> FromRequest<App> for Read<T> {
     type Rejection = Refusal;
 
     async fn from_request(request: Request, _: &App) -> Answer<Self> {
-        let body = axum::body::to_bytes(request.into_body(), BODY_BYTES)
-            .await
-            .map_err(|error| Refusal::invalid(format!("the body could not be read: {error}")))?;
-        let text: &[u8] = if body.is_empty() { b"{}" } else { &body };
-        serde_json::from_slice(text)
+        let visit = request.extensions().get::<Visit>().cloned();
+        let visit = visit.ok_or(Refused::Unpaid)?;
+        let mut held = visit.read(request.into_body(), BODY_BYTES).await?;
+        held.weigh_json()?;
+        let text: &[u8] = match held.as_ref() {
+            b"" => b"{}",
+            text => text,
+        };
+        let parsed = serde_json::from_slice(text)
             .map(Self)
-            .map_err(|error| Refusal::invalid(format!("the body is not right: {error}")))
+            .map_err(|error| Refusal::invalid(format!("the body is not right: {error}")));
+        // What was made of the text is there until the answer is.
+        visit.keep(held.into_permit());
+        parsed
     }
 }
 
@@ -99,5 +107,25 @@ impl Query {
             Some(limit @ 1..=100) => Ok(usize::try_from(limit).unwrap_or(100)),
             Some(_) => Err(Refusal::invalid("`limit` must be from 1 to 100")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_unknown_or_given_twice_is_named() {
+        let query = |pairs: &[(&str, &str)]| {
+            let owned = pairs
+                .iter()
+                .map(|(name, value)| ((*name).into(), (*value).into()));
+            Query(owned.collect()).only(&["limit", "state"])
+        };
+        assert!(query(&[("limit", "1"), ("state", "running")]).is_ok());
+        let refusal = query(&[("limit", "1"), ("project", "x")]).unwrap_err();
+        assert!(refusal.message.contains("`project`"), "{}", refusal.message);
+        let refusal = query(&[("limit", "1"), ("limit", "2")]).unwrap_err();
+        assert!(refusal.message.contains("`limit`"), "{}", refusal.message);
     }
 }

@@ -72,6 +72,7 @@ pub(crate) async fn serve(mut call: Call, request: Request) -> Answer<Response> 
         ));
     }
     admitted_to_file(&call.target, &request, query.signed(writes))?;
+    call.admit()?;
     call.user = query
         .username
         .clone()
