@@ -21,6 +21,7 @@ mod calls;
 mod error;
 mod listing;
 mod manage;
+mod parameters;
 
 use atoll_models::Models;
 use atoll_sandboxes::Sandboxes;
@@ -88,7 +89,7 @@ fn calling() -> Router<App> {
             )
             .route(&format!("/{version}/ai/config"), get(ai_sdk::config));
     }
-    routes
+    routes.route_layer(axum::middleware::from_fn(parameters::check))
 }
 
 fn finish(routes: Router<App>, app: App) -> Router {

@@ -82,6 +82,28 @@ impl FromRequestParts<App> for Operator {
     }
 }
 
+/// Who collects metrics: somebody who runs the server, or holds the key that is for nothing else. They say what all projects
+/// do, and which providers and models there are.
+#[derive(Debug)]
+pub(crate) struct Collector;
+
+impl FromRequestParts<App> for Collector {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
+        let given = bearer(&parts.headers);
+        if let (Some(key), Some(given)) = (&app.options.metrics_key, given)
+            && key.is(given)
+        {
+            return Ok(Self);
+        }
+        let As(caller) = As::from_request_parts(parts, app).await?;
+        app.sandboxes
+            .operators_only(&caller, "read the server's metrics")?;
+        Ok(Self)
+    }
+}
+
 /// The token of an `Authorization: Bearer` header.
 pub(crate) fn bearer(headers: &HeaderMap) -> Option<&str> {
     let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;

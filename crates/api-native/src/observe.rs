@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use atoll_front::host::{self, Target};
 use atoll_types::{Fault, FaultKind, RequestId};
-use axum::extract::{MatchedPath, Request, State};
+use axum::extract::{FromRequestParts as _, MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -15,6 +15,7 @@ use tracing::Instrument as _;
 
 use crate::App;
 use crate::error::{Failure, write_body};
+use crate::extract::Collector;
 use crate::proxy;
 
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -82,7 +83,10 @@ pub(crate) async fn observe(State(app): State<App>, mut request: Request, next: 
 
 async fn answer(app: &App, target: Target, request: Request, next: Next) -> Response {
     match target {
-        Target::Api => next.run(request).await,
+        Target::Api => match allowed(app, request).await {
+            Ok(request) => next.run(request).await,
+            Err(failure) => failure.into_response(),
+        },
         Target::Port { sandbox, port } => proxy::serve(app, &sandbox, port, request).await.into_response(),
         Target::Nowhere { host } => Failure::from(Fault::not_found(
             "no_such_port",
@@ -96,6 +100,33 @@ async fn answer(app: &App, target: Target, request: Request, next: Next) -> Resp
         ))
         .into_response(),
     }
+}
+
+/// What holds for every route, whoever serves it: metrics are for operators, and unknown parameters are refused.
+async fn allowed(app: &App, request: Request) -> Result<Request, Failure> {
+    let Some(path) = request.extensions().get::<MatchedPath>().cloned() else {
+        return Ok(request);
+    };
+    let query = request.uri().query().unwrap_or_default();
+    // All metrics are read like the documented ones.
+    let documented = match is_metrics(path.as_str()) {
+        true => METRICS,
+        false => path.as_str(),
+    };
+    app.parameters.check(documented, request.method(), query)?;
+    if documented != METRICS {
+        return Ok(request);
+    }
+    let (mut parts, body) = request.into_parts();
+    Collector::from_request_parts(&mut parts, app).await?;
+    Ok(Request::from_parts(parts, body))
+}
+
+const METRICS: &str = "/metrics";
+
+fn is_metrics(path: &str) -> bool {
+    let rest = path.strip_prefix(METRICS);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 /// The caller's own id if it is harmless to log and echo, otherwise a new one.

@@ -95,9 +95,9 @@ pub(crate) async fn healthz() -> &'static str {
     "ok\n"
 }
 
-/// Metrics in Prometheus' text form.
+/// Metrics in Prometheus' text form, for those who run the server, and for holders of its `metrics_key`.
 #[utoipa::path(
-    get, path = "/metrics", tag = "server", security(()),
+    get, path = "/metrics", tag = "server",
     responses((status = 200, description = "The metrics.", body = String, content_type = "text/plain"))
 )]
 pub(crate) async fn metrics(State(app): State<App>) -> impl IntoResponse {

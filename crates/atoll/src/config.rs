@@ -124,6 +124,9 @@ pub(crate) struct ConfigFile {
     pub(crate) log_format: Option<LogFormat>,
     /// Where traces go: the base URL of an OTLP/HTTP collector. Default: `OTEL_EXPORTER_OTLP_ENDPOINT`.
     pub(crate) otlp_endpoint: Option<String>,
+    /// A file with a secret of at least 16 characters that opens `/metrics` and `/metrics/models` and nothing else; readable by
+    /// the server's user alone. Default: none, so that only keys of the project `default` open them.
+    pub(crate) metrics_key: Option<PathBuf>,
     /// Also serve HTTPS, as E2B's SDKs want it where they find sandboxes by `{port}-{sandbox}.{domain}`.
     pub(crate) tls: Option<Tls>,
     /// Sandboxes kept ready to be claimed.
@@ -368,6 +371,7 @@ pub(crate) struct Config {
     pub(crate) cgroup: String,
     pub(crate) log_format: Option<LogFormat>,
     pub(crate) otlp_endpoint: Option<String>,
+    pub(crate) metrics_key: Option<PathBuf>,
     pub(crate) tls: Option<Tls>,
     pub(crate) pools: Vec<Pool>,
     pub(crate) network: NetworkConfig,
@@ -460,6 +464,7 @@ impl Config {
                 .otlp_endpoint
                 .or_else(|| std::env::var("OTEL_EXPORTER_OTLP_ENDPOINT").ok())
                 .filter(|url| !url.is_empty()),
+            metrics_key: file.metrics_key,
             tls: file.tls,
             pools: if args.pool.is_empty() {
                 file.pool

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use atoll_api_native::MetricsKey;
 use atoll_egress::Callers;
 use atoll_front::Front;
 use atoll_image::Templates;
@@ -157,7 +158,7 @@ impl Server {
             _ => None,
         };
         let engine = workflows.as_ref().map(|workflows| workflows.engine().clone());
-        let options = api_options(config, data.path());
+        let options = api_options(config, data.path())?;
         let e2b = e2b_options(config, &options);
         let wires = atoll_api_models::router(models.clone(), sandboxes.clone());
         let native =
@@ -379,8 +380,26 @@ async fn storage(config: &Config, data: &Path, templates: Templates) -> Result<S
 
 /// The key is a secret: readable by nobody else, and never on a command line.
 fn read_vault_key(path: &Path) -> Result<VaultKey> {
-    use std::os::unix::fs::MetadataExt as _;
     let doing = || format!("cannot read the vault key {}", path.display());
+    VaultKey::parse(&read_private("the vault key", path)?).doing(doing())
+}
+
+/// What opens the metrics.
+fn read_metrics_key(path: &Path) -> Result<MetricsKey> {
+    let text = read_private("the key of the metrics", path)?;
+    match std::str::from_utf8(&text).map(str::trim) {
+        Ok(secret) if secret.len() >= 16 => Ok(MetricsKey::new(secret)),
+        _ => Err(Error::new(format!(
+            "the key of the metrics {} has fewer than 16 characters",
+            path.display()
+        ))
+        .hint("make one with: openssl rand -hex 20")),
+    }
+}
+
+fn read_private(what: &str, path: &Path) -> Result<Vec<u8>> {
+    use std::os::unix::fs::MetadataExt as _;
+    let doing = || format!("cannot read {what} {}", path.display());
     let file = std::fs::metadata(path).doing(doing())?;
     if file.mode() & 0o077 != 0 {
         return Err(Error::new(format!(
@@ -431,7 +450,7 @@ fn settings(config: &Config, data: &Path) -> Settings {
     settings
 }
 
-fn api_options(config: &Config, data: &Path) -> atoll_api_native::Options {
+fn api_options(config: &Config, data: &Path) -> Result<atoll_api_native::Options> {
     let mut options = atoll_api_native::Options {
         default_timeout_millis: config.default_timeout_millis.unwrap_or(DEFAULT_TIMEOUT_MILLIS),
         scratch: data.join("scratch"),
@@ -444,7 +463,8 @@ fn api_options(config: &Config, data: &Path) -> atoll_api_native::Options {
     if config.domain != "localhost" {
         options.port_domains.insert(0, config.domain.clone());
     }
-    options
+    options.metrics_key = config.metrics_key.as_deref().map(read_metrics_key).transpose()?;
+    Ok(options)
 }
 
 /// The same, for E2B's wire. Its SDKs always come by `https` and the domain alone, so a port that is not the usual one

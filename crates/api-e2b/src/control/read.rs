@@ -1,7 +1,10 @@
 //! Reading requests: what is unknown or malformed is named.
 
-use axum::extract::{FromRequest, FromRequestParts, Path, Request};
+use axum::extract::{FromRequest, FromRequestParts, MatchedPath, Path, Request};
+use axum::http::Method;
 use axum::http::request::Parts;
+use axum::middleware::Next;
+use axum::response::{IntoResponse as _, Response};
 use serde::de::DeserializeOwned;
 
 use atoll_front::{Refused, Visit};
@@ -64,6 +67,40 @@ pub(crate) fn query(parts: &Parts) -> Vec<(String, String)> {
         .collect()
 }
 
+/// What reads a query, and refuses what it does not know of it. Nothing else takes one.
+const READ_QUERIES: [(Method, &str); 18] = [
+    (Method::GET, "/sandboxes"),
+    (Method::GET, "/v2/sandboxes"),
+    (Method::GET, "/sandboxes/metrics"),
+    (Method::GET, "/sandboxes/{id}/metrics"),
+    (Method::GET, "/sandboxes/{id}/logs"),
+    (Method::GET, "/v2/sandboxes/{id}/logs"),
+    (Method::GET, "/snapshots"),
+    (Method::GET, "/templates"),
+    (Method::GET, "/v2/templates"),
+    (Method::GET, "/templates/{id}/builds/{build}/status"),
+    (Method::PUT, "/templates/{id}/files/{hash}"),
+    (Method::GET, "/volumecontent/{id}/path"),
+    (Method::PATCH, "/volumecontent/{id}/path"),
+    (Method::DELETE, "/volumecontent/{id}/path"),
+    (Method::GET, "/volumecontent/{id}/dir"),
+    (Method::POST, "/volumecontent/{id}/dir"),
+    (Method::GET, "/volumecontent/{id}/file"),
+    (Method::PUT, "/volumecontent/{id}/file"),
+];
+
+/// Refuses a query where nobody reads one.
+pub(crate) async fn no_query(path: MatchedPath, request: Request, next: Next) -> Response {
+    let (parts, body) = request.into_parts();
+    let reads = READ_QUERIES
+        .iter()
+        .any(|(method, known)| *method == parts.method && *known == path.as_str());
+    if !reads && let Err(refusal) = Query(query(&parts)).only(&[]) {
+        return refusal.into_response();
+    }
+    next.run(Request::from_parts(parts, body)).await
+}
+
 /// The query of a request.
 #[derive(Debug)]
 pub(crate) struct Query(pub(crate) Vec<(String, String)>);
@@ -77,12 +114,17 @@ impl FromRequestParts<App> for Query {
 }
 
 impl Query {
-    /// Refuses what is not among the names.
+    /// Refuses what is not among the names, and what is given twice.
     pub(crate) fn only(self, known: &[&str]) -> Answer<Self> {
-        match self.0.iter().find(|(name, _)| !known.contains(&name.as_str())) {
-            Some((name, _)) => Err(Refusal::invalid(format!("unknown parameter `{name}`"))),
-            None => Ok(self),
+        for (at, (name, _)) in self.0.iter().enumerate() {
+            if !known.contains(&name.as_str()) {
+                return Err(Refusal::invalid(format!("unknown parameter `{name}`")));
+            }
+            if self.0[..at].iter().any(|(before, _)| before == name) {
+                return Err(Refusal::invalid(format!("the parameter `{name}` is given twice")));
+            }
         }
+        Ok(self)
     }
 
     pub(crate) fn text(&self, name: &str) -> Option<&str> {

@@ -143,6 +143,7 @@ pub(crate) async fn receive(
     query: Query,
     request: Request,
 ) -> Answer<StatusCode> {
+    let query = query.only(&["project", "until", "proof"])?;
     let project = query.text("project").unwrap_or_default();
     let until = query.number("until")?.unwrap_or(0);
     let given = query.text("proof").unwrap_or_default();
