@@ -48,9 +48,11 @@ pub(crate) async fn run(global: &Global, args: &ServerArgs) -> Result<()> {
     let data = DataDir::take(&config.data).map_err(|taken| taken.into_error(&config.data))?;
     sweep(&config).await;
     let server = Server::start(&config, data, Kind::Standing).await?;
-    if let Some(secret) = &server.new_key {
+    if server.has_new_key {
+        // Where it is, and not what it is: whoever reads the log is not always who may use it.
         Output { json: global.json }.note(format_args!(
-            "This is the first start. Your admin key, also kept in {}:\n\n  {secret}\n",
+            "This is the first start. The admin key is in {}, readable by this user alone; `atoll` on this machine \
+             finds it there.",
             server.data.path().join("admin.key").display()
         ));
     }
@@ -82,7 +84,8 @@ pub(crate) enum Kind {
 #[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) url: String,
-    pub(crate) new_key: Option<String>,
+    /// Whether the admin key was made by this start.
+    pub(crate) has_new_key: bool,
     key: String,
     data: DataDir,
     sandboxes: Sandboxes,
@@ -145,7 +148,7 @@ impl Server {
         };
         let models = Models::start(model_settings, store, broker).await?;
 
-        let (key, new_key) = admin_key(&data, &sandboxes).await?;
+        let (key, has_new_key) = admin_key(&data, &sandboxes).await?;
         let stop = CancellationToken::new();
         let workflows = match config.workflows_listen {
             Some(address) if kind == Kind::Standing => {
@@ -204,7 +207,7 @@ impl Server {
         })?;
         Ok(Self {
             url,
-            new_key,
+            has_new_key,
             key,
             data,
             sandboxes,
@@ -483,15 +486,15 @@ fn e2b_options(config: &Config, native: &atoll_api_native::Options) -> atoll_api
 }
 
 /// The key of the local CLI: read, or made on the first start and whenever the file was lost.
-async fn admin_key(data: &DataDir, sandboxes: &Sandboxes) -> Result<(String, Option<String>)> {
+async fn admin_key(data: &DataDir, sandboxes: &Sandboxes) -> Result<(String, bool)> {
     if let Some(secret) = data.admin_key()
         && sandboxes.authenticate(&secret).await?.is_some()
     {
-        return Ok((secret, None));
+        return Ok((secret, false));
     }
     let (_, secret) = sandboxes.create_key(sandboxes.default_project(), "admin").await?;
     data.keep_admin_key(&secret)?;
-    Ok((secret.clone(), Some(secret)))
+    Ok((secret, true))
 }
 
 async fn listen(address: SocketAddr) -> Result<TcpListener> {
