@@ -1,9 +1,11 @@
 //! Who is asking: API keys on the control plane, tokens and signatures in front of a sandbox.
 
+use atoll_front::{Refused, Visit};
 use atoll_sandboxes::Caller;
+use atoll_types::{ProjectId, SandboxId};
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, header};
+use axum::http::{Extensions, HeaderMap, header};
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
 use sha2::{Digest as _, Sha256};
@@ -26,12 +28,27 @@ impl FromRequestParts<App> for Auth {
             ));
         };
         match app.sandboxes.authenticate(&secret).await? {
-            Some(caller) => Ok(Self(caller)),
+            Some(caller) => {
+                admit(&parts.extensions, &caller.project, None)?;
+                Ok(Self(caller))
+            }
             None => Err(Refusal::unauthorized(
                 "this API key is unknown or was revoked; `atoll key create` makes one",
             )),
         }
     }
+}
+
+/// Says who pays for what a request holds, now that it is known who asks.
+pub(crate) fn admit(
+    extensions: &Extensions,
+    project: &ProjectId,
+    sandbox: Option<&SandboxId>,
+) -> Answer<Visit> {
+    let visit = extensions.get::<Visit>().cloned();
+    let visit = visit.ok_or(Refused::Unpaid)?;
+    visit.admit(project, sandbox)?;
+    Ok(visit)
 }
 
 /// The key of a request, in our own form.

@@ -3,6 +3,7 @@
 //! What must hold: a request that names a sandbox's port, by headers or by host, never reaches a route of the API; a
 //! sandbox that does not run is answered in words from which the clients conclude that it is gone.
 
+use atoll_front::host;
 use atoll_sandboxes::{Caller, Sandbox};
 use atoll_types::{SandboxId, SandboxState};
 use axum::body::Body;
@@ -42,11 +43,7 @@ enum Address {
 }
 
 pub(crate) async fn edge(State(app): State<App>, request: Request, next: Next) -> Response {
-    match address(
-        request.headers(),
-        request.uri().authority().map(|a| a.as_str()),
-        &app.options.port_domains,
-    ) {
+    match address(request.uri(), request.headers(), &app.options.port_domains) {
         Address::Api if is_signed_file(&request) => envd::serve_signed(&app, request).await,
         Address::Api => next.run(request).await,
         Address::Wrong(why) => (StatusCode::BAD_REQUEST, why).into_response(),
@@ -64,56 +61,39 @@ fn is_signed_file(request: &Request) -> bool {
     request.uri().path() == "/files"
 }
 
-fn address(headers: &HeaderMap, authority: Option<&str>, domains: &[String]) -> Address {
-    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+fn address(uri: &Uri, headers: &HeaderMap, domains: &[String]) -> Address {
+    match host::target(uri, headers, domains) {
+        host::Target::Port { sandbox, port } => {
+            return Address::Port {
+                sandbox,
+                port,
+                by_headers: false,
+            };
+        }
+        host::Target::Nowhere { .. } => return Address::Nowhere,
+        host::Target::Ambiguous => return Address::Wrong("the request must name exactly one host"),
+        host::Target::Api => {}
+    }
     // Two names are none: whoever stands before us may have looked at the other one.
-    if ["e2b-sandbox-id", "e2b-sandbox-port", "host"]
+    if ["e2b-sandbox-id", "e2b-sandbox-port"]
         .iter()
         .any(|name| headers.get_all(*name).iter().count() > 1)
     {
         return Address::Wrong("repeated header");
     }
-    let host = authority.or_else(|| text("host")).unwrap_or_default();
-    // As the native API reads it, or the two would send a request to different places.
-    let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
-    let host = without_port(host).trim_end_matches('.').to_ascii_lowercase();
-    let label = domains.iter().find_map(|domain| {
-        let label = host.strip_suffix(domain.as_str())?.strip_suffix('.')?;
-        (!label.contains('.')).then_some(label)
-    });
-    if let Some((port, bare)) = label.and_then(|label| label.split_once('-'))
-        && let Ok(port) = port.parse::<u16>()
-    {
-        // Composite ids are cut at the dash.
-        let bare = bare.split('-').next().unwrap_or_default();
-        return match SandboxId::from_bare(bare) {
-            Ok(sandbox) if port > 0 => Address::Port {
-                sandbox,
-                port,
-                by_headers: false,
-            },
-            _ => Address::Nowhere,
-        };
-    }
+    let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or_default());
     match (text("e2b-sandbox-id"), text("e2b-sandbox-port")) {
         (None, None) => Address::Api,
         (Some(_), None) | (None, Some(_)) => Address::Wrong("missing header"),
-        (Some(id), Some(port)) => match (parse_id(id), port.parse::<u16>()) {
+        (Some(id), Some(port)) => match (parse_id(id), host::parse_port(port)) {
             (None, _) => Address::Wrong("Invalid sandbox ID"),
-            (_, Err(_) | Ok(0)) => Address::Wrong("Invalid sandbox port"),
-            (Some(sandbox), Ok(port)) => Address::Port {
+            (_, None) => Address::Wrong("Invalid sandbox port"),
+            (Some(sandbox), Some(port)) => Address::Port {
                 sandbox,
                 port,
                 by_headers: true,
             },
         },
-    }
-}
-
-fn without_port(authority: &str) -> &str {
-    match authority.rsplit_once(':') {
-        Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) && !host.ends_with(':') => host,
-        _ => authority,
     }
 }
 
@@ -327,7 +307,11 @@ mod tests {
             .iter()
             .map(|(name, value)| (header::HeaderName::from_static(name), value.parse().unwrap()))
             .collect();
-        address(&headers, None, &["localhost".into(), "boxes.test".into()])
+        address(
+            &Uri::from_static("/"),
+            &headers,
+            &["localhost".into(), "boxes.test".into()],
+        )
     }
 
     #[test]
@@ -368,5 +352,18 @@ mod tests {
             found(&[("e2b-sandbox-id", BARE), ("e2b-sandbox-port", "0")]),
             Address::Wrong("Invalid sandbox port")
         );
+        // As the native API reads it: a number of a port is digits, of which the first is not zero.
+        for wrong in ["+80", "080", "-80", "8 0"] {
+            assert_eq!(
+                found(&[("host", &format!("{wrong}-{BARE}.boxes.test"))]),
+                Address::Nowhere,
+                "{wrong}"
+            );
+            assert_eq!(
+                found(&[("e2b-sandbox-id", BARE), ("e2b-sandbox-port", wrong)]),
+                Address::Wrong("Invalid sandbox port"),
+                "{wrong}"
+            );
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Refusals as E2B's clients read them: `{"code": <status>, "message": <sentence>}`. Some of them compare `code` rather
 //! than the status, so the two are always the same number.
 
+use atoll_front::Refused;
 use atoll_types::{Fault, FaultKind};
 use axum::extract::Json;
 use axum::http::{HeaderName, HeaderValue, StatusCode};
@@ -54,8 +55,16 @@ impl From<Fault> for Refusal {
     }
 }
 
+impl From<Refused> for Refusal {
+    fn from(refused: Refused) -> Self {
+        refused.fault().into()
+    }
+}
+
 fn status_of(fault: &Fault) -> StatusCode {
     match fault.kind {
+        // It was the client that took too long.
+        FaultKind::TimedOut if fault.code == Refused::SLOW => StatusCode::REQUEST_TIMEOUT,
         FaultKind::Invalid | FaultKind::Unsupported => StatusCode::BAD_REQUEST,
         FaultKind::Unauthenticated => StatusCode::UNAUTHORIZED,
         FaultKind::Forbidden => StatusCode::FORBIDDEN,

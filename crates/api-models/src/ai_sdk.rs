@@ -4,13 +4,13 @@ use atoll_dialects::Dialect;
 use atoll_models::ModelView;
 use atoll_store::{SpendBy, SpendQuery};
 use atoll_types::{BudgetScope, Fault, ModelCallId, Timestamp, Usd};
-use axum::extract::{Query, State};
+use axum::extract::{Query, Request, State};
 use axum::http::{HeaderMap, Uri};
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::calls::{Read, serve};
+use crate::calls::serve;
 use crate::error::{Failure, Wire};
 use crate::{App, auth};
 
@@ -21,32 +21,17 @@ fn header(headers: &HeaderMap, name: &str) -> Option<String> {
     headers.get(name)?.to_str().ok().map(str::to_owned)
 }
 
-pub(crate) async fn language_model(
-    State(app): State<App>,
-    headers: HeaderMap,
-    body: Read,
-) -> Result<Response, Failure> {
-    let model = header(&headers, "ai-language-model-id");
-    let stream = header(&headers, "ai-language-model-streaming").as_deref() == Some("true");
-    serve(&app, WIRE, Dialect::AiSdk, &headers, body, model, Some(stream)).await
+pub(crate) async fn language_model(State(app): State<App>, request: Request) -> Result<Response, Failure> {
+    let headers = request.headers();
+    let model = header(headers, "ai-language-model-id");
+    let stream = header(headers, "ai-language-model-streaming").as_deref() == Some("true");
+    serve(&app, WIRE, Dialect::AiSdk, request, model, Some(stream)).await
 }
 
-pub(crate) async fn embedding_model(
-    State(app): State<App>,
-    headers: HeaderMap,
-    body: Read,
-) -> Result<Response, Failure> {
-    let model = header(&headers, "ai-model-id").or_else(|| header(&headers, "ai-embedding-model-id"));
-    serve(
-        &app,
-        WIRE,
-        Dialect::AiSdkEmbeddings,
-        &headers,
-        body,
-        model,
-        Some(false),
-    )
-    .await
+pub(crate) async fn embedding_model(State(app): State<App>, request: Request) -> Result<Response, Failure> {
+    let headers = request.headers();
+    let model = header(headers, "ai-model-id").or_else(|| header(headers, "ai-embedding-model-id"));
+    serve(&app, WIRE, Dialect::AiSdkEmbeddings, request, model, Some(false)).await
 }
 
 pub(crate) async fn config(

@@ -3,9 +3,11 @@
 //! What must hold: a sandbox speaks for itself alone. It cannot name a workflow or a run of others: those come from the
 //! labels that it was created with.
 
+use atoll_front::{Refused, Visit};
 use atoll_gateway_core::Spender;
 use atoll_models::{Refusal, Who};
-use atoll_types::{Fault, FaultKind, ProjectId};
+use atoll_types::{Fault, FaultKind, ProjectId, SandboxId};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
 
 use crate::App;
@@ -13,6 +15,26 @@ use crate::App;
 /// What labels of a sandbox say on whose behalf it works.
 const WORKFLOW: &str = "workflow";
 const RUN: &str = "run";
+
+/// Who asks, and pays for what the request holds.
+pub(crate) async fn payer(app: &App, parts: &Parts) -> Result<(Who, Visit), Refusal> {
+    let who = who(app, &parts.headers).await?;
+    let visit = admit(parts, &who.spender.project, who.spender.sandbox.as_ref())?;
+    Ok((who, visit))
+}
+
+/// The same for what only a project's own key opens.
+pub(crate) async fn managing(app: &App, parts: &Parts) -> Result<Visit, Refusal> {
+    let project = project(app, &parts.headers).await?;
+    admit(parts, &project, None)
+}
+
+fn admit(parts: &Parts, project: &ProjectId, sandbox: Option<&SandboxId>) -> Result<Visit, Refusal> {
+    let visit = parts.extensions.get::<Visit>().cloned();
+    let visit = visit.ok_or_else(|| Refused::Unpaid.fault())?;
+    visit.admit(project, sandbox)?;
+    Ok(visit)
+}
 
 pub(crate) async fn who(app: &App, headers: &HeaderMap) -> Result<Who, Refusal> {
     let unknown = |message: &str| {

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use atoll_dialects::Dialect;
+use atoll_front::{Refused, Visit};
 use atoll_models::{Refusal, Request, Served};
 use atoll_types::{Fault, FaultKind};
 use axum::body::Body;
-use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
+use axum::extract::{FromRequest, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -19,70 +19,69 @@ use crate::{App, auth};
 
 /// Answers are kept for a day at most.
 const LONGEST_KEPT: u64 = 24 * 60 * 60;
+/// The most that a request may hold that sets something.
+const LARGEST_SETTING: usize = 1024 * 1024;
 
-/// A body that axum has read, or why it has not.
-pub(crate) type Read = Result<Bytes, BytesRejection>;
+/// The body of a request by somebody who may manage the gateway; nobody else's is read.
+#[derive(Debug)]
+pub(crate) struct Read(pub(crate) Bytes);
+
+impl FromRequest<App> for Read {
+    type Rejection = Failure;
+
+    async fn from_request(request: axum::extract::Request, app: &App) -> Result<Self, Failure> {
+        let (parts, body) = request.into_parts();
+        let own = |refusal| Wire::Own.refuse(refusal);
+        let visit = auth::managing(app, &parts).await.map_err(own)?;
+        let mut held = visit
+            .read(body, LARGEST_SETTING)
+            .await
+            .map_err(|refused| own(refused.fault().into()))?;
+        held.weigh_json().map_err(|refused| own(refused.fault().into()))?;
+        Ok(Self(held.into_bytes()))
+    }
+}
 
 pub(crate) async fn chat(
     State(app): State<App>,
-    headers: HeaderMap,
-    body: Read,
+    request: axum::extract::Request,
 ) -> Result<Response, Failure> {
-    serve(&app, Wire::Openai, Dialect::Chat, &headers, body, None, None).await
+    serve(&app, Wire::Openai, Dialect::Chat, request, None, None).await
 }
 
 pub(crate) async fn responses(
     State(app): State<App>,
-    headers: HeaderMap,
-    body: Read,
+    request: axum::extract::Request,
 ) -> Result<Response, Failure> {
-    serve(&app, Wire::Openai, Dialect::Responses, &headers, body, None, None).await
+    serve(&app, Wire::Openai, Dialect::Responses, request, None, None).await
 }
 
 pub(crate) async fn embeddings(
     State(app): State<App>,
-    headers: HeaderMap,
-    body: Read,
+    request: axum::extract::Request,
 ) -> Result<Response, Failure> {
-    serve(
-        &app,
-        Wire::Openai,
-        Dialect::Embeddings,
-        &headers,
-        body,
-        None,
-        None,
-    )
-    .await
+    serve(&app, Wire::Openai, Dialect::Embeddings, request, None, None).await
 }
 
 pub(crate) async fn messages(
     State(app): State<App>,
-    headers: HeaderMap,
-    body: Read,
+    request: axum::extract::Request,
 ) -> Result<Response, Failure> {
-    serve(
-        &app,
-        Wire::Anthropic,
-        Dialect::Messages,
-        &headers,
-        body,
-        None,
-        None,
-    )
-    .await
+    serve(&app, Wire::Anthropic, Dialect::Messages, request, None, None).await
 }
 
 pub(crate) async fn count_tokens(
     State(app): State<App>,
-    headers: HeaderMap,
-    body: Read,
+    request: axum::extract::Request,
 ) -> Result<Response, Failure> {
     let wire = Wire::Anthropic;
-    let who = auth::who(&app, &headers)
+    let (parts, body) = request.into_parts();
+    let (who, visit) = auth::payer(&app, &parts)
         .await
         .map_err(|refusal| wire.refuse(refusal))?;
-    let body = read(&headers, body).map_err(|refusal| wire.refuse(refusal))?;
+    let body = read(&visit, &parts.headers, body)
+        .await
+        .map_err(|refusal| wire.refuse(refusal))?;
     let count = app
         .models
         .count_tokens(&who, body)
@@ -95,15 +94,18 @@ pub(crate) async fn serve(
     app: &App,
     wire: Wire,
     dialect: Dialect,
-    headers: &HeaderMap,
-    body: Read,
+    request: axum::extract::Request,
     model: Option<String>,
     stream: Option<bool>,
 ) -> Result<Response, Failure> {
-    let who = auth::who(app, headers)
+    let (parts, body) = request.into_parts();
+    let headers = &parts.headers;
+    let (who, visit) = auth::payer(app, &parts)
         .await
         .map_err(|refusal| wire.refuse(refusal))?;
-    let body = read(headers, body).map_err(|refusal| wire.refuse(refusal))?;
+    let body = read(&visit, headers, body)
+        .await
+        .map_err(|refusal| wire.refuse(refusal))?;
     let request = Request {
         dialect,
         body,
@@ -177,8 +179,8 @@ fn keep(headers: &HeaderMap) -> Result<Option<Duration>, Refusal> {
     }
 }
 
-/// The body, if it is JSON and not too large.
-fn read(headers: &HeaderMap, body: Read) -> Result<Bytes, Refusal> {
+/// The body, if it is JSON and not too large. It is paid for until the last copy is dropped.
+async fn read(visit: &Visit, headers: &HeaderMap, body: Body) -> Result<Bytes, Refusal> {
     let kind = headers
         .get(header::CONTENT_TYPE)
         .and_then(|kind| kind.to_str().ok())
@@ -195,13 +197,16 @@ fn read(headers: &HeaderMap, body: Read) -> Result<Bytes, Refusal> {
             .hint("send `Content-Type: application/json`")
             .into());
     }
-    body.map_err(|rejection| {
-        if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
-            let message = format!("a request may hold at most {} bytes", crate::LARGEST_REQUEST);
-            return Fault::new(FaultKind::TooLarge, "request_too_large", message).into();
+    let refuse = |refused| match refused {
+        Refused::TooLarge { limit } => {
+            let message = format!("a request may hold at most {limit} bytes");
+            Fault::new(FaultKind::TooLarge, "request_too_large", message)
         }
-        Fault::invalid("incomplete_body", "the body could not be read to its end").into()
-    })
+        other => other.fault(),
+    };
+    let mut held = visit.read(body, crate::LARGEST_REQUEST).await.map_err(refuse)?;
+    held.weigh_json().map_err(refuse)?;
+    Ok(held.into_bytes())
 }
 
 /// What a provider of the same wire should hear.

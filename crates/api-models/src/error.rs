@@ -1,5 +1,6 @@
 //! The one mapping from faults to statuses and to each wire's shape of an error.
 
+use atoll_front::Refused;
 use atoll_models::Refusal;
 use atoll_types::{Fault, FaultKind};
 use axum::http::{HeaderValue, StatusCode, header};
@@ -43,6 +44,9 @@ fn status_of(refusal: &Refusal) -> StatusCode {
     match (refusal.fault.kind, refusal.fault.code) {
         // Clients try again after 429; money does not come back by waiting a second.
         (_, "budget_exhausted") => StatusCode::PAYMENT_REQUIRED,
+        // It is we who are busy, or the client that is slow, and no provider.
+        (_, "server_busy") => StatusCode::SERVICE_UNAVAILABLE,
+        (_, Refused::SLOW) => StatusCode::REQUEST_TIMEOUT,
         (FaultKind::Unavailable, _) => StatusCode::BAD_GATEWAY,
         (FaultKind::Invalid, _) => StatusCode::BAD_REQUEST,
         (FaultKind::Unauthenticated, _) => StatusCode::UNAUTHORIZED,

@@ -12,6 +12,7 @@
 //! What must hold:
 //! - **Thin.** A handler finds out who asks, hands bytes to one use case and writes bytes. No rule about money is here.
 //! - Every error is in the shape of the wire that it is told on.
+//! - **Known before read.** No byte of a body is read before it is known who pays for it (`atoll_front`).
 //! - Who hangs up drops the answer, and with it the call to the provider.
 
 mod ai_sdk;
@@ -20,11 +21,11 @@ mod calls;
 mod error;
 mod listing;
 mod manage;
+mod parameters;
 
 use atoll_models::Models;
 use atoll_sandboxes::Sandboxes;
 use axum::Router;
-use axum::extract::DefaultBodyLimit;
 use axum::routing::{get, post};
 use utoipa_axum::router::OpenApiRouter;
 
@@ -88,11 +89,9 @@ fn calling() -> Router<App> {
             )
             .route(&format!("/{version}/ai/config"), get(ai_sdk::config));
     }
-    routes
+    routes.route_layer(axum::middleware::from_fn(parameters::check))
 }
 
 fn finish(routes: Router<App>, app: App) -> Router {
-    routes
-        .layer(DefaultBodyLimit::max(LARGEST_REQUEST))
-        .with_state(app)
+    routes.with_state(app)
 }

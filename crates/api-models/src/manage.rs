@@ -52,8 +52,7 @@ struct Deleted {
 
 /// Errors name the place and never the content: there may be a key in it.
 fn parse<T: DeserializeOwned>(body: Read) -> Result<T, Failure> {
-    let body = body.map_err(|_| own(Fault::invalid("invalid_body", "the body could not be read")))?;
-    serde_json::from_slice(&body).map_err(|error| {
+    serde_json::from_slice(&body.0).map_err(|error| {
         let text = error.to_string();
         let known = [
             "unknown field",

@@ -3,6 +3,7 @@
 //! A handler returns a [`Failure`]; its body is written by `observe`, which knows the request's id. A response that carries a
 //! [`Fault`] among its extensions is one whose body is still to be written, whichever front end made it.
 
+use atoll_front::Refused;
 use atoll_types::{Fault, FaultKind};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -67,6 +68,17 @@ impl From<Fault> for Failure {
             fault,
             header,
         }))
+    }
+}
+
+impl From<Refused> for Failure {
+    fn from(refused: Refused) -> Self {
+        let mut failure = Self::from(refused.fault());
+        // It was the client that took too long, and not what it asked for.
+        if failure.0.fault.code == Refused::SLOW {
+            failure.0.status = StatusCode::REQUEST_TIMEOUT;
+        }
+        failure
     }
 }
 

@@ -1,11 +1,12 @@
 //! How requests are read: who asks, path parameters, query, JSON body. Each refuses in our error shape, and each refuses
 //! what it does not know.
 
+use atoll_front::{Held, Refused, Visit};
 use atoll_sandboxes::Caller;
-use atoll_types::{Fault, FaultKind};
+use atoll_types::{Fault, FaultKind, ProjectId, SandboxId};
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{Extensions, HeaderMap, StatusCode, header};
 use serde::de::DeserializeOwned;
 use zeroize::Zeroize as _;
 
@@ -25,6 +26,7 @@ impl FromRequestParts<App> for As {
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
         // Nobody outside can put one there.
         if let Some(caller) = parts.extensions.get::<Caller>() {
+            admit(&parts.extensions, &caller.project, None)?;
             return Ok(Self(caller.clone()));
         }
         const HINT: &str = "send `Authorization: Bearer atl_…`; `atoll key create` makes a key";
@@ -38,7 +40,10 @@ impl FromRequestParts<App> for As {
             .into());
         };
         match app.sandboxes.authenticate(secret).await? {
-            Some(caller) => Ok(Self(caller)),
+            Some(caller) => {
+                admit(&parts.extensions, &caller.project, None)?;
+                Ok(Self(caller))
+            }
             None => Err(Fault::new(
                 FaultKind::Unauthenticated,
                 "invalid_key",
@@ -47,6 +52,18 @@ impl FromRequestParts<App> for As {
             .hint(HINT)
             .into()),
         }
+    }
+}
+
+/// Says who pays for what a request holds, now that it is known who asks.
+pub(crate) fn admit(
+    extensions: &Extensions,
+    project: &ProjectId,
+    sandbox: Option<&SandboxId>,
+) -> Result<(), Failure> {
+    match extensions.get::<Visit>() {
+        Some(visit) => Ok(visit.admit(project, sandbox)?),
+        None => Err(Refused::Unpaid.into()),
     }
 }
 
@@ -61,6 +78,28 @@ impl FromRequestParts<App> for Operator {
         let As(caller) = As::from_request_parts(parts, app).await?;
         app.sandboxes
             .operators_only(&caller, "change what all projects share")?;
+        Ok(Self)
+    }
+}
+
+/// Who collects metrics: somebody who runs the server, or holds the key that is for nothing else. They say what all projects
+/// do, and which providers and models there are.
+#[derive(Debug)]
+pub(crate) struct Collector;
+
+impl FromRequestParts<App> for Collector {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
+        let given = bearer(&parts.headers);
+        if let (Some(key), Some(given)) = (&app.options.metrics_key, given)
+            && key.is(given)
+        {
+            return Ok(Self);
+        }
+        let As(caller) = As::from_request_parts(parts, app).await?;
+        app.sandboxes
+            .operators_only(&caller, "read the server's metrics")?;
         Ok(Self)
     }
 }
@@ -160,8 +199,11 @@ impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
     type Rejection = Failure;
 
     async fn from_request(request: Request, _: &App) -> Result<Self, Failure> {
-        let body = read_json(request).await?;
-        parse_json(&body).map(Self)
+        let (visit, held) = read_json(request).await?;
+        let parsed = parse_json(held.as_ref());
+        // What was made of the text is there until the answer is.
+        visit.keep(held.into_permit());
+        parsed.map(Self)
     }
 }
 
@@ -172,12 +214,11 @@ impl<T: DeserializeOwned> FromRequest<App> for PrivateJson<T> {
     type Rejection = Failure;
 
     async fn from_request(request: Request, _: &App) -> Result<Self, Failure> {
-        let body = read_json(request).await?;
-        let parsed = parse_private_json(&body);
+        let (visit, mut held) = read_json(request).await?;
+        let parsed = parse_private_json(held.as_ref());
         // Where the connection still holds a part of it, that part is overwritten by what it reads next.
-        if let Ok(mut bytes) = body.try_into_mut() {
-            bytes.zeroize();
-        }
+        held.bytes_mut().zeroize();
+        visit.keep(held.into_permit());
         parsed.map(Self)
     }
 }
@@ -247,7 +288,7 @@ fn without_content(path: &str, error: &serde_json::Error) -> String {
     }
 }
 
-async fn read_json(request: Request) -> Result<bytes::Bytes, Failure> {
+async fn read_json(request: Request) -> Result<(Visit, Held), Failure> {
     if !is_json(request.headers()) {
         return Err(Failure::with_status(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
@@ -256,31 +297,11 @@ async fn read_json(request: Request) -> Result<bytes::Bytes, Failure> {
         )
         .hint("send `Content-Type: application/json`"));
     }
-    read_limited(request.into_body(), JSON_BYTES).await
-}
-
-async fn read_limited(body: axum::body::Body, limit: usize) -> Result<bytes::Bytes, Failure> {
-    use axum::body::HttpBody as _;
-    let too_large = || {
-        Fault::new(
-            FaultKind::TooLarge,
-            "body_too_large",
-            format!("a JSON body may hold at most {limit} bytes"),
-        )
-    };
-    if body.size_hint().lower() > limit as u64 {
-        return Err(too_large().into());
-    }
-    axum::body::to_bytes(body, limit).await.map_err(|error| {
-        let mut cause: Option<&dyn std::error::Error> = Some(&error);
-        while let Some(current) = cause {
-            if current.to_string() == "length limit exceeded" {
-                return too_large().into();
-            }
-            cause = current.source();
-        }
-        Failure::invalid("incomplete_body", format!("the body could not be read: {error}"))
-    })
+    let visit = request.extensions().get::<Visit>().cloned();
+    let visit = visit.ok_or(Refused::Unpaid)?;
+    let mut held = visit.read(request.into_body(), JSON_BYTES).await?;
+    held.weigh_json()?;
+    Ok((visit, held))
 }
 
 fn is_json(headers: &HeaderMap) -> bool {
@@ -357,16 +378,37 @@ mod tests {
         }
     }
 
+    fn request(body: axum::body::Body) -> (atoll_front::Front, Request) {
+        let front = atoll_front::Front::new(atoll_front::Limits::for_machine(1 << 30, 1000));
+        let visit = front.visit(None);
+        visit.admit(&ProjectId::from_entropy([1; 20]), None).unwrap();
+        let request = Request::builder()
+            .header(header::CONTENT_TYPE, "application/json")
+            .extension(visit)
+            .body(body)
+            .unwrap();
+        (front, request)
+    }
+
     #[tokio::test]
     async fn a_body_over_the_limit_is_refused() {
-        let declared = axum::body::Body::from(vec![b' '; 100]);
-        let failure = read_limited(declared, 10).await.unwrap_err();
+        let declared = axum::body::Body::from(vec![b' '; JSON_BYTES + 1]);
+        let failure = read_json(request(declared).1).await.unwrap_err();
         assert_eq!(failure.status(), StatusCode::PAYLOAD_TOO_LARGE);
-        let chunks = futures_util::stream::iter([Ok::<_, std::io::Error>(vec![b' '; 100])]);
-        let failure = read_limited(axum::body::Body::from_stream(chunks), 10)
-            .await
-            .unwrap_err();
+        let chunks = futures_util::stream::iter([Ok::<_, std::io::Error>(vec![b' '; JSON_BYTES + 1])]);
+        let chunked = axum::body::Body::from_stream(chunks);
+        let failure = read_json(request(chunked).1).await.unwrap_err();
         assert_eq!(failure.status(), StatusCode::PAYLOAD_TOO_LARGE);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_body_is_a_timeout_of_the_client_and_holds_nothing() {
+        let silent =
+            axum::body::Body::from_stream(futures_util::stream::pending::<Result<Vec<u8>, std::io::Error>>());
+        let (front, request) = request(silent);
+        let failure = read_json(request).await.unwrap_err();
+        assert_eq!(failure.status(), StatusCode::REQUEST_TIMEOUT);
+        assert_eq!(front.memory.held(), 0);
     }
 
     #[test]

@@ -22,13 +22,13 @@ mod error;
 mod exec;
 mod extract;
 mod files;
-mod host;
 mod keys;
 mod ledger;
 mod meter;
 mod network;
 mod observe;
 mod openapi;
+mod parameters;
 mod pipe;
 mod ports;
 mod projects;
@@ -50,9 +50,11 @@ mod workflows;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use atoll_front::Front;
 use atoll_sandboxes::Sandboxes;
 use atoll_workflows::Engine;
 use axum::Router;
+use subtle::ConstantTimeEq as _;
 use tokio::sync::Semaphore;
 use utoipa_axum::router::OpenApiRouter;
 
@@ -72,6 +74,28 @@ pub struct Options {
     pub scratch: PathBuf,
     /// The most that such an upload may hold.
     pub upload_bytes: u64,
+    /// What opens the metrics beside an operator's key, and nothing else.
+    pub metrics_key: Option<MetricsKey>,
+}
+
+/// A secret for whoever collects metrics. It has no printable form.
+#[derive(Clone)]
+pub struct MetricsKey(Arc<str>);
+
+impl MetricsKey {
+    pub fn new(secret: &str) -> Self {
+        Self(secret.into())
+    }
+
+    pub(crate) fn is(&self, given: &str) -> bool {
+        self.0.as_bytes().ct_eq(given.as_bytes()).into()
+    }
+}
+
+impl std::fmt::Debug for MetricsKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("MetricsKey")
+    }
 }
 
 impl Default for Options {
@@ -83,6 +107,7 @@ impl Default for Options {
             default_timeout_millis: 5 * 60 * 1000,
             scratch: std::env::temp_dir(),
             upload_bytes: 8 * atoll_types::GIB,
+            metrics_key: None,
         }
     }
 }
@@ -95,17 +120,21 @@ pub fn router(
     sandboxes: Sandboxes,
     workflows: Option<Engine>,
     options: Options,
+    front: Front,
     others: OpenApiRouter,
 ) -> Router {
     let documented = openapi::documented().merge(others.with_state(()));
     let (routes, document) = documented.split_for_parts();
+    let document = openapi::complete(document);
     let app = App(Arc::new(Inner {
         sandboxes,
         workflows,
         options,
+        front,
         meter: meter::Meter::default(),
         receiving: Semaphore::new(upload::AT_ONCE),
-        document: server::Document::of(&openapi::complete(document)),
+        parameters: parameters::Parameters::of(&document),
+        document: server::Document::of(&document),
     }));
     routes
         .fallback(server::no_such_route)
@@ -127,10 +156,12 @@ pub(crate) struct Inner {
     /// Nothing where workflows are not served.
     pub(crate) workflows: Option<Engine>,
     pub(crate) options: Options,
+    pub(crate) front: Front,
     pub(crate) meter: meter::Meter,
     /// Bounds how many uploads for templates are received at once; each holds a blocking thread.
     pub(crate) receiving: Semaphore,
     pub(crate) document: server::Document,
+    pub(crate) parameters: parameters::Parameters,
 }
 
 impl std::ops::Deref for App {

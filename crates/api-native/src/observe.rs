@@ -4,8 +4,9 @@ use std::borrow::Cow;
 use std::panic::AssertUnwindSafe;
 use std::time::Instant;
 
+use atoll_front::host::{self, Target};
 use atoll_types::{Fault, FaultKind, RequestId};
-use axum::extract::{MatchedPath, Request, State};
+use axum::extract::{FromRequestParts as _, MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -14,13 +15,16 @@ use tracing::Instrument as _;
 
 use crate::App;
 use crate::error::{Failure, write_body};
-use crate::host::{self, Target};
+use crate::extract::Collector;
 use crate::proxy;
 
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-pub(crate) async fn observe(State(app): State<App>, request: Request, next: Next) -> Response {
+pub(crate) async fn observe(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let started = Instant::now();
+    // What comes from inside this process did not come by a listener.
+    let front = &app.front;
+    request.extensions_mut().get_or_insert_with(|| front.visit(None));
     let id = request_id(request.headers());
     let method = request.method().clone();
     let target = host::target(request.uri(), request.headers(), &app.options.port_domains);
@@ -79,7 +83,10 @@ pub(crate) async fn observe(State(app): State<App>, request: Request, next: Next
 
 async fn answer(app: &App, target: Target, request: Request, next: Next) -> Response {
     match target {
-        Target::Api => next.run(request).await,
+        Target::Api => match allowed(app, request).await {
+            Ok(request) => next.run(request).await,
+            Err(failure) => failure.into_response(),
+        },
         Target::Port { sandbox, port } => proxy::serve(app, &sandbox, port, request).await.into_response(),
         Target::Nowhere { host } => Failure::from(Fault::not_found(
             "no_such_port",
@@ -93,6 +100,33 @@ async fn answer(app: &App, target: Target, request: Request, next: Next) -> Resp
         ))
         .into_response(),
     }
+}
+
+/// What holds for every route, whoever serves it: metrics are for operators, and unknown parameters are refused.
+async fn allowed(app: &App, request: Request) -> Result<Request, Failure> {
+    let Some(path) = request.extensions().get::<MatchedPath>().cloned() else {
+        return Ok(request);
+    };
+    let query = request.uri().query().unwrap_or_default();
+    // All metrics are read like the documented ones.
+    let documented = match is_metrics(path.as_str()) {
+        true => METRICS,
+        false => path.as_str(),
+    };
+    app.parameters.check(documented, request.method(), query)?;
+    if documented != METRICS {
+        return Ok(request);
+    }
+    let (mut parts, body) = request.into_parts();
+    Collector::from_request_parts(&mut parts, app).await?;
+    Ok(Request::from_parts(parts, body))
+}
+
+const METRICS: &str = "/metrics";
+
+fn is_metrics(path: &str) -> bool {
+    let rest = path.strip_prefix(METRICS);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 /// The caller's own id if it is harmless to log and echo, otherwise a new one.

@@ -75,8 +75,7 @@ pub(crate) fn complete(mut api: OpenApi) -> OpenApi {
 
 /// Adds to an operation what its path and body imply.
 fn complete_operation(path: &str, operation: &mut Operation) {
-    let guarded = path.starts_with("/v1/");
-    if guarded {
+    if path.starts_with("/v1/") || path.starts_with("/metrics") {
         operation.security = Some(vec![SecurityRequirement::new(KEY, Vec::<String>::new())]);
     }
     for name in path
@@ -124,8 +123,13 @@ fn describe_bytes<'a>(contents: impl IntoIterator<Item = (&'a String, &'a mut Co
 fn statuses(path: &str, operation: &Operation) -> Vec<u16> {
     let mut statuses = vec![500];
     if path.starts_with("/v1/") {
-        statuses.extend([400, 401, 403, 429, 503]);
+        statuses.extend([401, 403, 429, 503]);
     }
+    if path.starts_with("/metrics") {
+        statuses.extend([401, 403]);
+    }
+    // Whatever does not read a parameter refuses it.
+    statuses.push(400);
     if path.contains('{') {
         statuses.extend([404, 409, 410]);
     }
@@ -140,7 +144,7 @@ fn statuses(path: &str, operation: &Operation) -> Vec<u16> {
         // What is named in a body (a template, a snapshot, a volume) may not be there.
         statuses.extend([404, 409, 410, 413, 422, 502, 504]);
         if body.content.contains_key("application/json") {
-            statuses.push(415);
+            statuses.extend([408, 415]);
         }
     }
     if path.starts_with("/v1/workflows") || path.starts_with("/v1/approvals") {
@@ -158,6 +162,7 @@ fn error_response(status: u16) -> utoipa::openapi::Response {
         401 => "No valid key came with the request.",
         403 => "The key may not do this.",
         404 => "There is no such thing in this project.",
+        408 => "The body came too slowly.",
         409 => "The state of the thing does not allow this now.",
         410 => "The thing is gone for good.",
         413 => "It is larger than the server accepts.",

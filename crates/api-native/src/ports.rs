@@ -10,7 +10,7 @@ use utoipa_axum::routes;
 
 use crate::error::{Answer, Failure};
 use crate::extract::{As, At};
-use crate::{App, Options, host};
+use crate::{App, Options};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -91,7 +91,10 @@ fn url(options: &Options, headers: &HeaderMap, id: &SandboxId, port: u16) -> Str
     let scheme = &options.public_scheme;
     let domain = options.port_domains.first().map_or("localhost", String::as_str);
     let bare = id.bare();
-    match options.public_port.or_else(|| host::port_of(headers)) {
+    match options
+        .public_port
+        .or_else(|| atoll_front::host::port_of(headers))
+    {
         Some(public) => format!("{scheme}://{port}-{bare}.{domain}:{public}"),
         None => format!("{scheme}://{port}-{bare}.{domain}"),
     }

@@ -29,7 +29,7 @@ use hyper_util::rt::TokioIo;
 
 use crate::App;
 use crate::error::{Answer, Failure};
-use crate::extract::bearer;
+use crate::extract::{admit as admit_to, bearer};
 use crate::pipe::Pipe;
 
 const TOKEN_HEADER: HeaderName = HeaderName::from_static("x-atoll-token");
@@ -77,6 +77,7 @@ pub(crate) async fn serve(app: &App, sandbox: &SandboxId, port: u16, request: Re
         ))
         .into());
     };
+    admit_to(request.extensions(), &admitted.caller.project, Some(sandbox))?;
     let protocol = upgrade_to(request.headers());
     let safe = matches!(*request.method(), Method::GET | Method::HEAD);
     if admitted.by == Source::Query && safe && protocol.is_none() {

@@ -95,9 +95,9 @@ pub(crate) async fn healthz() -> &'static str {
     "ok\n"
 }
 
-/// Metrics in Prometheus' text form.
+/// Metrics in Prometheus' text form, for those who run the server, and for holders of its `metrics_key`.
 #[utoipa::path(
-    get, path = "/metrics", tag = "server", security(()),
+    get, path = "/metrics", tag = "server",
     responses((status = 200, description = "The metrics.", body = String, content_type = "text/plain"))
 )]
 pub(crate) async fn metrics(State(app): State<App>) -> impl IntoResponse {
@@ -147,6 +147,17 @@ pub(crate) async fn metrics(State(app): State<App>) -> impl IntoResponse {
     );
     for pool in &overview.pools {
         line(&mut out, "atoll_pool_target", &pool_labels(pool), pool.target);
+    }
+    gauge(
+        &mut out,
+        "atoll_buffered_bytes",
+        "Bytes of requests that are held in memory now.",
+    );
+    line(&mut out, "atoll_buffered_bytes", &[], app.front.memory.held());
+    let (open, strangers) = app.front.connections.count();
+    gauge(&mut out, "atoll_connections", "Connections that are open now.");
+    for (kind, count) in [("known", open.saturating_sub(strangers)), ("stranger", strangers)] {
+        line(&mut out, "atoll_connections", &[("kind", kind)], count);
     }
     app.meter.write(&mut out);
     (

@@ -4,6 +4,7 @@
 
 use std::path::Path;
 
+use atoll_front::{Front, Guarded, Limits, Peer};
 use atoll_store::Store;
 use atoll_workflows::{Engine, Options};
 use tokio_stream::StreamExt as _;
@@ -30,14 +31,18 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         let _ = tokio::signal::ctrl_c().await;
     };
     let listener = tokio::net::TcpListener::bind(address).await?;
-    let connections = TcpListenerStream::new(listener).filter_map(|connection| {
+    let front = Front::new(Limits::for_machine(1 << 33, 1 << 14));
+    let places = front.connections.clone();
+    let connections = TcpListenerStream::new(listener).filter_map(move |connection| {
         let connection = connection.ok()?;
         connection.set_nodelay(true).ok()?;
-        Some(connection)
+        let line = places.admit(Peer::Address(connection.peer_addr().ok()?.ip()))?;
+        Some(Guarded::new(connection, line, false))
     });
     atoll_api_temporal::serve(
         engine.clone(),
         atoll_api_temporal::Access::Open,
+        front,
         connections,
         stop,
     )

@@ -1,6 +1,7 @@
 //! Who may call: an API key of the server opens the namespaces of its project, and no others.
 //!
-//! The key is looked at before a message is read, so that strangers cannot make the server read large ones. What a method
+//! The key is looked at before a message is read, so that strangers cannot make the server read any; from then on what is
+//! read is paid for by the key's project. What a method
 //! then does is confined by [`Caller::check`]: a namespace of another project does not exist for it. Health tells strangers
 //! that the server is up, and nothing else.
 
@@ -11,8 +12,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use atoll_front::body::Awaited;
+use atoll_front::{Front, Line, Refused, Visit};
+use atoll_types::{Fault, FaultKind, ProjectId};
 use atoll_workflow_core::Refusal;
 use atoll_workflows::{Engine, Namespace};
+use http_body_util::BodyExt as _;
 use tonic::body::Body;
 use tonic::codegen::http::{HeaderMap, Request, Response, header};
 use tonic::{Status, async_trait};
@@ -76,7 +81,10 @@ impl Caller {
 }
 
 #[derive(Debug, Clone)]
-pub(crate) struct Gate(pub(crate) Access);
+pub(crate) struct Gate {
+    pub(crate) access: Access,
+    pub(crate) front: Front,
+}
 
 impl<S> Layer<S> for Gate {
     type Service = Guarded<S>;
@@ -84,7 +92,8 @@ impl<S> Layer<S> for Gate {
     fn layer(&self, inner: S) -> Guarded<S> {
         Guarded {
             inner,
-            access: self.0.clone(),
+            access: self.access.clone(),
+            front: self.front.clone(),
         }
     }
 }
@@ -93,6 +102,7 @@ impl<S> Layer<S> for Gate {
 pub(crate) struct Guarded<S> {
     inner: S,
     access: Access,
+    front: Front,
 }
 
 type Answer<E> = Pin<Box<dyn Future<Output = Result<Response<Body>, E>> + Send>>;
@@ -110,17 +120,19 @@ where
         self.inner.poll_ready(context)
     }
 
-    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
         // The clone takes the place of the one that was found ready.
         let next = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, next);
         let access = self.access.clone();
+        let front = self.front.clone();
         let doing = tracing::debug_span!(
             "call",
             method = request.uri().path(),
             project = tracing::field::Empty
         );
         let answered = async move {
+            let visit = front.visit(request.extensions().get::<Line>().cloned());
             let caller = match &access {
                 Access::Open => Ok(Caller::Anyone),
                 // Asks nothing and tells nothing of anybody, so it does not matter who calls it.
@@ -133,6 +145,10 @@ where
                 Ok(caller) => {
                     // So that whoever looks for what is slow learns whose it is.
                     tracing::Span::current().record("project", caller.project());
+                    let mut request = match received(&front, &visit, &caller, request) {
+                        Ok(request) => request,
+                        Err(status) => return Ok(status.into_http()),
+                    };
                     request.extensions_mut().insert(caller);
                     inner.call(request).await.map(crate::oversize::retell)
                 }
@@ -140,6 +156,58 @@ where
             }
         };
         Box::pin(answered.instrument(doing))
+    }
+}
+
+/// The request with a body that must keep coming, and that the caller pays for.
+fn received(
+    front: &Front,
+    visit: &Visit,
+    caller: &Caller,
+    request: Request<Body>,
+) -> Result<Request<Body>, Status> {
+    let project = match caller {
+        Caller::Project(project) if !project.is_empty() => project.parse::<ProjectId>(),
+        // Their messages are small, and whole ones.
+        Caller::Project(_) | Caller::Anyone => {
+            let silence = front.patience.body;
+            let awaited = |body| Awaited::new(body, silence).map_err(refused);
+            return Ok(request.map(|body| Body::new(awaited(body))));
+        }
+    };
+    let project = project.map_err(|error| Status::internal(error.to_string()))?;
+    visit.admit(&project, None).map_err(|fault| told(&fault))?;
+    let compressed = request
+        .headers()
+        .get("grpc-encoding")
+        .is_some_and(|encoding| encoding != "identity");
+    let weigh = if compressed { inflated } else { plain };
+    let (parts, body) = request.into_parts();
+    let body = visit.meter(body, weigh).map_err(refused)?;
+    Ok(Request::from_parts(parts, Body::new(body.map_err(refused))))
+}
+
+/// What so many bytes of messages take: themselves, and what is made of them.
+fn plain(bytes: u64) -> u64 {
+    bytes * 2
+}
+
+/// The same for messages that are compressed; no byte of gzip stands for more than 1032.
+fn inflated(bytes: u64) -> u64 {
+    bytes + (bytes * 1032).min(crate::oversize::MAX_REQUEST as u64) * 2
+}
+
+fn refused(refused: Refused) -> Status {
+    told(&refused.fault())
+}
+
+fn told(fault: &Fault) -> Status {
+    match fault.kind {
+        FaultKind::LimitExceeded | FaultKind::TooLarge => Status::resource_exhausted(fault.to_string()),
+        FaultKind::Unavailable => Status::unavailable(fault.to_string()),
+        FaultKind::TimedOut => Status::deadline_exceeded(fault.to_string()),
+        FaultKind::Invalid => Status::invalid_argument(fault.to_string()),
+        _ => Status::internal(fault.to_string()),
     }
 }
 
@@ -169,6 +237,10 @@ async fn admit(keys: &dyn Keys, headers: &HeaderMap) -> Result<Caller, Status> {
 mod tests {
     use super::*;
 
+    fn project() -> String {
+        ProjectId::from_entropy([1; 20]).to_string()
+    }
+
     #[derive(Debug)]
     struct OneKey;
 
@@ -176,7 +248,7 @@ mod tests {
     impl Keys for OneKey {
         async fn project_of(&self, secret: &str) -> Result<Option<String>, String> {
             match secret {
-                "right" => Ok(Some("prj".to_owned())),
+                "right" => Ok(Some(project())),
                 "broken" => Err("the store is away".to_owned()),
                 _ => Ok(None),
             }
@@ -209,7 +281,11 @@ mod tests {
         if let Some(authorization) = authorization {
             request = request.header("authorization", authorization);
         }
-        let mut gate = Gate(Access::WithKey(Arc::new(OneKey))).layer(Tells);
+        let gate = Gate {
+            access: Access::WithKey(Arc::new(OneKey)),
+            front: Front::new(atoll_front::Limits::for_machine(1 << 30, 1000)),
+        };
+        let mut gate = gate.layer(Tells);
         let response = gate.call(request.body(Body::empty()).unwrap()).await.unwrap();
         let header = |name: &str| {
             let value = response.headers().get(name)?;
@@ -222,8 +298,8 @@ mod tests {
     async fn only_keys_open_the_gate() {
         const START: &str = "/temporal.api.workflowservice.v1.WorkflowService/StartWorkflowExecution";
         const UNAUTHENTICATED: &str = "16";
-        assert_eq!(knock(START, Some("Bearer right")).await.unwrap(), "prj");
-        assert_eq!(knock(START, Some("bearer right")).await.unwrap(), "prj");
+        assert_eq!(knock(START, Some("Bearer right")).await.unwrap(), project());
+        assert_eq!(knock(START, Some("bearer right")).await.unwrap(), project());
         for wrong in [
             None,
             Some("Bearer wrong"),

@@ -1,19 +1,22 @@
-//! A connection as the gRPC server wants it: bytes in, bytes out, and nothing told about the other side.
+//! A connection as the gRPC server wants it: bytes in, bytes out, and its place among all connections.
 
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use atoll_front::{Guarded, Line};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::transport::server::Connected;
 
 #[derive(Debug)]
-pub(crate) struct Connection<C>(pub(crate) C);
+pub(crate) struct Connection<C>(pub(crate) Guarded<C>);
 
 impl<C> Connected for Connection<C> {
-    type ConnectInfo = ();
+    type ConnectInfo = Line;
 
-    fn connect_info(&self) {}
+    fn connect_info(&self) -> Line {
+        self.0.line().clone()
+    }
 }
 
 impl<C: AsyncRead + Unpin> AsyncRead for Connection<C> {

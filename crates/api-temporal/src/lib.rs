@@ -24,6 +24,9 @@ use std::future::Future;
 
 pub use access::{Access, Keys};
 
+use std::time::Duration;
+
+use atoll_front::{Front, Guarded};
 use atoll_workflows::Engine;
 use connection::Connection;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -61,11 +64,24 @@ use generated::workflow::workflow_service_server::WorkflowServiceServer;
 /// More than the largest answer that the engine's limits allow, and what goes around it.
 const MAX_ANSWER: usize = 64 * 1024 * 1024;
 
+/// What a health check may carry; anybody may send one.
+const MAX_HEALTH: usize = 4 * 1024;
+/// Calls on one connection at a time. A worker waits for tasks with many.
+const MAX_CALLS: u32 = 1024;
+/// The largest head of a call.
+const MAX_HEAD: u32 = 64 * 1024;
+/// How often a silent peer is asked whether it is there, and how long it may take to say so.
+const PING: Duration = Duration::from_secs(60);
+const PONG: Duration = Duration::from_secs(20);
+/// Calls that were taken back before they began, and calls that we had to refuse: more of them at once end the connection.
+const MAX_RESETS: usize = 128;
+
 /// Serves connections as they come until `stop` is done, then lets requests that are being answered finish.
 pub async fn serve<C>(
     engine: Engine,
     access: Access,
-    connections: impl Stream<Item = C> + Send,
+    front: Front,
+    connections: impl Stream<Item = Guarded<C>> + Send,
     stop: impl Future<Output = ()> + Send,
 ) -> std::io::Result<()>
 where
@@ -81,9 +97,17 @@ where
     let operator = OperatorServiceServer::new(operator::Service::new(engine))
         .accept_compressed(CompressionEncoding::Gzip)
         .send_compressed(CompressionEncoding::Gzip);
-    let health = HealthServer::new(health::Service).accept_compressed(CompressionEncoding::Gzip);
+    let health = HealthServer::new(health::Service)
+        .accept_compressed(CompressionEncoding::Gzip)
+        .max_decoding_message_size(MAX_HEALTH);
     Server::builder()
-        .layer(access::Gate(access))
+        .max_concurrent_streams(MAX_CALLS)
+        .http2_max_header_list_size(MAX_HEAD)
+        .http2_keepalive_interval(Some(PING))
+        .http2_keepalive_timeout(Some(PONG))
+        .http2_max_pending_accept_reset_streams(Some(MAX_RESETS))
+        .http2_max_local_error_reset_streams(Some(MAX_RESETS))
+        .layer(access::Gate { access, front })
         .add_service(workflow)
         .add_service(operator)
         .add_service(health)

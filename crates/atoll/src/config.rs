@@ -27,6 +27,7 @@ use atoll_types::{DiskBacking, Isolation, Preset, Resources, parse_bytes};
 use serde::{Deserialize, Deserializer};
 
 use crate::args::{LogFormat, ServerArgs, parse_cpu, parse_duration};
+use crate::limits::LimitsTable;
 use crate::output::{Error, Result};
 
 pub(crate) const DEFAULT_PORT: u16 = 7070;
@@ -123,12 +124,17 @@ pub(crate) struct ConfigFile {
     pub(crate) log_format: Option<LogFormat>,
     /// Where traces go: the base URL of an OTLP/HTTP collector. Default: `OTEL_EXPORTER_OTLP_ENDPOINT`.
     pub(crate) otlp_endpoint: Option<String>,
+    /// A file with a secret of at least 16 characters that opens `/metrics` and `/metrics/models` and nothing else; readable by
+    /// the server's user alone. Default: none, so that only keys of the project `default` open them.
+    pub(crate) metrics_key: Option<PathBuf>,
     /// Also serve HTTPS, as E2B's SDKs want it where they find sandboxes by `{port}-{sandbox}.{domain}`.
     pub(crate) tls: Option<Tls>,
     /// Sandboxes kept ready to be claimed.
     pub(crate) pool: Vec<Pool>,
     /// What leaves sandboxes.
     pub(crate) network: NetworkTable,
+    /// What is held for whom, and how long anybody is waited for.
+    pub(crate) limits: LimitsTable,
     /// Calls of models.
     pub(crate) models: ModelsTable,
     /// How E2B's wire differs from our own.
@@ -365,9 +371,11 @@ pub(crate) struct Config {
     pub(crate) cgroup: String,
     pub(crate) log_format: Option<LogFormat>,
     pub(crate) otlp_endpoint: Option<String>,
+    pub(crate) metrics_key: Option<PathBuf>,
     pub(crate) tls: Option<Tls>,
     pub(crate) pools: Vec<Pool>,
     pub(crate) network: NetworkConfig,
+    pub(crate) limits: LimitsTable,
     pub(crate) model_timeouts: Timeouts,
     pub(crate) keep_model_bodies: Option<Duration>,
     pub(crate) e2b_internet: bool,
@@ -456,6 +464,7 @@ impl Config {
                 .otlp_endpoint
                 .or_else(|| std::env::var("OTEL_EXPORTER_OTLP_ENDPOINT").ok())
                 .filter(|url| !url.is_empty()),
+            metrics_key: file.metrics_key,
             tls: file.tls,
             pools: if args.pool.is_empty() {
                 file.pool
@@ -463,6 +472,7 @@ impl Config {
                 args.pool.clone()
             },
             network: file.network.into(),
+            limits: file.limits,
             keep_model_bodies: file.models.keep_bodies.map(Duration::from_millis),
             model_timeouts: file.models.into(),
             e2b_internet: file.e2b.internet.unwrap_or(true),
@@ -532,7 +542,9 @@ pub(crate) fn find_in_path(program: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Option<u64>, D::Error> {
+pub(crate) fn bytes<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> std::result::Result<Option<u64>, D::Error> {
     let text = String::deserialize(deserializer)?;
     parse_bytes(&text).map(Some).map_err(serde::de::Error::custom)
 }
@@ -553,7 +565,9 @@ fn resolvers<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<
     texts.into_iter().map(read).collect()
 }
 
-fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Option<u64>, D::Error> {
+pub(crate) fn duration<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> std::result::Result<Option<u64>, D::Error> {
     let text = String::deserialize(deserializer)?;
     parse_duration(&text).map(Some).map_err(serde::de::Error::custom)
 }

@@ -9,6 +9,7 @@ mod client;
 mod commands;
 mod config;
 mod data;
+mod limits;
 mod logging;
 mod otlp;
 mod output;

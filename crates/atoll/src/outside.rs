@@ -5,7 +5,9 @@ use std::net::{SocketAddr, UdpSocket};
 use std::path::Path;
 use std::sync::Arc;
 
-use atoll_egress::{Answers, AsDialled, Broker, Egress, InterceptConfig, MasterKey, Service, Sockets};
+use atoll_egress::{
+    Answers, AsDialled, Broker, Callers, Egress, InterceptConfig, MasterKey, Service, Sockets,
+};
 use atoll_links::{Links, LinksConfig};
 use atoll_policy::{Floor, FloorConfig};
 use atoll_sandboxes::{Outside, Recorder, WayOut};
@@ -21,8 +23,12 @@ const KEY: &str = "ATOLL_SECRETS_KEY";
 const MODELS: &str = "models.atoll.internal";
 
 /// What the configuration gets wrong is an error; what the machine lacks is a server whose sandboxes reach nothing.
-/// `models` is where the gateway listens for sandboxes, if it does.
-pub(crate) async fn open(config: &Config, data: &Path, models: Option<SocketAddr>) -> Result<Outside> {
+/// `models` is where the gateway listens for sandboxes, if it does, and where it is told which of them comes.
+pub(crate) async fn open(
+    config: &Config,
+    data: &Path,
+    models: Option<(SocketAddr, Callers)>,
+) -> Result<Outside> {
     let given = std::env::var_os(KEY).filter(|key| !key.is_empty());
     let key = match (given, &config.secrets_key) {
         (Some(key), _) => MasterKey::parse(key.as_encoded_bytes(), &format!("the variable {KEY}")),
@@ -33,9 +39,10 @@ pub(crate) async fn open(config: &Config, data: &Path, models: Option<SocketAddr
     let broker = Arc::new(Broker::new(&key).doing("cannot open the key of the secrets")?);
     let recorder = Arc::new(Recorder::default());
     let service = match models {
-        Some(address) => Some(Service {
+        Some((address, callers)) => Some(Service {
             name: MODELS.parse().doing("the name of the model gateway")?,
             address,
+            callers,
         }),
         None => None,
     };

@@ -75,7 +75,7 @@ pub(crate) async fn run(output: Output, args: &ScriptedArgs) -> Result<()> {
         let _gone = tokio::signal::ctrl_c().await;
         stopping.cancel();
     });
-    crate::serve::serve(listener, None, router(), stop).await;
+    crate::serve::serve_all(listener, router(), stop).await;
     Ok(())
 }
 

@@ -1,65 +1,104 @@
 //! Serving HTTP: accepts connections and hands them to the API.
 //!
-//! Without TLS that is HTTP/1.1; with it also HTTP/2, which clients choose in the handshake. A connection that says nothing for a while is closed, a machine out of file descriptors waits instead of spinning, and
-//! at the end open requests get a moment to finish.
+//! Without TLS that is HTTP/1.1; with it also HTTP/2, which clients choose in the handshake. A machine out of file descriptors
+//! waits instead of spinning, and at the end open requests get a moment to finish.
+//!
+//! What must hold: every connection has a place (`atoll_front::Connections`) for as long as anybody has it, and every wait for
+//! its other end is bounded: for the handshake, for heads, for bodies, for the next request, for an answer to a ping.
 
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::PoisonError;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use atoll_egress::Callers;
+use atoll_front::body::Awaited;
+use atoll_front::{Front, Guarded, Limits, Line, Peer, Visit, connections};
 use axum::Router;
+use axum::body::Body;
 use axum::extract::ConnectInfo;
-use axum::response::Response;
-use hyper::body::Incoming;
+use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
 use hyper::server::conn::http1;
-use hyper::service::{Service, service_fn};
+use hyper::service::service_fn;
+use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tower::ServiceExt as _;
 use tracing::Instrument as _;
 
-/// How long a client may take to send the head of a request; also how long an idle connection is kept.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
+/// The largest head of a request.
+const HEAD_BYTES: u32 = 64 * 1024;
 /// How long a TLS handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long the other end of a silent connection of HTTP/2 may take to say that it is there.
+const PONG: Duration = Duration::from_secs(20);
+/// Requests on one connection of HTTP/2 at a time.
+const STREAMS: u32 = 200;
+/// Requests that were taken back before they began, and those that we had to refuse: more of them at once end the connection.
+const RESETS: usize = 64;
 /// How long open requests may go on once the server stops.
 const GRACE: Duration = Duration::from_secs(5);
+
+/// Who comes by a listener.
+#[derive(Clone)]
+pub(crate) enum Door {
+    Anybody {
+        tls: Option<TlsAcceptor>,
+    },
+    /// Only sandboxes, which are announced before they come; so it is known which.
+    Sandboxes(Callers),
+}
+
+impl Door {
+    fn peer(&self, address: SocketAddr) -> Option<Peer> {
+        match self {
+            Self::Anybody { .. } => Some(Peer::Address(address.ip())),
+            Self::Sandboxes(callers) => {
+                let mut callers = callers.lock().unwrap_or_else(PoisonError::into_inner);
+                callers.remove(&address).map(Peer::Sandbox)
+            }
+        }
+    }
+}
 
 /// Serves until `stop` is cancelled and what was going on has ended.
 pub(crate) async fn serve(
     listener: TcpListener,
-    tls: Option<TlsAcceptor>,
+    door: Door,
     router: Router,
+    front: Front,
     stop: CancellationToken,
 ) {
     let connections = TaskTracker::new();
     loop {
-        let (stream, peer) = tokio::select! {
+        let (stream, address) = tokio::select! {
             accepted = accept(&listener) => accepted,
             () = stop.cancelled() => break,
         };
-        let api = TowerToHyperService::new(router.clone());
-        let is_secured = tls.is_some();
-        let service = service_fn(move |mut request: hyper::Request<Incoming>| {
-            request.extensions_mut().insert(ConnectInfo(peer));
-            if is_secured {
-                request.extensions_mut().insert(atoll_api_e2b::Secured);
-            }
-            // So that the watchdog can say which request stalls. The query may hold secrets.
-            let doing =
-                tracing::debug_span!("request", method = %request.method(), path = request.uri().path());
-            api.call(request).instrument(doing)
-        });
+        let Some(line) = door.peer(address).and_then(|peer| front.connections.admit(peer)) else {
+            tracing::debug!(%address, "a connection was refused");
+            continue;
+        };
+        let api = Api {
+            router: router.clone(),
+            front: front.clone(),
+            address,
+            line,
+            is_secured: matches!(door, Door::Anybody { tls: Some(_) }),
+        };
         let stop = stop.clone();
-        match tls.clone() {
-            None => connections.spawn(plain(stream, service, stop)),
-            Some(tls) => connections.spawn(secured(tls, stream, service, stop)),
+        match &door {
+            Door::Anybody { tls: Some(tls) } => connections.spawn(secured(tls.clone(), stream, api, stop)),
+            _ => connections.spawn(plain(stream, api, stop)),
         };
     }
     drop(listener);
@@ -67,6 +106,21 @@ pub(crate) async fn serve(
     if tokio::time::timeout(GRACE, connections.wait()).await.is_err() {
         tracing::info!("some requests were still open and are cut off");
     }
+}
+
+/// The same for a server that stands in for somebody else's, in demos and benchmarks: nobody shows a key, and all are welcome.
+pub(crate) async fn serve_all(listener: TcpListener, router: Router, stop: CancellationToken) {
+    let most = usize::MAX;
+    let mut limits = Limits::for_machine(0, 0);
+    limits.connections = connections::Limits {
+        server: most,
+        strangers: most,
+        address: most,
+        project: most,
+        sandbox: most,
+    };
+    let anybody = Door::Anybody { tls: None };
+    serve(listener, anybody, router, Front::new(limits), stop).await;
 }
 
 /// The next connection, whatever becomes of others.
@@ -88,21 +142,98 @@ pub(crate) async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
 }
 
 /// What is said over TLS, unless the client does not get that far.
-pub(crate) async fn handshake(tls: TlsAcceptor, stream: TcpStream) -> Option<TlsStream<TcpStream>> {
-    match tokio::time::timeout(HANDSHAKE, tls.accept(stream)).await {
-        Ok(Ok(stream)) => return Some(stream),
+pub(crate) async fn handshake(
+    tls: TlsAcceptor,
+    stream: TcpStream,
+    line: Line,
+) -> Option<Guarded<TlsStream<TcpStream>>> {
+    let accepted = tokio::select! {
+        accepted = tokio::time::timeout(HANDSHAKE, tls.accept(stream)) => accepted,
+        () = line.cut().cancelled() => return None,
+    };
+    match accepted {
+        Ok(Ok(stream)) => {
+            let is_http1 = stream.get_ref().1.alpn_protocol() != Some(b"h2");
+            return Some(Guarded::new(stream, line, is_http1));
+        }
         Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
         Err(_) => tracing::debug!("a TLS handshake took too long"),
     }
     None
 }
 
-async fn plain<S>(stream: TcpStream, service: S, stop: CancellationToken)
+/// The API as one connection finds it.
+#[derive(Clone)]
+struct Api {
+    router: Router,
+    front: Front,
+    address: SocketAddr,
+    line: Line,
+    is_secured: bool,
+}
+
+impl Api {
+    async fn answer(self, request: Request<Incoming>) -> Result<Response<Answer>, Infallible> {
+        let visit = self.front.visit(Some(self.line));
+        let silence = self.front.patience.stream;
+        let mut request = request.map(|body| Body::new(Awaited::new(body, silence)));
+        let extensions = request.extensions_mut();
+        extensions.insert(ConnectInfo(self.address));
+        extensions.insert(visit.clone());
+        if self.is_secured {
+            extensions.insert(atoll_api_e2b::Secured);
+        }
+        // So that the watchdog can say which request stalls. The query may hold secrets.
+        let doing = tracing::debug_span!("request", method = %request.method(), path = request.uri().path());
+        let response = self.router.oneshot(request).instrument(doing).await?;
+        visit.answered();
+        Ok(response.map(|body| Answer { body, _visit: visit }))
+    }
+}
+
+/// The body of an answer; the request is over when it is.
+struct Answer {
+    body: Body,
+    _visit: Visit,
+}
+
+impl HttpBody for Answer {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+async fn plain(stream: TcpStream, api: Api, stop: CancellationToken) {
+    let stream = Guarded::new(stream, api.line.clone(), true);
+    http1(stream, api, stop).await;
+}
+
+async fn http1<S>(stream: Guarded<S>, api: Api, stop: CancellationToken)
 where
-    S: Service<hyper::Request<Incoming>, Response = Response, Error = Infallible>,
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    let line = api.line.clone();
     let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
+    builder
+        .timer(TokioTimer::new())
+        .max_header_size(HEAD_BYTES as usize)
+        // It runs from the end of one request to the whole head of the next; a head that has begun has less time.
+        .header_read_timeout(api.front.patience.idle);
+    let service = service_fn(move |request| api.clone().answer(request));
     let connection = builder
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
@@ -114,34 +245,43 @@ where
             connection.await
         }
     };
+    // It may go on as something else.
+    line.no_more_heads();
     // A client that hangs up is its own business.
     if let Err(error) = ended {
         tracing::debug!(%error, "connection ended");
     }
 }
 
-async fn secured<S>(tls: TlsAcceptor, stream: TcpStream, service: S, stop: CancellationToken)
-where
-    S: Service<hyper::Request<Incoming>, Response = Response, Error = Infallible> + Send + 'static,
-    S::Future: Send + 'static,
-{
-    let Some(stream) = handshake(tls, stream).await else {
+async fn secured(tls: TlsAcceptor, stream: TcpStream, api: Api, stop: CancellationToken) {
+    let Some(stream) = handshake(tls, stream, api.line.clone()).await else {
         return;
     };
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder
-        .http1()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIMEOUT);
+    if stream.is_http1() {
+        return http1(stream, api, stop).await;
+    }
+    let idle = api.front.patience.idle;
+    let mut builder = auto::Builder::new(TokioExecutor::new()).http2_only();
     builder
         .http2()
         .timer(TokioTimer::new())
-        .keep_alive_interval(Some(HEAD_TIMEOUT));
-    let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
+        .max_header_list_size(HEAD_BYTES)
+        .max_concurrent_streams(STREAMS)
+        .max_pending_accept_reset_streams(RESETS)
+        .max_local_error_reset_streams(RESETS)
+        .keep_alive_interval(Some(idle))
+        .keep_alive_timeout(PONG);
+    let line = api.line.clone();
+    let service = service_fn(move |request| api.clone().answer(request));
+    let connection = builder.serve_connection(TokioIo::new(stream), service);
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
         () = stop.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+        () = line.idle_for(idle) => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }
@@ -171,13 +311,21 @@ mod tests {
 
     use super::*;
 
+    fn anybody() -> Door {
+        Door::Anybody { tls: None }
+    }
+
+    fn front() -> Front {
+        Front::new(atoll_front::Limits::for_machine(1 << 30, 1000))
+    }
+
     #[tokio::test]
     async fn serves_and_stops() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
         let router = Router::new().route("/", get(|| async { "here" }));
-        let server = tokio::spawn(serve(listener, None, router, stop.clone()));
+        let server = tokio::spawn(serve(listener, anybody(), router, front(), stop.clone()));
         let text = reqwest::get(format!("http://{address}/"))
             .await
             .unwrap()
@@ -188,5 +336,34 @@ mod tests {
         stop.cancel();
         server.await.unwrap();
         assert!(TcpStream::connect(address).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn only_announced_sandboxes_come_by_their_door() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let callers = Callers::default();
+        let stop = CancellationToken::new();
+        let router = Router::new().route("/", get(|| async { "here" }));
+        let door = Door::Sandboxes(callers.clone());
+        tokio::spawn(serve(listener, door, router, front(), stop.clone()));
+        assert!(reqwest::get(format!("http://{address}/")).await.is_err());
+
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let own = socket.local_addr().unwrap();
+        let sandbox = atoll_types::SandboxId::from_entropy([1; 20]);
+        callers.lock().unwrap().insert(own, sandbox);
+        let mut stream = socket.connect(address).await.unwrap();
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        stream
+            .write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            .await
+            .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.ends_with("here"), "{answer}");
+        assert!(callers.lock().unwrap().is_empty());
+        stop.cancel();
     }
 }

@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use atoll_api_native::MetricsKey;
+use atoll_egress::Callers;
+use atoll_front::Front;
 use atoll_image::Templates;
 use atoll_models::Models;
 use atoll_runtime::probe::{self, Probe, Verdict};
@@ -27,7 +30,7 @@ use crate::data::{DataDir, ServerFile, Taken};
 use crate::logging;
 use crate::output::{Doing, Error, Output, Result};
 use crate::outside;
-use crate::serve;
+use crate::serve::{self, Door};
 use crate::steps;
 use crate::watchdog;
 use crate::workflows::Workflows;
@@ -47,9 +50,11 @@ pub(crate) async fn run(global: &Global, args: &ServerArgs) -> Result<()> {
     let data = DataDir::take(&config.data).map_err(|taken| taken.into_error(&config.data))?;
     sweep(&config).await;
     let server = Server::start(&config, data, Kind::Standing).await?;
-    if let Some(secret) = &server.new_key {
+    if server.has_new_key {
+        // Where it is, and not what it is: whoever reads the log is not always who may use it.
         Output { json: global.json }.note(format_args!(
-            "This is the first start. Your admin key, also kept in {}:\n\n  {secret}\n",
+            "This is the first start. The admin key is in {}, readable by this user alone; `atoll` on this machine \
+             finds it there.",
             server.data.path().join("admin.key").display()
         ));
     }
@@ -81,7 +86,8 @@ pub(crate) enum Kind {
 #[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) url: String,
-    pub(crate) new_key: Option<String>,
+    /// Whether the admin key was made by this start.
+    pub(crate) has_new_key: bool,
     key: String,
     data: DataDir,
     sandboxes: Sandboxes,
@@ -97,6 +103,7 @@ impl Server {
     pub(crate) async fn start(config: &Config, data: DataDir, kind: Kind) -> Result<Self> {
         raise_file_limit();
         forbid_core_dumps();
+        let front = Front::new(config.limits.resolve()?);
         // Listening comes first: a port that is taken is the likeliest mistake.
         let listener = listen(config.listen).await?;
         let address = listener.local_addr().doing("cannot listen")?;
@@ -125,7 +132,8 @@ impl Server {
         // Sandboxes come to the models by a door of their own, behind which is nothing else of the API.
         let model_door = listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await?;
         let model_address = model_door.local_addr().doing("cannot listen")?;
-        let outside = outside::open(config, data.path(), Some(model_address)).await?;
+        let callers = Callers::default();
+        let outside = outside::open(config, data.path(), Some((model_address, callers.clone()))).await?;
         let (store, broker) = (storage.store.clone(), Arc::clone(&outside.broker));
         let sandboxes = Sandboxes::start(
             settings(config, data.path()),
@@ -142,20 +150,24 @@ impl Server {
         };
         let models = Models::start(model_settings, store, broker).await?;
 
-        let (key, new_key) = admin_key(&data, &sandboxes).await?;
+        let (key, has_new_key) = admin_key(&data, &sandboxes).await?;
         let stop = CancellationToken::new();
         let workflows = match config.workflows_listen {
             Some(address) if kind == Kind::Standing => {
                 let tls = secured.as_ref().map(|(_, tls)| tls.clone());
-                Some(Workflows::start(address, tls, data.path(), &sandboxes, stop.clone()).await?)
+                Some(
+                    Workflows::start(address, tls, data.path(), &sandboxes, front.clone(), stop.clone())
+                        .await?,
+                )
             }
             _ => None,
         };
         let engine = workflows.as_ref().map(|workflows| workflows.engine().clone());
-        let options = api_options(config, data.path());
+        let options = api_options(config, data.path())?;
         let e2b = e2b_options(config, &options);
         let wires = atoll_api_models::router(models.clone(), sandboxes.clone());
-        let native = atoll_api_native::router(sandboxes.clone(), engine.clone(), options, wires);
+        let native =
+            atoll_api_native::router(sandboxes.clone(), engine.clone(), options, front.clone(), wires);
         if let Some(engine) = engine {
             let steps = steps::work(
                 engine,
@@ -168,9 +180,20 @@ impl Server {
         }
         let router = atoll_api_e2b::router(sandboxes.clone(), e2b, native);
         let for_sandboxes = atoll_api_models::sandbox_router(models.clone(), sandboxes.clone());
-        let door = serve::serve(model_door, None, for_sandboxes, stop.clone());
-        let plain = serve::serve(listener, None, router.clone(), stop.clone());
-        let secured = secured.map(|(listener, tls)| serve::serve(listener, Some(tls), router, stop.clone()));
+        let sandboxes_only = Door::Sandboxes(callers);
+        let door = serve::serve(
+            model_door,
+            sandboxes_only,
+            for_sandboxes,
+            front.clone(),
+            stop.clone(),
+        );
+        let anybody = Door::Anybody { tls: None };
+        let plain = serve::serve(listener, anybody, router.clone(), front.clone(), stop.clone());
+        let secured = secured.map(|(listener, tls)| {
+            let anybody = Door::Anybody { tls: Some(tls) };
+            serve::serve(listener, anybody, router, front, stop.clone())
+        });
         let serving = tokio::spawn(async move {
             match secured {
                 Some(secured) => drop(tokio::join!(plain, door, secured)),
@@ -186,7 +209,7 @@ impl Server {
         })?;
         Ok(Self {
             url,
-            new_key,
+            has_new_key,
             key,
             data,
             sandboxes,
@@ -362,17 +385,35 @@ async fn storage(config: &Config, data: &Path, templates: Templates) -> Result<S
 
 /// The key is a secret: readable by nobody else, and never on a command line.
 fn read_vault_key(path: &Path) -> Result<VaultKey> {
-    use std::os::unix::fs::MetadataExt as _;
     let doing = || format!("cannot read the vault key {}", path.display());
+    VaultKey::parse(&read_private("the vault key", path)?).doing(doing())
+}
+
+/// What opens the metrics.
+fn read_metrics_key(path: &Path) -> Result<MetricsKey> {
+    let text = read_private("the key of the metrics", path)?;
+    match std::str::from_utf8(&text).map(str::trim) {
+        Ok(secret) if secret.len() >= 16 => Ok(MetricsKey::new(secret)),
+        _ => Err(Error::new(format!(
+            "the key of the metrics {} has fewer than 16 characters",
+            path.display()
+        ))
+        .hint("make one with: openssl rand -hex 20")),
+    }
+}
+
+fn read_private(what: &str, path: &Path) -> Result<Vec<u8>> {
+    use std::os::unix::fs::MetadataExt as _;
+    let doing = || format!("cannot read {what} {}", path.display());
     let file = std::fs::metadata(path).doing(doing())?;
     if file.mode() & 0o077 != 0 {
         return Err(Error::new(format!(
-            "the vault key {} can be read by others; run: chmod 600 {}",
+            "{what} {} can be read by others; run: chmod 600 {}",
             path.display(),
             path.display()
         )));
     }
-    VaultKey::parse(&std::fs::read(path).doing(doing())?).doing(doing())
+    std::fs::read(path).doing(doing())
 }
 
 async fn open_store(data: &Path) -> Result<Store> {
@@ -414,7 +455,7 @@ fn settings(config: &Config, data: &Path) -> Settings {
     settings
 }
 
-fn api_options(config: &Config, data: &Path) -> atoll_api_native::Options {
+fn api_options(config: &Config, data: &Path) -> Result<atoll_api_native::Options> {
     let mut options = atoll_api_native::Options {
         default_timeout_millis: config.default_timeout_millis.unwrap_or(DEFAULT_TIMEOUT_MILLIS),
         scratch: data.join("scratch"),
@@ -427,7 +468,8 @@ fn api_options(config: &Config, data: &Path) -> atoll_api_native::Options {
     if config.domain != "localhost" {
         options.port_domains.insert(0, config.domain.clone());
     }
-    options
+    options.metrics_key = config.metrics_key.as_deref().map(read_metrics_key).transpose()?;
+    Ok(options)
 }
 
 /// The same, for E2B's wire. Its SDKs always come by `https` and the domain alone, so a port that is not the usual one
@@ -446,15 +488,15 @@ fn e2b_options(config: &Config, native: &atoll_api_native::Options) -> atoll_api
 }
 
 /// The key of the local CLI: read, or made on the first start and whenever the file was lost.
-async fn admin_key(data: &DataDir, sandboxes: &Sandboxes) -> Result<(String, Option<String>)> {
+async fn admin_key(data: &DataDir, sandboxes: &Sandboxes) -> Result<(String, bool)> {
     if let Some(secret) = data.admin_key()
         && sandboxes.authenticate(&secret).await?.is_some()
     {
-        return Ok((secret, None));
+        return Ok((secret, false));
     }
     let (_, secret) = sandboxes.create_key(sandboxes.default_project(), "admin").await?;
     data.keep_admin_key(&secret)?;
-    Ok((secret.clone(), Some(secret)))
+    Ok((secret, true))
 }
 
 async fn listen(address: SocketAddr) -> Result<TcpListener> {

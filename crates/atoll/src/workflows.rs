@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use atoll_api_temporal::{Access, Keys};
+use atoll_front::{Connections, Front, Guarded, Line, Peer};
 use atoll_sandboxes::Sandboxes;
 use atoll_store::Store;
 use atoll_workflows::{Engine, Options};
@@ -21,9 +22,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::output::{Doing, Error, Result};
 use crate::serve;
-
-/// How many clients may be in the middle of a TLS handshake.
-const HANDSHAKES: usize = 1024;
 
 #[derive(Debug)]
 pub(crate) struct Workflows {
@@ -40,6 +38,7 @@ impl Workflows {
         tls: Option<TlsAcceptor>,
         data: &Path,
         sandboxes: &Sandboxes,
+        front: Front,
         stop: CancellationToken,
     ) -> Result<Self> {
         let listener = TcpListener::bind(listen).await.map_err(|error| {
@@ -66,8 +65,15 @@ impl Workflows {
         let serving = tokio::spawn(async move {
             let stop = stop.cancelled_owned();
             let ended = match tls {
-                None => atoll_api_temporal::serve(served, access, plain(listener), stop).await,
-                Some(tls) => atoll_api_temporal::serve(served, access, secured(listener, tls), stop).await,
+                None => {
+                    let connections = places(listener, front.connections.clone())
+                        .map(|(stream, line)| Guarded::new(stream, line, false));
+                    atoll_api_temporal::serve(served, access, front, connections, stop).await
+                }
+                Some(tls) => {
+                    let connections = secured(listener, front.connections.clone(), tls);
+                    atoll_api_temporal::serve(served, access, front, connections, stop).await
+                }
             };
             if let Err(error) = ended {
                 tracing::error!(%error, "workflows are no longer served");
@@ -104,18 +110,29 @@ impl Workflows {
     }
 }
 
-fn plain(listener: TcpListener) -> impl Stream<Item = TcpStream> + Send {
-    stream::unfold(listener, async |listener| {
-        let (stream, _peer) = serve::accept(&listener).await;
-        Some((stream, listener))
+/// Connections that have a place.
+fn places(listener: TcpListener, connections: Connections) -> impl Stream<Item = (TcpStream, Line)> + Send {
+    let state = (listener, connections);
+    stream::unfold(state, async |(listener, connections)| {
+        loop {
+            let (stream, peer) = serve::accept(&listener).await;
+            if let Some(line) = connections.admit(Peer::Address(peer.ip())) {
+                return Some(((stream, line), (listener, connections)));
+            }
+            tracing::debug!(%peer, "a connection was refused");
+        }
     })
 }
 
-/// A client that dawdles over its handshake holds up no other.
-fn secured(listener: TcpListener, tls: TlsAcceptor) -> impl Stream<Item = TlsStream<TcpStream>> + Send {
-    plain(listener)
-        .map(move |stream| serve::handshake(tls.clone(), stream))
-        .buffer_unordered(HANDSHAKES)
+/// A client that dawdles over its handshake holds up no other: it is a stranger, and there are never so many of those.
+fn secured(
+    listener: TcpListener,
+    connections: Connections,
+    tls: TlsAcceptor,
+) -> impl Stream<Item = Guarded<TlsStream<TcpStream>>> + Send {
+    places(listener, connections)
+        .map(move |(stream, line)| serve::handshake(tls.clone(), stream, line))
+        .buffer_unordered(usize::MAX)
         .filter_map(std::future::ready)
 }
 

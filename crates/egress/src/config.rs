@@ -1,12 +1,14 @@
 //! What the proxy is given: its settings, and the sockets on which the guests arrive.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use atoll_policy::Name;
+use atoll_types::SandboxId;
 
 use crate::intercept::InterceptConfig;
 
@@ -24,12 +26,16 @@ pub struct Config {
     pub service: Option<Service>,
 }
 
+/// Who is about to come to a [`Service`], by the address that they come from; whoever serves it takes them out.
+pub type Callers = Arc<Mutex<HashMap<SocketAddr, SandboxId>>>;
+
 /// A name that exists for sandboxes only, and where connections to its port 80 lead. A policy has to allow the name like any
 /// other; it stands for nothing but this address, so the floor stays whole.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Service {
     pub name: Name,
     pub address: SocketAddr,
+    pub callers: Callers,
 }
 
 impl Config {

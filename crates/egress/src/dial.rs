@@ -6,11 +6,12 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use atoll_policy::{Decision, Flow, Name};
 use nix::sys::socket::{setsockopt, sockopt};
-use tokio::net::{TcpStream, UdpSocket};
+use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -91,7 +92,7 @@ impl Dialer {
     pub(crate) async fn connect(&self, tenant: &TenantState, flow: &Flow<'_>) -> Result<Dialled, DialError> {
         let candidates = self.candidates(tenant, flow).await?;
         if let Some(service) = self.service_of(flow) {
-            return self.connect_service(service, flow, candidates).await;
+            return self.connect_service(tenant, service, flow, candidates).await;
         }
         timeout(self.connect, race(candidates, flow.port))
             .await
@@ -109,6 +110,7 @@ impl Dialer {
     /// What was allowed is the name; the address that stood in for it belongs to nobody.
     async fn connect_service(
         &self,
+        tenant: &TenantState,
         service: &Service,
         flow: &Flow<'_>,
         allowed: Vec<(IpAddr, Decision)>,
@@ -116,7 +118,7 @@ impl Dialer {
         let Some((address, decision)) = allowed.into_iter().next().filter(|_| flow.port == 80) else {
             return Err(DialError::Unreachable(io::ErrorKind::ConnectionRefused.into()));
         };
-        let stream = timeout(self.connect, TcpStream::connect(service.address))
+        let stream = timeout(self.connect, announced(tenant, service))
             .await
             .map_err(|_| DialError::TimedOut)?
             .map_err(DialError::Unreachable)?;
@@ -296,6 +298,37 @@ pub(crate) fn prepare(stream: &TcpStream) {
     let _ = setsockopt(stream, sockopt::TcpKeepIdle, &idle);
     let _ = setsockopt(stream, sockopt::TcpKeepCount, &count);
     let _ = setsockopt(stream, sockopt::TcpKeepInterval, &interval);
+}
+
+/// Connects to a service that is told which sandbox comes, before it comes.
+async fn announced(tenant: &TenantState, service: &Service) -> io::Result<TcpStream> {
+    /// Taken back unless the connection comes about, also when nobody waits for it any longer.
+    struct Announcement<'a>(&'a Service, SocketAddr, bool);
+    impl Drop for Announcement<'_> {
+        fn drop(&mut self) {
+            if !self.2 {
+                let mut callers = self.0.callers.lock().unwrap_or_else(PoisonError::into_inner);
+                callers.remove(&self.1);
+            }
+        }
+    }
+    let (socket, any) = match service.address.ip() {
+        IpAddr::V4(_) => (TcpSocket::new_v4()?, IpAddr::from(Ipv4Addr::LOCALHOST)),
+        IpAddr::V6(_) => (TcpSocket::new_v6()?, IpAddr::from(Ipv6Addr::LOCALHOST)),
+    };
+    // Ports of connections that are just over can be had again.
+    socket.set_reuseaddr(true)?;
+    socket.bind(SocketAddr::new(any, 0))?;
+    let own = socket.local_addr()?;
+    let mut announcement = Announcement(service, own, false);
+    service
+        .callers
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .insert(own, tenant.now().sandbox.clone());
+    let stream = socket.connect(service.address).await?;
+    announcement.2 = true;
+    Ok(stream)
 }
 
 async fn open_datagrams(to: SocketAddr) -> io::Result<UdpSocket> {

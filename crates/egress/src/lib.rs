@@ -46,7 +46,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
 pub use broker::{Broker, BrokerError, MasterKey, Secret};
-pub use config::{Answers, AsDialled, Config, Origin, Service, Sockets, Timeouts};
+pub use config::{Answers, AsDialled, Callers, Config, Origin, Service, Sockets, Timeouts};
 pub use dial::is_own;
 pub use error::{Error, Result};
 pub use events::{EgressEvent, EgressProtocol, EventKind, Witness};

@@ -135,6 +135,7 @@ impl World {
     pub(crate) async fn serving(address: SocketAddr) -> Self {
         let service = Service {
             name: "service.internal".parse().unwrap(),
+            callers: crate::Callers::default(),
             address,
         };
         Self::configured(Timeouts::default(), 1000, Some(service)).await

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 /// The layers, bottom first. A crate may depend on crates of lower layers only; those that decide and those that perform
 /// are siblings, because neither may know the other.
-const LAYERS: [(&str, &[&str]); 7] = [
+const LAYERS: [(&str, &[&str]); 8] = [
     ("tools", &["archive"]),
     ("words", &["types", "guest-protocol"]),
     (
@@ -35,6 +35,7 @@ const LAYERS: [(&str, &[&str]); 7] = [
         ],
     ),
     ("application", &["sandboxes", "models", "workflows"]),
+    ("front", &["front"]),
     (
         "translate",
         &["api-native", "api-e2b", "api-models", "api-temporal"],
@@ -91,7 +92,7 @@ const OWNED: [(&str, &[&str], &str); 11] = [
     ),
     (
         "http",
-        &["api-native", "api-e2b", "atoll", "egress"],
+        &["front", "api-native", "api-e2b", "atoll", "egress"],
         "below a front end nobody knows HTTP, but the proxy that reads what guests send",
     ),
     (

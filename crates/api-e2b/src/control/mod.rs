@@ -84,6 +84,7 @@ pub(crate) fn routes() -> Router<App> {
         .route("/teams", get(teams::list))
         .route("/secrets", any(secrets))
         .route("/secrets/{name}", delete(secrets).get(secrets).post(secrets))
+        .route_layer(axum::middleware::from_fn(read::no_query))
 }
 
 async fn secrets() -> Refusal {

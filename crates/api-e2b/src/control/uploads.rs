@@ -22,7 +22,7 @@ use std::io::Write as _;
 
 use super::read::Query;
 use super::view;
-use crate::auth::{Auth, same};
+use crate::auth::{Auth, admit, same};
 use crate::error::{Answer, Refusal};
 use crate::{App, Secured};
 
@@ -143,6 +143,7 @@ pub(crate) async fn receive(
     query: Query,
     request: Request,
 ) -> Answer<StatusCode> {
+    let query = query.only(&["project", "until", "proof"])?;
     let project = query.text("project").unwrap_or_default();
     let until = query.number("until")?.unwrap_or(0);
     let given = query.text("proof").unwrap_or_default();
@@ -160,6 +161,7 @@ pub(crate) async fn receive(
             format!("{AT_ONCE} uploads are being received already; try again when one of them is done"),
         ));
     };
+    admit(request.extensions(), &project, None)?;
     let caller = Caller { project };
     let to = path_of(&app, &caller, &hash)?;
     let dir = to.parent().map(FilePath::to_path_buf).unwrap_or_default();

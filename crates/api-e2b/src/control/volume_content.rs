@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::App;
-use crate::auth::bearer;
+use crate::auth::{admit, bearer};
 use crate::control::read::{Query, Read};
 use crate::error::Refusal;
 
@@ -64,7 +64,10 @@ impl FromRequestParts<App> for Opened {
         let token = bearer(&parts.headers).unwrap_or_default();
         let id: VolumeId = text.parse().map_err(|_| closed())?;
         match app.sandboxes.check_volume_token(&id, token.trim()).await? {
-            Some(caller) => Ok(Self { caller, id }),
+            Some(caller) => {
+                admit(&parts.extensions, &caller.project, None)?;
+                Ok(Self { caller, id })
+            }
             None => Err(closed().into()),
         }
     }

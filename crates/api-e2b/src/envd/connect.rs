@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
+use atoll_front::{Permit, Refused, Visit};
 use atoll_types::{Fault, FaultKind};
-use axum::body::Body;
+use axum::body::{Body, BodyDataStream};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
@@ -183,58 +184,97 @@ impl From<Fault> for Error {
     }
 }
 
+impl From<Refused> for Error {
+    fn from(refused: Refused) -> Self {
+        let code = match refused {
+            Refused::TooLarge { .. } | Refused::Full(_) => Code::ResourceExhausted,
+            Refused::TooSlow { .. } | Refused::Silent { .. } => Code::DeadlineExceeded,
+            Refused::Broken(_) => Code::InvalidArgument,
+            Refused::Unpaid => Code::Internal,
+        };
+        // Not `gone`, whatever it was: the sandbox is there.
+        Self::new(code, refused.fault().to_string())
+    }
+}
+
 /// Reads the one message of a unary call or of a call that is answered with a stream.
-pub(crate) async fn receive<T: Wire>(kind: Kind, body: Body) -> Result<T, Error> {
+pub(crate) async fn receive<T: Wire>(visit: &Visit, kind: Kind, body: Body) -> Result<T, Error> {
     // All of it, so that the connection can be used again.
-    let bytes = axum::body::to_bytes(body, MESSAGE_BYTES)
-        .await
-        .map_err(|error| Error::invalid(format!("the request could not be read: {error}")))?;
+    let mut held = visit.read(body, MESSAGE_BYTES).await?;
+    if kind.codec == Codec::Json {
+        held.weigh_json()?;
+    }
     if !kind.streams {
-        return kind.codec.decode(&bytes);
+        let decoded = kind.codec.decode(held.as_ref());
+        visit.keep(held.into_permit());
+        return decoded;
     }
-    let mut buffer = BytesMut::from(&bytes[..]);
-    match take_frame(&mut buffer)? {
-        Some(Frame::Message(payload)) => kind.codec.decode(&payload),
-        Some(Frame::End) | None => Err(Error::invalid("the request holds no message")),
-    }
+    let decoded = match take_frame(held.as_ref())? {
+        Some((Frame::Message(payload), _)) => kind.codec.decode(payload),
+        Some((Frame::End, _)) | None => Err(Error::invalid("the request holds no message")),
+    };
+    visit.keep(held.into_permit());
+    decoded
 }
 
 /// The messages of a client stream, as they come.
-pub(crate) fn receive_all<T: Wire>(kind: Kind, body: Body) -> impl Stream<Item = Result<T, Error>> {
-    let state = (body.into_data_stream(), BytesMut::new(), false);
-    futures_util::stream::unfold(state, move |(mut body, mut buffer, over)| async move {
-        if over {
-            return None;
-        }
+pub(crate) fn receive_all<T: Wire>(
+    visit: &Visit,
+    kind: Kind,
+    body: Body,
+) -> Result<impl Stream<Item = Result<T, Error>>, Error> {
+    struct State {
+        body: BodyDataStream,
+        buffer: BytesMut,
+        /// For what is in the buffer.
+        permit: Permit,
+    }
+    async fn next<T: Wire>(kind: Kind, state: &mut State) -> Result<Option<T>, Error> {
         loop {
-            match take_frame(&mut buffer) {
-                Ok(Some(Frame::Message(payload))) => {
-                    return Some((kind.codec.decode(&payload), (body, buffer, false)));
-                }
-                Ok(Some(Frame::End)) => return None,
-                Ok(None) => {}
-                Err(error) => return Some((Err(error), (body, buffer, true))),
+            if let Some((frame, length)) = take_frame(&state.buffer)? {
+                let decoded = match frame {
+                    Frame::Message(payload) => kind.codec.decode(payload).map(Some),
+                    Frame::End => Ok(None),
+                };
+                state.buffer.advance(length);
+                return decoded;
             }
-            match body.next().await {
-                Some(Ok(bytes)) => buffer.extend_from_slice(&bytes),
-                Some(Err(error)) => {
-                    let error = Error::invalid(format!("the request broke off: {error}"));
-                    return Some((Err(error), (body, buffer, true)));
+            match state.body.next().await {
+                Some(Ok(bytes)) => {
+                    let held = state.buffer.len() + bytes.len();
+                    state.permit.set(held as u64).map_err(Refused::Full)?;
+                    state.buffer.extend_from_slice(&bytes);
                 }
-                None => return None,
+                Some(Err(error)) => return Err(Error::invalid(format!("the request broke off: {error}"))),
+                None => return Ok(None),
             }
         }
-    })
+    }
+    let state = State {
+        body: body.into_data_stream(),
+        buffer: BytesMut::new(),
+        permit: visit.permit()?,
+    };
+    Ok(futures_util::stream::unfold(
+        Some(state),
+        move |state| async move {
+            let mut state = state?;
+            match next(kind, &mut state).await {
+                Ok(message) => Some((Ok(message?), Some(state))),
+                Err(error) => Some((Err(error), None)),
+            }
+        },
+    ))
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Frame {
-    Message(Bytes),
+enum Frame<'a> {
+    Message(&'a [u8]),
     End,
 }
 
-/// The first whole frame, if there is one.
-fn take_frame(buffer: &mut BytesMut) -> Result<Option<Frame>, Error> {
+/// The first whole frame, if there is one, and how many bytes it takes.
+fn take_frame(buffer: &[u8]) -> Result<Option<(Frame<'_>, usize)>, Error> {
     if buffer.len() < 5 {
         return Ok(None);
     }
@@ -243,13 +283,11 @@ fn take_frame(buffer: &mut BytesMut) -> Result<Option<Frame>, Error> {
     if length > MESSAGE_BYTES {
         return Err(Error::new(Code::ResourceExhausted, "the message is too large"));
     }
-    if buffer.len() < 5 + length {
+    let Some(payload) = buffer.get(5..5 + length) else {
         return Ok(None);
-    }
-    buffer.advance(5);
-    let payload = buffer.split_to(length).freeze();
+    };
     if flags & END_OF_STREAM != 0 {
-        return Ok(Some(Frame::End));
+        return Ok(Some((Frame::End, 5 + length)));
     }
     if flags & COMPRESSED != 0 {
         return Err(Error::new(
@@ -257,7 +295,7 @@ fn take_frame(buffer: &mut BytesMut) -> Result<Option<Frame>, Error> {
             "compressed messages are not supported",
         ));
     }
-    Ok(Some(Frame::Message(payload)))
+    Ok(Some((Frame::Message(payload), 5 + length)))
 }
 
 fn frame(flags: u8, payload: &[u8]) -> Bytes {
@@ -348,6 +386,15 @@ mod tests {
         streams: true,
     };
 
+    fn visit() -> Visit {
+        let limits = atoll_front::Limits::for_machine(1 << 30, 1000);
+        let visit = atoll_front::Front::new(limits).visit(None);
+        visit
+            .admit(&atoll_types::ProjectId::from_entropy([1; 20]), None)
+            .unwrap();
+        visit
+    }
+
     async fn body_of(response: Response) -> Bytes {
         axum::body::to_bytes(response.into_body(), 10_000).await.unwrap()
     }
@@ -377,7 +424,8 @@ mod tests {
             .map(|piece| Ok::<_, std::io::Error>(piece.to_vec()))
             .collect::<Vec<_>>();
         let body = Body::from_stream(futures_util::stream::iter(pieces));
-        let paths: Vec<String> = receive_all::<PathRequest>(JSON_STREAM, body)
+        let paths: Vec<String> = receive_all::<PathRequest>(&visit(), JSON_STREAM, body)
+            .unwrap()
             .map(|message| message.unwrap().path)
             .collect()
             .await;
@@ -387,9 +435,11 @@ mod tests {
     #[tokio::test]
     async fn compressed_and_broken_messages_are_refused() {
         let compressed = Body::from(frame(COMPRESSED, b"x"));
-        let error = receive::<PathRequest>(JSON_STREAM, compressed).await.unwrap_err();
+        let error = receive::<PathRequest>(&visit(), JSON_STREAM, compressed)
+            .await
+            .unwrap_err();
         assert_eq!(error.code, Code::Unimplemented);
-        let error = receive::<PathRequest>(JSON_STREAM, Body::from("abc"))
+        let error = receive::<PathRequest>(&visit(), JSON_STREAM, Body::from("abc"))
             .await
             .unwrap_err();
         assert_eq!(error.code, Code::InvalidArgument);

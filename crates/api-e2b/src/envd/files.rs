@@ -35,17 +35,20 @@ impl FileQuery {
         let mut query = Self::default();
         for (name, value) in form_urlencoded::parse(request.uri().query().unwrap_or_default().as_bytes()) {
             let value = value.into_owned();
-            match &*name {
-                "path" => query.path = Some(value),
-                "username" => query.username = Some(value),
-                "signature" => query.signature = Some(value),
+            let twice = match &*name {
+                "path" => query.path.replace(value).is_some(),
+                "username" => query.username.replace(value).is_some(),
+                "signature" => query.signature.replace(value).is_some(),
                 "signature_expiration" => {
                     let seconds = value.parse();
                     let seconds =
                         seconds.map_err(|_| Refusal::invalid("`signature_expiration` is not a number"));
-                    query.expires = Some(seconds?);
+                    query.expires.replace(seconds?).is_some()
                 }
                 other => return Err(Refusal::invalid(format!("unknown parameter `{other}`"))),
+            };
+            if twice {
+                return Err(Refusal::invalid(format!("the parameter `{name}` is given twice")));
             }
         }
         Ok(query)
@@ -72,6 +75,7 @@ pub(crate) async fn serve(mut call: Call, request: Request) -> Answer<Response> 
         ));
     }
     admitted_to_file(&call.target, &request, query.signed(writes))?;
+    call.admit()?;
     call.user = query
         .username
         .clone()

@@ -18,41 +18,41 @@ pub(crate) async fn serve(call: Call, kind: Kind, method: &str, request: Request
     let (parts, body) = request.into_parts();
     let answer = match method {
         "Stat" => {
-            let request: PathRequest = connect::receive(kind, body).await?;
+            let request: PathRequest = call.receive(kind, body).await?;
             let entry = call.entry(call.at(&request.path)).await;
             let entry = entry.map_err(|fault| missing(&request.path, fault))?;
             connect::answer(kind, Ok(EntryResponse { entry: Some(entry) }))
         }
         "MakeDir" => {
-            let request: PathRequest = connect::receive(kind, body).await?;
+            let request: PathRequest = call.receive(kind, body).await?;
             connect::answer(kind, make_dir(&call, &request.path).await)
         }
         "Move" => {
-            let request: MoveRequest = connect::receive(kind, body).await?;
+            let request: MoveRequest = call.receive(kind, body).await?;
             connect::answer(kind, rename(&call, &request).await)
         }
         "ListDir" => {
-            let request: ListDirRequest = connect::receive(kind, body).await?;
+            let request: ListDirRequest = call.receive(kind, body).await?;
             connect::answer(kind, list_dir(&call, &request).await)
         }
         "Remove" => {
-            let request: PathRequest = connect::receive(kind, body).await?;
+            let request: PathRequest = call.receive(kind, body).await?;
             connect::answer(kind, remove(&call, &request.path).await)
         }
         "WatchDir" => {
-            let request: WatchRequest = connect::receive(kind, body).await?;
+            let request: WatchRequest = call.receive(kind, body).await?;
             watch::stream(call, kind, &parts.headers, &request).await?
         }
         "CreateWatcher" => {
-            let request: WatchRequest = connect::receive(kind, body).await?;
+            let request: WatchRequest = call.receive(kind, body).await?;
             connect::answer(kind, watch::create(call, &request).await)
         }
         "GetWatcherEvents" => {
-            let request: Watcher = connect::receive(kind, body).await?;
+            let request: Watcher = call.receive(kind, body).await?;
             connect::answer(kind, watch::events(&call, &request.watcher_id).await)
         }
         "RemoveWatcher" => {
-            let request: Watcher = connect::receive(kind, body).await?;
+            let request: Watcher = call.receive(kind, body).await?;
             connect::answer(kind, watch::remove(&call, &request.watcher_id))
         }
         other => {

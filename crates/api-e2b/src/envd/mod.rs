@@ -13,6 +13,8 @@ mod process;
 mod registry;
 mod watch;
 
+use atoll_front::{Refused, Visit};
+use axum::body::Body;
 use axum::extract::{Json, Request};
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -35,6 +37,21 @@ pub(crate) struct Call {
     pub(crate) target: Target,
     /// Who acts in the sandbox; `None`: the template's user.
     pub(crate) user: Option<String>,
+    /// Who pays for what is received; nothing is before they are admitted.
+    pub(crate) visit: Visit,
+}
+
+impl Call {
+    /// The caller has shown what opens the sandbox.
+    fn admit(&self) -> Answer<()> {
+        let (project, sandbox) = (&self.target.caller.project, &self.target.id);
+        Ok(self.visit.admit(project, Some(sandbox))?)
+    }
+
+    /// Reads the one message of a unary call or of a call that is answered with a stream.
+    async fn receive<T: connect::Wire>(&self, kind: Kind, body: Body) -> Result<T, Error> {
+        connect::receive(&self.visit, kind, body).await
+    }
 }
 
 /// Serves a request to the agent's port of a sandbox that runs, or that wakes when it is used.
@@ -43,17 +60,24 @@ pub(crate) async fn serve(app: &App, target: &Target, request: Request) -> Respo
         return any_origin(StatusCode::NO_CONTENT.into_response());
     }
     let path = request.uri().path().to_owned();
+    let Some(visit) = request.extensions().get::<Visit>().cloned() else {
+        return refused(&target.id, Refused::Unpaid.into());
+    };
     let call = Call {
         app: app.clone(),
         target: target.clone(),
         user: auth::user(request.headers()),
+        visit,
     };
     let answered = match path.as_str() {
         "/health" => Ok(StatusCode::NO_CONTENT.into_response()),
         // A link may be signed instead.
         "/files" => files::serve(call, request).await,
         _ => match admitted(target, &request) {
-            Ok(()) => dispatch(call, &path, request).await,
+            Ok(()) => match call.admit() {
+                Ok(()) => dispatch(call, &path, request).await,
+                Err(refusal) => Err(refusal),
+            },
             Err(refusal) => Err(refusal),
         },
     };

@@ -26,19 +26,19 @@ pub(crate) async fn serve(call: Call, kind: Kind, method: &str, request: Request
     let (parts, body) = request.into_parts();
     let headers = &parts.headers;
     let answer = match method {
-        "Start" => return start(&call, kind, headers, connect::receive(kind, body).await?).await,
+        "Start" => return start(&call, kind, headers, call.receive(kind, body).await?).await,
         "Connect" => {
-            let request: SelectRequest = connect::receive(kind, body).await?;
+            let request: SelectRequest = call.receive(kind, body).await?;
             let process = find(&call, request.process.as_ref()).await?;
             let deadline = connect::timeout(headers);
             return Ok(follow(kind, headers, process.subscribe(), deadline));
         }
         "List" => {
-            let _: Nothing = connect::receive(kind, body).await?;
+            let _: Nothing = call.receive(kind, body).await?;
             return Ok(connect::answer(kind, list(&call).await));
         }
         "Update" => {
-            let request: UpdateRequest = connect::receive(kind, body).await?;
+            let request: UpdateRequest = call.receive(kind, body).await?;
             let process = running(&call, request.process.as_ref()).await?;
             match request.pty.and_then(|pty| size(&pty)) {
                 Some(size) => process.input.lock().await.resize(size).await?,
@@ -47,7 +47,7 @@ pub(crate) async fn serve(call: Call, kind: Kind, method: &str, request: Request
             Nothing {}
         }
         "SendInput" => {
-            let request: SendInputRequest = connect::receive(kind, body).await?;
+            let request: SendInputRequest = call.receive(kind, body).await?;
             let process = running(&call, request.process.as_ref()).await?;
             write(&process, request.input).await?;
             Nothing {}
@@ -57,7 +57,7 @@ pub(crate) async fn serve(call: Call, kind: Kind, method: &str, request: Request
             Nothing {}
         }
         "SendSignal" => {
-            let request: SendSignalRequest = connect::receive(kind, body).await?;
+            let request: SendSignalRequest = call.receive(kind, body).await?;
             if !matches!(request.signal, 9 | 15) {
                 return Err(Error::invalid(
                     "`signal` is neither SIGNAL_SIGKILL nor SIGNAL_SIGTERM",
@@ -76,7 +76,7 @@ pub(crate) async fn serve(call: Call, kind: Kind, method: &str, request: Request
             Nothing {}
         }
         "CloseStdin" => {
-            let request: SelectRequest = connect::receive(kind, body).await?;
+            let request: SelectRequest = call.receive(kind, body).await?;
             let process = running(&call, request.process.as_ref()).await?;
             if process.pty {
                 return Err(Error::new(
@@ -276,7 +276,11 @@ async fn write(process: &Process, input: Option<ProcessInput>) -> Result<(), Err
 }
 
 async fn stream_input(call: &Call, kind: Kind, body: axum::body::Body) -> Result<(), Error> {
-    let mut messages = std::pin::pin!(connect::receive_all::<StreamInputRequest>(kind, body));
+    let mut messages = std::pin::pin!(connect::receive_all::<StreamInputRequest>(
+        &call.visit,
+        kind,
+        body
+    )?);
     let mut process = None;
     while let Some(message) = messages.next().await {
         match (message?.event, &process) {

@@ -7,7 +7,7 @@ use clap::{Args, Subcommand, ValueEnum};
 
 /// Serve the API
 ///
-/// The first start makes a project and an admin key, which is printed once and kept in DATA/admin.key. Stopping the
+/// The first start makes a project and an admin key, which is kept in DATA/admin.key. Stopping the
 /// server does not stop its sandboxes: the next one takes them over.
 #[derive(Debug, Args, Clone, Default)]
 #[command(after_help = "\

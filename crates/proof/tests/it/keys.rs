@@ -6,7 +6,8 @@ on_every_tier!(
     a_revoked_key_opens_nothing,
     a_project_is_a_world_of_its_own,
     without_a_key_nothing_is_said,
-    secrets_are_not_kept
+    secrets_are_not_kept,
+    the_log_never_holds_the_admin_key,
 );
 
 async fn a_revoked_key_opens_nothing(server: &mut Server) {
@@ -198,4 +199,15 @@ async fn secrets_are_not_kept(server: &Server) {
         0,
         "nobody else on the machine reads the database"
     );
+}
+
+/// It says where the key is, in a file that only the server's user reads.
+async fn the_log_never_holds_the_admin_key(server: &Server) {
+    use std::os::unix::fs::MetadataExt as _;
+    let file = server.data().join("admin.key");
+    let key = std::fs::read_to_string(&file).unwrap();
+    let log = server.log();
+    assert!(!log.contains(key.trim()), "the key is in the log");
+    assert!(log.contains(&file.display().to_string()), "{log}");
+    assert_eq!(std::fs::metadata(&file).unwrap().mode() & 0o777, 0o600);
 }

@@ -224,8 +224,7 @@ async fn usage_is_summed(server: &Server) {
 async fn prometheus_counts(server: &Server) {
     let sandbox = server.sandbox().await;
     sandbox.assert_works().await;
-    // Without a key: scrapers have none.
-    let answer = server.client().with_key(None).get("/metrics").await.expect(200);
+    let answer = server.client().get("/metrics").await.expect(200);
     assert!(
         answer.headers["content-type"]
             .to_str()

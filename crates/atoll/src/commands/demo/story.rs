@@ -55,12 +55,7 @@ impl Story {
         let address = listener
             .local_addr()
             .doing("cannot listen for the scripted model")?;
-        let provider = crate::serve::serve(
-            listener,
-            None,
-            crate::scripted::router(),
-            CancellationToken::new(),
-        );
+        let provider = crate::serve::serve_all(listener, crate::scripted::router(), CancellationToken::new());
         let provider = AbortOnDropHandle::new(tokio::spawn(provider));
 
         let dir = crate::child::scratch()?;

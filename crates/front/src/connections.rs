@@ -1,0 +1,461 @@
+//! Who is connected, and who has to leave when there are too many.
+//!
+//! A connection is a stranger's until a request on it was admitted; then it counts for whoever was admitted. What must hold:
+//! strangers never take the places of those who are known, neither all places for strangers: when those are full, the stranger
+//! that came first is cut, first among those of the same origin.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::Hash;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use atoll_types::{Fault, FaultKind, ProjectId, SandboxId};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::Patience;
+
+/// How many connections there may be at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// In all.
+    pub server: usize,
+    /// Of those who have shown no key.
+    pub strangers: usize,
+    /// Of those, from one address (of IPv6, one network of 64 bits).
+    pub address: usize,
+    /// Of one project.
+    pub project: usize,
+    /// To, or from, one sandbox.
+    pub sandbox: usize,
+}
+
+impl Limits {
+    /// Half of a process's descriptors, at most so many as a large server needs.
+    pub fn for_descriptors(descriptors: u64) -> Self {
+        let half = usize::try_from(descriptors / 2).unwrap_or(usize::MAX);
+        Self::within(half.clamp(64, 16 * 1024))
+    }
+
+    /// The same shares of another whole.
+    pub fn within(server: usize) -> Self {
+        let server = server.max(8);
+        Self {
+            server,
+            strangers: server / 4,
+            address: server / 8,
+            project: server / 2,
+            sandbox: server / 16,
+        }
+    }
+}
+
+/// Where a connection comes from.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Peer {
+    Address(IpAddr),
+    /// By the cable of a sandbox.
+    Sandbox(SandboxId),
+}
+
+impl Peer {
+    /// Who counts as one.
+    fn origin(self) -> Self {
+        match self {
+            Self::Address(IpAddr::V6(address)) => match address.to_ipv4_mapped() {
+                Some(address) => Self::Address(address.into()),
+                None => {
+                    let network = u128::from(address) & !u128::from(u64::MAX);
+                    Self::Address(Ipv6Addr::from(network).into())
+                }
+            },
+            other => other,
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+pub struct Connections(Arc<Table>);
+
+#[derive(Debug)]
+struct Table {
+    limits: Limits,
+    patience: Patience,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    next: u64,
+    open: usize,
+    /// By the order in which they came.
+    strangers: BTreeMap<u64, (Peer, CancellationToken)>,
+    of_origin: HashMap<Peer, BTreeSet<u64>>,
+    of_project: HashMap<ProjectId, usize>,
+    of_sandbox: HashMap<SandboxId, usize>,
+}
+
+impl State {
+    fn cut(&mut self, id: u64) {
+        if let Some((peer, cut)) = self.strangers.get(&id).cloned() {
+            cut.cancel();
+            self.forget_stranger(id, &peer);
+        }
+    }
+
+    fn forget_stranger(&mut self, id: u64, peer: &Peer) -> bool {
+        if let Some(ids) = self.of_origin.get_mut(peer) {
+            ids.remove(&id);
+            if ids.is_empty() {
+                self.of_origin.remove(peer);
+            }
+        }
+        self.strangers.remove(&id).is_some()
+    }
+}
+
+impl Connections {
+    pub fn new(limits: Limits, patience: Patience) -> Self {
+        Self(Arc::new(Table {
+            limits,
+            patience,
+            state: Mutex::default(),
+        }))
+    }
+
+    /// Lets a connection in, in place of a stranger where need be. `None`: everybody who is here is known, and there is no room.
+    pub fn admit(&self, peer: Peer) -> Option<Line> {
+        let (limits, peer) = (self.0.limits, peer.origin());
+        let mut state = self.lock();
+        let of_peer = match &peer {
+            Peer::Address(_) => limits.address,
+            Peer::Sandbox(_) => limits.sandbox,
+        };
+        let oldest_of_peer = state
+            .of_origin
+            .get(&peer)
+            .filter(|ids| ids.len() >= of_peer)
+            .and_then(|ids| ids.first().copied());
+        if let Some(oldest) = oldest_of_peer {
+            state.cut(oldest);
+        }
+        // Those that were cut are open until they notice, so that `open` may be too large for a moment and never too small.
+        if state.strangers.len() >= limits.strangers || state.open >= limits.server {
+            let oldest = state.strangers.keys().next().copied();
+            if let Some(oldest) = oldest {
+                state.cut(oldest);
+            } else if state.open >= limits.server {
+                return None;
+            }
+        }
+        let id = state.next;
+        state.next += 1;
+        state.open += 1;
+        let cut = CancellationToken::new();
+        state.strangers.insert(id, (peer.clone(), cut.clone()));
+        state.of_origin.entry(peer.clone()).or_default().insert(id);
+        drop(state);
+        Some(Line(Arc::new(Inner {
+            table: self.clone(),
+            id,
+            peer,
+            cut,
+            watch: Mutex::new(Watch {
+                opened: Instant::now(),
+                last: Instant::now(),
+                begun: false,
+                over: false,
+                active: 0,
+                head_since: None,
+            }),
+            payer: Mutex::default(),
+        })))
+    }
+
+    /// How many are open, and how many of those are strangers'.
+    pub fn count(&self) -> (usize, usize) {
+        let state = self.lock();
+        (state.open, state.strangers.len())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One connection, for as long as anybody has it.
+#[derive(Debug, Clone)]
+pub struct Line(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    table: Connections,
+    id: u64,
+    peer: Peer,
+    cut: CancellationToken,
+    watch: Mutex<Watch>,
+    payer: Mutex<Option<(ProjectId, Option<SandboxId>)>>,
+}
+
+/// What is waited for.
+#[derive(Debug)]
+struct Watch {
+    opened: Instant,
+    /// When the last request ended.
+    last: Instant,
+    /// Whether there was a request.
+    begun: bool,
+    /// It is no longer HTTP.
+    over: bool,
+    /// Requests that are being answered.
+    active: usize,
+    /// When the first byte of a head came that is not whole yet.
+    head_since: Option<Instant>,
+}
+
+impl Line {
+    /// Cancelled when the connection has to end.
+    pub fn cut(&self) -> &CancellationToken {
+        &self.0.cut
+    }
+
+    /// Counts the connection for whoever is known by now; the first who is.
+    pub fn known(&self, project: &ProjectId, sandbox: Option<&SandboxId>) -> Result<(), Fault> {
+        let mut payer = self.0.payer.lock().unwrap_or_else(PoisonError::into_inner);
+        if payer.is_some() {
+            return Ok(());
+        }
+        let limits = self.0.table.0.limits;
+        let mut state = self.0.table.lock();
+        let of_sandbox = sandbox.and_then(|id| state.of_sandbox.get(id).copied());
+        if of_sandbox.unwrap_or(0) >= limits.sandbox && sandbox.is_some() {
+            return Err(too_many("this sandbox", limits.sandbox));
+        }
+        if state.of_project.get(project).copied().unwrap_or(0) >= limits.project {
+            return Err(too_many("this project", limits.project));
+        }
+        if !state.forget_stranger(self.0.id, &self.0.peer) {
+            return Err(Fault::new(
+                FaultKind::Unavailable,
+                "server_busy",
+                "this connection was given up for others that came later",
+            )
+            .hint("connect again"));
+        }
+        *state.of_project.entry(project.clone()).or_default() += 1;
+        if let Some(sandbox) = sandbox {
+            *state.of_sandbox.entry(sandbox.clone()).or_default() += 1;
+        }
+        *payer = Some((project.clone(), sandbox.cloned()));
+        Ok(())
+    }
+
+    /// What was HTTP has become something else, of which no heads are expected.
+    pub fn no_more_heads(&self) {
+        self.watch().over = true;
+    }
+
+    /// Done once no request has been on the connection for so long.
+    pub async fn idle_for(&self, time: Duration) {
+        loop {
+            let until = {
+                let watch = self.watch();
+                match watch.active {
+                    0 => watch.last.max(watch.opened) + time,
+                    _ => Instant::now() + time,
+                }
+            };
+            if until <= Instant::now() {
+                return;
+            }
+            tokio::time::sleep_until(until).await;
+        }
+    }
+
+    pub(crate) fn request_begins(&self) {
+        let mut watch = self.watch();
+        watch.begun = true;
+        watch.active += 1;
+        watch.head_since = None;
+    }
+
+    pub(crate) fn request_ends(&self) {
+        let mut watch = self.watch();
+        watch.active = watch.active.saturating_sub(1);
+        watch.last = Instant::now();
+    }
+
+    pub(crate) fn bytes_came(&self) {
+        let mut watch = self.watch();
+        if watch.active == 0 && watch.head_since.is_none() && !watch.over {
+            watch.head_since = Some(Instant::now());
+        }
+    }
+
+    /// Until when the head has to be whole. On connections of HTTP/2 bytes come that belong to no request.
+    pub(crate) fn head_deadline(&self, is_http1: bool) -> Option<Instant> {
+        let watch = self.watch();
+        let since = match watch.begun {
+            _ if watch.over => None,
+            false => Some(watch.opened),
+            true => watch.head_since.filter(|_| is_http1 && watch.active == 0),
+        };
+        Some(since? + self.0.table.0.patience.head)
+    }
+
+    fn watch(&self) -> MutexGuard<'_, Watch> {
+        self.0.watch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let payer = self
+            .payer
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        let mut state = self.table.lock();
+        state.open = state.open.saturating_sub(1);
+        match payer {
+            None => drop(state.forget_stranger(self.id, &self.peer)),
+            Some((project, sandbox)) => {
+                one_less(&mut state.of_project, &project);
+                if let Some(sandbox) = sandbox {
+                    one_less(&mut state.of_sandbox, &sandbox);
+                }
+            }
+        }
+    }
+}
+
+fn one_less<K: Hash + Eq>(counts: &mut HashMap<K, usize>, who: &K) {
+    if let Some(count) = counts.get_mut(who) {
+        *count = count.saturating_sub(1);
+        if *count == 0 {
+            counts.remove(who);
+        }
+    }
+}
+
+fn too_many(who: &str, limit: usize) -> Fault {
+    Fault::new(
+        FaultKind::LimitExceeded,
+        "too_many_connections",
+        format!("{who} has {limit} connections to this server, and may have no more"),
+    )
+    .hint("close some, or use one for several requests; who runs the server sets this in `[limits]`")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn connections() -> Connections {
+        let limits = Limits {
+            server: 8,
+            strangers: 4,
+            address: 3,
+            project: 4,
+            sandbox: 2,
+        };
+        Connections::new(limits, Patience::default())
+    }
+
+    fn from(n: u8) -> Peer {
+        Peer::Address(IpAddr::from([10, 0, 0, n]))
+    }
+
+    fn project(n: u8) -> ProjectId {
+        ProjectId::from_entropy([n; 20])
+    }
+
+    #[tokio::test]
+    async fn the_oldest_stranger_gives_way() {
+        let connections = connections();
+        let first: Vec<Line> = (0..3).map(|_| connections.admit(from(1)).unwrap()).collect();
+        // A fourth from there: the first of them goes.
+        let fourth = connections.admit(from(1)).unwrap();
+        let cut = |lines: &[Line]| {
+            lines
+                .iter()
+                .map(|line| line.cut().is_cancelled())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(cut(&first), [true, false, false]);
+        // From elsewhere there is one place, then the oldest of all goes.
+        let others: Vec<Line> = (2..4).map(|n| connections.admit(from(n)).unwrap()).collect();
+        assert_eq!(cut(&first), [true, true, false]);
+        assert_eq!(cut(&others), [false, false]);
+        assert_eq!(connections.count().1, 4);
+        drop((first, fourth, others));
+        assert_eq!(connections.count(), (0, 0));
+        assert!(connections.lock().of_origin.is_empty());
+    }
+
+    #[tokio::test]
+    async fn who_is_known_stays_and_is_counted() {
+        let connections = connections();
+        let known: Vec<Line> = (0..8)
+            .map(|n| {
+                let line = connections.admit(from(n)).unwrap();
+                line.known(&project(n % 2), None).unwrap();
+                line
+            })
+            .collect();
+        assert!(connections.admit(from(9)).is_none());
+        assert!(known.iter().all(|line| !line.cut().is_cancelled()));
+        drop(known);
+        let sandbox = SandboxId::from_entropy([1; 20]);
+        let mut lines = Vec::new();
+        for expected in [true, true, false] {
+            let line = connections.admit(Peer::Sandbox(sandbox.clone())).unwrap();
+            assert_eq!(line.known(&project(1), Some(&sandbox)).is_ok(), expected);
+            lines.push(line);
+        }
+        drop(lines);
+        assert!(connections.lock().of_sandbox.is_empty() && connections.lock().of_project.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_was_cut_is_nobodys() {
+        let connections = connections();
+        let first = connections.admit(from(1)).unwrap();
+        let _others: Vec<Line> = (0..3).map(|_| connections.admit(from(1)).unwrap()).collect();
+        assert!(first.cut().is_cancelled());
+        assert_eq!(first.known(&project(1), None).unwrap_err().code, "server_busy");
+    }
+
+    #[test]
+    fn a_network_of_ipv6_is_one_origin() {
+        let origin = |text: &str| Peer::Address(text.parse().unwrap()).origin();
+        assert_eq!(origin("2001:db8::1"), origin("2001:db8::ffff:2"));
+        assert_ne!(origin("2001:db8::1"), origin("2001:db8:0:1::1"));
+        assert_eq!(origin("::ffff:10.0.0.1"), from(1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_head_has_its_time() {
+        let connections = connections();
+        let head = Patience::default().head;
+        let line = connections.admit(from(1)).unwrap();
+        let opened = Instant::now();
+        assert_eq!(line.head_deadline(true), Some(opened + head));
+        line.bytes_came();
+        line.request_begins();
+        assert_eq!(line.head_deadline(true), None);
+        // The body of that request.
+        line.bytes_came();
+        line.request_ends();
+        assert_eq!(line.head_deadline(true), None, "it may be idle");
+        tokio::time::advance(head).await;
+        line.bytes_came();
+        tokio::time::advance(head / 2).await;
+        line.bytes_came();
+        assert_eq!(line.head_deadline(true), Some(opened + head * 2));
+        assert_eq!(line.head_deadline(false), None, "a ping begins no request");
+        line.no_more_heads();
+        assert_eq!(line.head_deadline(true), None);
+    }
+}

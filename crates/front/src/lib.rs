@@ -1,0 +1,101 @@
+//! What stands in front of every API: how much is held for whom, how long anybody is waited for, who may connect, and whom
+//! a `Host` names.
+//!
+//! ```text
+//!   listener ── Connections::admit ── Guarded<stream> ── head ── Visit ──> an API: who is it? ── Visit::admit
+//!                 stranger until a key                             │                               │ pays from here on
+//!                 is seen; the oldest gives way                    └── Visit::read ── body, paced and paid for, or refused
+//! ```
+//!
+//! What must hold:
+//! - **Nobody is read before they are known.** [`Visit::read`] refuses as long as nobody was admitted to pay for it.
+//! - **Every buffered byte is somebody's**: of the server, of one project, and of one sandbox where one calls. What goes over a
+//!   limit is refused before it is allocated, and given back when the last copy is dropped.
+//! - **Every wait ends**: for the first head, for the rest of a head, for the next piece of a body, for a body as a whole.
+//! - **Strangers cannot keep others out.** When there are too many of them, the one that came first is cut, so whoever comes
+//!   with a key gets in.
+//! - A `Host` means one thing: [`host`] is the only parser of `{port}-{sandbox}.{domain}`.
+
+pub mod body;
+pub mod connections;
+mod guarded;
+pub mod host;
+pub mod memory;
+mod visit;
+
+use std::time::Duration;
+
+pub use body::{Held, Refused};
+pub use connections::{Connections, Line, Peer};
+pub use guarded::Guarded;
+pub use memory::{Account, Memory, Permit};
+pub use visit::Visit;
+
+/// What a server allows. The defaults are for a machine whose memory is not known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    pub memory: memory::Limits,
+    pub connections: connections::Limits,
+    pub patience: Patience,
+}
+
+impl Limits {
+    /// For a machine with so many bytes of memory, and a process with so many descriptors.
+    pub fn for_machine(memory_bytes: u64, descriptors: u64) -> Self {
+        Self {
+            memory: memory::Limits::for_machine(memory_bytes),
+            connections: connections::Limits::for_descriptors(descriptors),
+            patience: Patience::default(),
+        }
+    }
+}
+
+/// How long somebody is waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Patience {
+    /// For the head of a request, from its first byte, or from the beginning of the connection.
+    pub head: Duration,
+    /// For the next request on a connection.
+    pub idle: Duration,
+    /// For the next piece of a body.
+    pub body: Duration,
+    /// For the next piece of a body that is passed on as it comes.
+    pub stream: Duration,
+    /// A body that is gathered has to bring so many bytes a second, on the average, once `body` has passed.
+    pub body_rate: u64,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self {
+            head: Duration::from_secs(15),
+            idle: Duration::from_secs(75),
+            body: Duration::from_secs(15),
+            stream: Duration::from_secs(600),
+            body_rate: 16 * 1024,
+        }
+    }
+}
+
+/// What all listeners of a server share; cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Front {
+    pub memory: Memory,
+    pub connections: Connections,
+    pub patience: Patience,
+}
+
+impl Front {
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            memory: Memory::new(limits.memory),
+            connections: Connections::new(limits.connections, limits.patience),
+            patience: limits.patience,
+        }
+    }
+
+    /// One request that came by a connection, or from inside this process (`None`).
+    pub fn visit(&self, line: Option<Line>) -> Visit {
+        Visit::new(self.clone(), line)
+    }
+}

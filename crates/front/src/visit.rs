@@ -1,0 +1,114 @@
+//! One request on its way through an API: who pays for it, and what it holds.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use atoll_types::{Fault, ProjectId, SandboxId};
+use http_body::Body;
+
+use crate::Front;
+use crate::body::{self, Held, Metered, Refused};
+use crate::connections::Line;
+use crate::memory::{Account, Permit};
+
+/// In the extensions of every request. Nobody outside can put one there; without one no body is read.
+#[derive(Debug, Clone)]
+pub struct Visit(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    front: Front,
+    line: Option<Line>,
+    account: OnceLock<Account>,
+    kept: Mutex<Vec<Permit>>,
+}
+
+impl Visit {
+    pub(crate) fn new(front: Front, line: Option<Line>) -> Self {
+        if let Some(line) = &line {
+            line.request_begins();
+        }
+        Self(Arc::new(Inner {
+            front,
+            line,
+            account: OnceLock::new(),
+            kept: Mutex::default(),
+        }))
+    }
+
+    /// Who asks is known, and pays from here on: the first who is.
+    pub fn admit(&self, project: &ProjectId, sandbox: Option<&SandboxId>) -> Result<(), Fault> {
+        if let Some(line) = &self.0.line {
+            line.known(project, sandbox)?;
+        }
+        self.0
+            .account
+            .get_or_init(|| self.0.front.memory.account(project, sandbox));
+        Ok(())
+    }
+
+    /// Reads a body of at most `limit` bytes, for whoever was admitted.
+    pub async fn read<B>(&self, body: B, limit: usize) -> Result<Held, Refused>
+    where
+        B: Body,
+        B::Error: fmt::Display,
+    {
+        let account = self.0.account.get().ok_or(Refused::Unpaid)?;
+        body::read(body, limit, self.0.front.patience, account).await
+    }
+
+    /// The same for a reader that gathers messages by itself; `weigh` says what so many bytes cost it.
+    pub fn meter<B>(&self, body: B, weigh: fn(u64) -> u64) -> Result<Metered<B>, Refused> {
+        let account = self.0.account.get().ok_or(Refused::Unpaid)?;
+        Ok(Metered::new(body, self.0.front.patience, account, weigh))
+    }
+
+    /// A permit for nothing yet.
+    pub fn permit(&self) -> Result<Permit, Refused> {
+        let account = self.0.account.get().ok_or(Refused::Unpaid)?;
+        Ok(account.open())
+    }
+
+    /// Keeps a permit until the request is answered.
+    pub fn keep(&self, permit: Permit) {
+        self.kept().push(permit);
+    }
+
+    /// The answer has begun: what the request held is no longer needed.
+    pub fn answered(&self) {
+        self.kept().clear();
+    }
+
+    fn kept(&self) -> std::sync::MutexGuard<'_, Vec<Permit>> {
+        self.0.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Some(line) = &self.line {
+            line.request_ends();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Limits;
+
+    #[tokio::test]
+    async fn nobody_is_read_before_they_are_known() {
+        let front = Front::new(Limits::for_machine(1 << 30, 1000));
+        let visit = front.visit(None);
+        let refused = visit.read("body".to_owned(), 100).await.unwrap_err();
+        assert!(matches!(refused, Refused::Unpaid), "{refused}");
+        visit.admit(&ProjectId::from_entropy([1; 20]), None).unwrap();
+        let held = visit.read("body".to_owned(), 100).await.unwrap();
+        assert_eq!(held.as_ref(), b"body");
+        visit.keep(held.into_permit());
+        assert!(front.memory.held() > 0);
+        visit.answered();
+        assert_eq!(front.memory.held(), 0);
+    }
+}
