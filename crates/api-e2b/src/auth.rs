@@ -1,4 +1,5 @@
-//! Who is asking: API keys on the control plane, tokens and signatures in front of a sandbox.
+//! Who is asking: API keys on the control plane, tokens and signatures in front of a sandbox. Which token opens what is
+//! decided in one place, by [`Sandboxes::is_token`](atoll_sandboxes::Sandboxes::is_token).
 
 use atoll_front::{Refused, Visit};
 use atoll_sandboxes::Caller;
@@ -32,8 +33,9 @@ impl FromRequestParts<App> for Auth {
                 admit(&parts.extensions, &caller.project, None)?;
                 Ok(Self(caller))
             }
-            None => Err(Refusal::unauthorized(
+            None => Err(refused(
                 "this API key is unknown or was revoked; `atoll key create` makes one",
+                Some(&secret),
             )),
         }
     }
@@ -88,12 +90,12 @@ pub(crate) fn user(headers: &HeaderMap) -> Option<String> {
     (!user.is_empty()).then(|| user.to_owned())
 }
 
-/// The token for ports, which opens nothing else.
-pub(crate) fn traffic_token(token: &str) -> String {
-    let mut hasher = Sha256::new();
-    hasher.update(b"traffic\0");
-    hasher.update(token);
-    hex::encode(&hasher.finalize()[..20])
+/// A refusal that also says what was shown, where that is a secret of this server's that belongs elsewhere.
+pub(crate) fn refused(why: &str, shown: Option<&str>) -> Refusal {
+    match shown.and_then(atoll_sandboxes::kind_of_secret) {
+        Some(kind) => Refusal::unauthorized(format!("{why} (what was sent looks like {kind})")),
+        None => Refusal::unauthorized(why),
+    }
 }
 
 pub(crate) fn same(a: &str, b: &str) -> bool {
@@ -118,6 +120,10 @@ impl Signed<'_> {
         let Some(signature) = self.signature else {
             return false;
         };
+        // What is signed has a colon between its parts: a name with one could be read as a part of the path.
+        if self.user.contains(':') {
+            return false;
+        }
         let operation = if self.writes { "write" } else { "read" };
         let mut text = format!("{}:{operation}:{}:{token}", self.path, self.user);
         if let Some(expires) = self.expires {
@@ -173,6 +179,7 @@ mod tests {
                 ..signed
             },
             Signed { user: "", ..signed },
+            Signed { user: "root", ..signed },
             Signed {
                 expires: None,
                 ..signed
@@ -184,6 +191,26 @@ mod tests {
             signed.check("token", 101).unwrap_err().message,
             "signature is already expired"
         );
+    }
+
+    #[test]
+    fn a_path_with_colons_is_no_user() {
+        let text = "/a:read:root:read::token";
+        let signature = format!("v1_{}", STANDARD_NO_PAD.encode(Sha256::digest(text)));
+        let signed = Signed {
+            path: "/a:read:root",
+            writes: false,
+            user: "",
+            signature: Some(&signature),
+            expires: None,
+        };
+        assert!(signed.matches("token"));
+        let other = Signed {
+            path: "/a",
+            user: "root:read:",
+            ..signed
+        };
+        assert!(!other.matches("token"), "one signature, two meanings");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! sandbox that does not run is answered in words from which the clients conclude that it is gone.
 
 use atoll_front::host;
-use atoll_sandboxes::{Caller, Sandbox};
+use atoll_sandboxes::{Caller, Opens, Sandbox};
 use atoll_types::{SandboxId, SandboxState};
 use axum::body::Body;
 use axum::extract::{Json, Request, State};
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tower::ServiceExt as _;
 
 use crate::extras::Extras;
-use crate::{App, auth, envd};
+use crate::{App, envd};
 
 /// The port of E2B's in-sandbox agent.
 pub(crate) const ENVD_PORT: u16 = 49983;
@@ -111,7 +111,6 @@ pub(crate) fn parse_id(text: &str) -> Option<SandboxId> {
 pub(crate) struct Target {
     pub(crate) id: SandboxId,
     pub(crate) caller: Caller,
-    pub(crate) token: String,
     pub(crate) sandbox: Sandbox,
     /// `None`: it was not made through this wire.
     pub(crate) extras: Option<Extras>,
@@ -119,13 +118,12 @@ pub(crate) struct Target {
 
 impl Target {
     pub(crate) async fn find(app: &App, id: &SandboxId) -> Option<Self> {
-        let (caller, token) = app.sandboxes.tenant(id)?;
+        let caller = app.sandboxes.tenant(id)?;
         let sandbox = app.sandboxes.get(&caller, id).await.ok()?;
         let extras = Extras::of(&sandbox.spec.labels);
         Some(Self {
             id: id.clone(),
             caller,
-            token,
             sandbox,
             extras,
         })
@@ -202,10 +200,10 @@ fn shows_token(request: &Request) -> bool {
 async fn to_port(app: &App, target: &Target, extras: &Extras, port: u16, mut request: Request) -> Response {
     let headers = request.headers_mut();
     if extras.private_ports {
-        let expected = auth::traffic_token(&target.token);
+        let opens = Opens::Traffic { sandbox: &target.id };
         let given = headers.get(TRAFFIC_TOKEN).and_then(|value| value.to_str().ok());
         let why = match given {
-            Some(given) if auth::same(given, &expected) => None,
+            Some(given) if app.sandboxes.is_token(&opens, given) => None,
             Some(_) => Some("The traffic access token is invalid"),
             None => Some("The traffic access token is missing"),
         };
@@ -213,7 +211,12 @@ async fn to_port(app: &App, target: &Target, extras: &Extras, port: u16, mut req
             return refused(&target.id, StatusCode::FORBIDDEN, why, None);
         }
     }
-    if let Ok(token) = HeaderValue::from_str(&target.token) {
+    // The native proxy's own, for this port alone.
+    let opens = Opens::Port {
+        sandbox: &target.id,
+        port,
+    };
+    if let Ok(token) = HeaderValue::from_str(&app.sandboxes.token(&opens)) {
         headers.insert(PORT_TOKEN, token);
     }
     // What opens the sandbox is none of the business of what runs in it, and what is ours to say nobody else says.

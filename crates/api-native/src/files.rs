@@ -45,7 +45,8 @@ pub(crate) struct PathQuery {
     path: Option<String>,
     /// Instead of `path`, where it is not UTF-8.
     path_base64: Option<String>,
-    /// Who does it; absent: the template's user.
+    /// Who does it, with the permissions that they have in the sandbox. Absent: the sandbox's owner, who may all; what is
+    /// created then belongs to the template's user.
     user: Option<String>,
 }
 
@@ -62,7 +63,8 @@ pub(crate) struct ListQuery {
     path: Option<String>,
     /// Instead of `path`, where it is not UTF-8.
     path_base64: Option<String>,
-    /// Who does it; absent: the template's user.
+    /// Who does it, with the permissions that they have in the sandbox. Absent: the sandbox's owner, who may all; what is
+    /// created then belongs to the template's user.
     user: Option<String>,
     /// 1 lists the directory itself.
     #[param(minimum = 1, maximum = 64, default = 1)]
@@ -76,7 +78,8 @@ pub(crate) struct WatchQuery {
     path: Option<String>,
     /// Instead of `path`, where it is not UTF-8.
     path_base64: Option<String>,
-    /// Who does it; absent: the template's user.
+    /// Who does it, with the permissions that they have in the sandbox. Absent: the sandbox's owner, who may all; what is
+    /// created then belongs to the template's user.
     user: Option<String>,
     #[param(default = false)]
     recursive: Option<bool>,

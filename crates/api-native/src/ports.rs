@@ -39,7 +39,8 @@ pub(crate) struct PortAccess {
     port: u16,
     #[schema(format = "uri")]
     url: String,
-    /// Send it as `X-Atoll-Token` or `Authorization: Bearer`, or open `url` with `?atoll_token=` in a browser once.
+    /// Opens this port of this sandbox and nothing else. Send it as `X-Atoll-Token` or `Authorization: Bearer`, or open
+    /// `url` with `?atoll_token=` in a browser once.
     token: String,
 }
 
@@ -79,7 +80,7 @@ pub(crate) async fn get_port(
     if port == 0 {
         return Err(Failure::invalid("invalid_path_parameter", "0 is not a port"));
     }
-    let token = app.sandboxes.access_token(&caller, &id).await?;
+    let token = app.sandboxes.port_token(&caller, &id, port).await?;
     Ok(axum::Json(PortAccess {
         port,
         url: url(&app.options, &headers, &id, port),

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! What must hold:
-//! - Nothing passes without the sandbox's token, and the token never reaches the guest, wherever it was put. Nor does
+//! - Nothing passes without the port's own token, and the token never reaches the guest, wherever it was put. Nor does
 //!   an API key that somebody sent here by mistake.
 //! - The guest is hostile. Its answers are parsed and written anew by hyper on each side, so that nothing can be
 //!   smuggled between them; heads are bounded; it can switch protocols only if the client asked for that protocol; it
@@ -15,7 +15,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use atoll_sandboxes::Caller;
+use atoll_sandboxes::{Caller, kind_of_secret};
 use atoll_types::{Fault, FaultKind, SandboxId};
 use axum::body::Body;
 use axum::extract::{ConnectInfo, Request};
@@ -65,11 +65,17 @@ pub(crate) async fn serve(app: &App, sandbox: &SandboxId, port: u16, request: Re
             "a sandbox's port is not a proxy",
         ));
     }
-    let Some(admitted) = admit(app, sandbox, request.headers(), request.uri()).await? else {
+    let Some(admitted) = admit(app, sandbox, port, request.headers(), request.uri()) else {
+        let shown = tokens(request.headers(), request.uri()).find_map(|(_, token)| kind_of_secret(token));
         return Err(Fault::new(
             FaultKind::Unauthenticated,
             "invalid_port_token",
-            format!("port {port} of sandbox {sandbox} opens with this sandbox's token only"),
+            match shown {
+                Some(kind) => format!(
+                    "port {port} of sandbox {sandbox} opens with this port's token only; what was sent looks like {kind}"
+                ),
+                None => format!("port {port} of sandbox {sandbox} opens with this port's token only"),
+            },
         )
         .hint(format!(
             "GET /v1/sandboxes/{sandbox}/ports/{port} tells the token; send it as `X-Atoll-Token`, or open the page \
@@ -102,14 +108,12 @@ struct Admitted {
     by: Source,
 }
 
-async fn admit(app: &App, sandbox: &SandboxId, headers: &HeaderMap, uri: &Uri) -> Answer<Option<Admitted>> {
-    for (by, token) in tokens(headers, uri) {
-        if let Some(caller) = app.sandboxes.check_access_token(sandbox, token).await? {
-            let token = token.to_owned();
-            return Ok(Some(Admitted { caller, token, by }));
-        }
-    }
-    Ok(None)
+fn admit(app: &App, sandbox: &SandboxId, port: u16, headers: &HeaderMap, uri: &Uri) -> Option<Admitted> {
+    tokens(headers, uri).find_map(|(by, token)| {
+        let caller = app.sandboxes.check_port_token(sandbox, port, token)?;
+        let token = token.to_owned();
+        Some(Admitted { caller, token, by })
+    })
 }
 
 /// Everything in a request that might be the token.
@@ -373,11 +377,7 @@ fn clean_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// How the keys begin that this server gives out: for its API, for models, for volumes, and for the API as E2B's clients
-/// spell it.
-const OUR_KEYS: [&str; 4] = ["atl_", "atm_", "atv_", "e2b_"];
-
-/// Removes the token wherever it may be, and any key of ours. A key of the guest's own passes, in whatever header.
+/// Removes the token wherever it may be, and any key or token of ours. A key of the guest's own passes, in whatever header.
 fn clean_secrets(headers: &mut HeaderMap, token: &str) {
     headers.remove(TOKEN_HEADER);
     let ours: Vec<HeaderName> = headers
@@ -408,7 +408,7 @@ fn clean_secrets(headers: &mut HeaderMap, token: &str) {
 
 /// Whether a header's value is a secret of ours: bare, after the name of a scheme, or as user or password of `Basic`.
 fn holds_ours(value: &[u8], token: &str) -> bool {
-    let is_ours = |secret: &str| secret == token || OUR_KEYS.iter().any(|prefix| secret.starts_with(prefix));
+    let is_ours = |secret: &str| secret == token || kind_of_secret(secret).is_some();
     let value = String::from_utf8_lossy(value);
     let value = value.trim();
     if is_ours(value) {
@@ -538,11 +538,15 @@ mod tests {
             ("authorization", "Bearer e2b_61746c5f6b6579"),
             ("authorization", "Bearer atm_key"),
             ("authorization", "Bearer atv_key"),
+            ("authorization", "Bearer ats_key"),
+            ("authorization", "Bearer atp_of-another-port"),
+            ("e2b-traffic-access-token", "att_token"),
             ("authorization", "Basic YXRsX2tleTo="),
             ("x-api-key", "atl_key"),
             ("x-api-key", "e2b_61746c5f6b6579"),
             ("x-access-token", "t"),
             ("x-access-token", "atl_key"),
+            ("x-access-token", "ate_token"),
             ("x-goog-api-key", "atm_key"),
         ] {
             let mut sent = headers(&[(name, value)]);

@@ -42,7 +42,7 @@ pub(crate) struct ReadQuery {
     path: Option<String>,
     /// Instead of `path`, where it is not UTF-8.
     path_base64: Option<String>,
-    /// Who reads; absent: the template's user.
+    /// Who reads, with the permissions that they have in the sandbox. Absent: the sandbox's owner, who may all.
     user: Option<String>,
     #[param(minimum = 0, default = 0)]
     offset: Option<u64>,
@@ -68,7 +68,8 @@ pub(crate) struct WriteQuery {
     path: Option<String>,
     /// Instead of `path`, where it is not UTF-8.
     path_base64: Option<String>,
-    /// Who owns what is created; absent: the template's user.
+    /// Who writes, with the permissions that they have in the sandbox, and owns what is created. Absent: the sandbox's
+    /// owner, who may all, for the template's user.
     user: Option<String>,
     /// Octal permission bits.
     #[param(pattern = "^(0o)?[0-7]{1,5}$", example = "0644")]

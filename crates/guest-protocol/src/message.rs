@@ -20,6 +20,9 @@ pub struct Welcome {
 }
 
 /// What a stream is opened for. The comment behind each says what travels on the stream before its `End`.
+///
+/// `user` says who acts, with the permissions that they have in the guest; an empty name is the configured user. `None` is
+/// the sandbox's owner, who may all; what is created then belongs to the configured user.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
     /// A request too long for one frame: the host sends it as `Data`, `length` bytes of its encoding in all. Then as if

@@ -99,7 +99,9 @@ impl Commands {
                 format!("{MOST_RUNNING} commands are running; wait for one to end"),
             ));
         }
-        let account = Users::load().find(exec.user.as_deref().unwrap_or(&config.user))?;
+        // An empty name is the configured user's, not root's.
+        let named = exec.user.as_deref().filter(|user| !user.is_empty());
+        let account = Users::load().find(named.unwrap_or(&config.user))?;
         let environment = Environment::new(&account, [network, &config.env, &exec.env], exec.pty.is_some())?;
         let directory = directory_of(&exec, config, &account)?;
         let program = exec
@@ -533,7 +535,8 @@ fn half_nonblocking_pipe(ours: Ours) -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 fn directory_of(exec: &Exec, config: &Configure, account: &Account) -> Outcome<CString> {
-    let base = if config.workdir.is_empty() || exec.user.is_some() {
+    let named = exec.user.as_deref().is_some_and(|user| !user.is_empty());
+    let base = if config.workdir.is_empty() || named {
         &account.home
     } else {
         &config.workdir

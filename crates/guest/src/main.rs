@@ -23,6 +23,7 @@
     reason = "PID 1 talks to the kernel: clone on a stack of its own, signals, terminals"
 )]
 
+mod acting;
 mod agent;
 mod attach;
 mod command;

@@ -2,6 +2,7 @@
 
 use atoll_guest_protocol::{CommandInfo, Exec, FailureKind, MAX_PAYLOAD, Message, Request, encode};
 
+use crate::acting::{Acted, Actor};
 use crate::attach::Attach;
 use crate::configure;
 use crate::connect::Connect;
@@ -20,6 +21,13 @@ use crate::long::Long;
 use crate::usage;
 
 pub(crate) fn open(request: Request, stream: u32, shared: &mut Shared) -> Outcome<Box<dyn Job>> {
+    match Actor::of(&request, &shared.config)? {
+        None => serve(request, stream, shared),
+        Some(actor) => Acted::open(actor, || serve(request, stream, shared)),
+    }
+}
+
+fn serve(request: Request, stream: u32, shared: &mut Shared) -> Outcome<Box<dyn Job>> {
     match request {
         Request::Long { length } => Long::open(length, stream),
         Request::Configure(configure) => configure::apply(configure, shared).map(|()| Answer::nothing()),

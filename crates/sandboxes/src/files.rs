@@ -224,8 +224,6 @@ impl Sandboxes {
 
     /// A file or directory as a tar stream.
     pub async fn tar_out(&self, caller: &Caller, id: &SandboxId, at: FilePath) -> Result<ByteStream, Fault> {
-        // A missing path must be an error of this call, not of a body that is half sent.
-        self.stat(caller, id, at.clone()).await?;
         let open = self
             .open(
                 caller,
@@ -237,7 +235,12 @@ impl Sandboxes {
                 },
             )
             .await?;
-        Ok(open.into_bytes())
+        // A path that is missing or closed must be an error of this call, not of a body that is half sent.
+        let mut pieces = open.into_bytes();
+        let first = tokio::time::timeout(ANSWER_WITHIN, pieces.next());
+        let first = first.await.map_err(|_| unreachable_guest())?.transpose()?;
+        let first = futures_util::stream::iter(first.map(Ok));
+        Ok(Box::pin(first.chain(pieces)))
     }
 
     /// Unpacks a tar stream below a directory.

@@ -1,8 +1,7 @@
-//! API keys and port tokens.
+//! API keys, and who holds a token of a sandbox.
 //!
 //! A key's secret is 200 random bits, shown once and stored as a SHA-256 hash: with that much entropy a slow hash would
-//! protect nothing. A port token is derived from the sandbox's id with a secret of this server, so that it can be shown
-//! again, needs no row, and opens nothing once the sandbox is gone.
+//! protect nothing. Tokens are derived rather than kept: [`crate::tokens`].
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, PoisonError};
@@ -10,14 +9,10 @@ use std::sync::{Mutex, PoisonError};
 use atoll_store::{Fact, KeyRow, NewFact, NewKey};
 use atoll_types::{Fault, KeyId, ProjectId, SandboxId, Timestamp};
 use sha2::{Digest as _, Sha256};
-use subtle::ConstantTimeEq as _;
 
 use crate::faults::from_store;
-use crate::{Caller, Key, Sandboxes, entropy};
-
-const KEY_PREFIX: &str = "atl_";
-const TOKEN_PREFIX: &str = "atp_";
-const MODEL_PREFIX: &str = "ats_";
+use crate::tokens::{KEY_PREFIX, MODEL_PREFIX};
+use crate::{Caller, Key, Opens, Sandboxes, entropy};
 
 /// A sandbox that calls a model.
 #[derive(Debug, Clone)]
@@ -118,58 +113,41 @@ impl Sandboxes {
         }
     }
 
-    /// The secret that opens this sandbox's ports.
-    pub async fn access_token(&self, caller: &Caller, id: &SandboxId) -> Result<String, Fault> {
+    /// The token that opens one port of this sandbox.
+    pub async fn port_token(&self, caller: &Caller, id: &SandboxId, port: u16) -> Result<String, Fault> {
         let (cell, _guest, _in_use) = self.enter(caller, id).await?;
-        Ok(self.derive_token(&cell.id))
-    }
-
-    /// Who a living sandbox belongs to, and its port token: for front ends that decide by rules of their own who passes.
-    pub fn tenant(&self, id: &SandboxId) -> Option<(Caller, String)> {
-        let cell = self.live_cell(id)?;
-        let caller = Caller {
-            project: cell.project.clone(),
-        };
-        Some((caller, self.derive_token(id)))
-    }
-
-    /// The living sandbox whose port token passes a check: for links that prove the token but do not name the sandbox.
-    pub fn find_tenant(&self, proves: impl Fn(&str) -> bool) -> Option<SandboxId> {
-        let ids: Vec<SandboxId> = self.live().keys().cloned().collect();
-        ids.into_iter().find(|id| proves(&self.derive_token(id)))
-    }
-
-    /// Checks a port token and says on whose behalf it acts. `None`: it opens nothing.
-    pub async fn check_access_token(&self, id: &SandboxId, token: &str) -> Result<Option<Caller>, Fault> {
-        let right: bool = self.derive_token(id).as_bytes().ct_eq(token.as_bytes()).into();
-        if !right {
-            return Ok(None);
-        }
-        Ok(self.live_cell(id).map(|cell| Caller {
-            project: cell.project.clone(),
+        Ok(self.token(&Opens::Port {
+            sandbox: &cell.id,
+            port,
         }))
     }
 
-    /// The secret with which programs in a sandbox call models: good for nothing else, and for nobody once the sandbox is
-    /// gone.
-    pub fn model_token(&self, id: &SandboxId) -> String {
-        let mut hasher = Sha256::new();
-        hasher.update(self.access_secret());
-        // As long as the other label, so that no input of one is an input of the other.
-        hasher.update(b"call-model\0");
-        hasher.update(id.as_str());
-        format!(
-            "{MODEL_PREFIX}{}{}",
-            id.bare(),
-            hex::encode(&hasher.finalize()[..20])
-        )
+    /// Who a living sandbox belongs to: for front ends that decide by rules of their own who passes.
+    pub fn tenant(&self, id: &SandboxId) -> Option<Caller> {
+        let cell = self.live_cell(id)?;
+        Some(Caller {
+            project: cell.project.clone(),
+        })
     }
 
-    /// Which living sandbox holds this token.
+    /// The living sandbox whose agent's token passes a check: for links that prove the token but do not name the sandbox.
+    pub fn find_by_agent_token(&self, proves: impl Fn(&str) -> bool) -> Option<SandboxId> {
+        let ids: Vec<SandboxId> = self.live().keys().cloned().collect();
+        ids.into_iter()
+            .find(|sandbox| proves(&self.token(&Opens::Agent { sandbox })))
+    }
+
+    /// Checks the token of a port and says on whose behalf it acts. `None`: it opens nothing.
+    pub fn check_port_token(&self, id: &SandboxId, port: u16, token: &str) -> Option<Caller> {
+        let right = self.is_token(&Opens::Port { sandbox: id, port }, token);
+        right.then(|| self.tenant(id))?
+    }
+
+    /// Which living sandbox holds this token for models.
     pub fn check_model_token(&self, token: &str) -> Option<ModelCaller> {
         let rest = token.strip_prefix(MODEL_PREFIX)?;
         let id = SandboxId::from_bare(rest.get(..rest.len().checked_sub(40)?)?).ok()?;
-        let right: bool = self.model_token(&id).as_bytes().ct_eq(token.as_bytes()).into();
+        let right = self.is_token(&Opens::Models { sandbox: &id }, token);
         let cell = self.live_cell(&id).filter(|_| right)?;
         let labels = cell.seen.borrow().spec.labels.clone();
         Some(ModelCaller {
@@ -177,16 +155,6 @@ impl Sandboxes {
             sandbox: id,
             labels,
         })
-    }
-
-    fn derive_token(&self, id: &SandboxId) -> String {
-        // Prefix-free input (fixed-length secret, fixed-length id), so a plain hash with the secret in front is a MAC
-        // here: SHA-256 length extension would need an id of another length, which does not parse.
-        let mut hasher = Sha256::new();
-        hasher.update(self.access_secret());
-        hasher.update(b"port-token\0");
-        hasher.update(id.as_str());
-        format!("{TOKEN_PREFIX}{}", hex::encode(&hasher.finalize()[..20]))
     }
 }
 

@@ -49,6 +49,7 @@ mod settings;
 mod snapshots;
 mod state_files;
 mod steps;
+mod tokens;
 mod views;
 mod volume_files;
 mod volumes;
@@ -90,6 +91,7 @@ pub use run::{Ran, Removal};
 pub use secrets::{PrivateSecret, SecretView, SetSecret};
 pub use settings::{PoolSetting, Settings, wall_clock};
 pub use snapshots::{Snapshot, TakeSnapshot};
+pub use tokens::{Opens, kind_of_secret};
 pub use views::{FactView, Overview, PoolView, TierView, UsageTotal};
 pub use volume_files::{EntryKind, VolumeEntry, VolumeMetadata, WriteInVolume};
 pub use volumes::{CreateVolume, Volume};
@@ -146,7 +148,7 @@ struct Inner {
     held_secrets: Mutex<HashMap<(ProjectId, String), usize>>,
     facts: mpsc::Sender<NewFact>,
     artifact_lock: tokio::sync::Mutex<()>,
-    access_secret: [u8; 32],
+    token_secret: tokens::TokenSecret,
     known_keys: keys::KnownKeys,
     default_project: ProjectId,
     tasks: TaskTracker,
@@ -177,7 +179,8 @@ impl Sandboxes {
             vault,
             volumes,
         } = storage;
-        let access_secret = prepare_data_dir(&settings)?;
+        prepare_data_dir(&settings)?;
+        let token_secret = tokens::TokenSecret::open(&settings.data_dir)?;
         let now = (settings.now)();
         let project = store
             .ensure_project("default", entropy::id(), now)
@@ -211,7 +214,7 @@ impl Sandboxes {
                 held_secrets: Mutex::default(),
                 facts,
                 artifact_lock: tokio::sync::Mutex::new(()),
-                access_secret,
+                token_secret,
                 known_keys: keys::KnownKeys::default(),
                 default_project: project.id,
                 tasks: TaskTracker::new(),
@@ -395,10 +398,6 @@ impl Sandboxes {
     async fn artifact_lock(&self) -> tokio::sync::MutexGuard<'_, ()> {
         self.inner.artifact_lock.lock().await
     }
-
-    fn access_secret(&self) -> &[u8; 32] {
-        &self.inner.access_secret
-    }
 }
 
 fn boots_at_once() -> usize {
@@ -409,9 +408,9 @@ fn artifact_dir(settings: &Settings) -> PathBuf {
     settings.data_dir.join("artifacts")
 }
 
-/// Makes the directories, sweeps what an interrupted save left, and reads or makes the secret of the port tokens.
-fn prepare_data_dir(settings: &Settings) -> Result<[u8; 32], Fault> {
-    use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+/// Makes the directories, and sweeps what an interrupted save left.
+fn prepare_data_dir(settings: &Settings) -> Result<(), Fault> {
+    use std::os::unix::fs::DirBuilderExt as _;
     let failed = |what: &str, e: &std::io::Error| Fault::internal(format!("{what}: {e}"));
     let artifacts = artifact_dir(settings);
     std::fs::DirBuilder::new()
@@ -427,35 +426,7 @@ fn prepare_data_dir(settings: &Settings) -> Result<[u8; 32], Fault> {
             let _ = std::fs::remove_file(entry.path());
         }
     }
-    let path = settings.data_dir.join("port-token.secret");
-    match std::fs::read(&path) {
-        Ok(bytes) => bytes.try_into().map_err(|_| {
-            Fault::internal(format!(
-                "{} is damaged; remove it to make a new one",
-                path.display()
-            ))
-        }),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            let secret: [u8; 32] = entropy::bytes();
-            let temporary = path.with_extension("tmp");
-            let write = || -> std::io::Result<()> {
-                use std::io::Write as _;
-                let mut options = std::fs::OpenOptions::new();
-                let mut file = options
-                    .write(true)
-                    .create(true)
-                    .truncate(true)
-                    .mode(0o600)
-                    .open(&temporary)?;
-                file.write_all(&secret)?;
-                file.sync_all()?;
-                std::fs::rename(&temporary, &path)
-            };
-            write().map_err(|e| failed("writing the port token secret", &e))?;
-            Ok(secret)
-        }
-        Err(error) => Err(failed("reading the port token secret", &error)),
-    }
+    Ok(())
 }
 
 fn parse_cursor(cursor: Option<String>) -> Result<Option<Cursor>, Fault> {

@@ -1,17 +1,13 @@
-//! Files in volumes, for callers outside of sandboxes; and the tokens that open one volume and nothing else.
+//! Files in volumes, for callers outside of sandboxes.
 //!
-//! What must hold:
-//! - A token follows from the server's own secret and the volume's id: it survives a restart, tells nothing about other
-//!   volumes, and opens nothing once its volume is gone.
-//! - An upload that stands still is given up, so that nobody holds a thread for ever.
+//! What must hold: an upload that stands still is given up, so that nobody holds a thread for ever; a token opens nothing
+//! once its volume is gone.
 
 use std::io;
 use std::time::Duration;
 
 use atoll_types::{Fault, VolumeId};
 use futures_util::StreamExt as _;
-use sha2::{Digest as _, Sha256};
-use subtle::ConstantTimeEq as _;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::io::{StreamReader, SyncIoBridge};
@@ -21,27 +17,16 @@ pub use atoll_volumes::{
 };
 
 use crate::faults::{from_store, from_volumes};
-use crate::{ByteStream, Caller, Sandboxes};
+use crate::{ByteStream, Caller, Opens, Sandboxes};
 
 /// An upload that stands still for so long is given up.
 const PATIENCE: Duration = Duration::from_secs(60);
 const PIECE: usize = 256 * 1024;
 
 impl Sandboxes {
-    /// The secret that opens this volume's files.
-    pub fn volume_token(&self, id: &VolumeId) -> String {
-        // A MAC for the same reasons as a port token.
-        let mut hasher = Sha256::new();
-        hasher.update(self.access_secret());
-        hasher.update(b"volume-token\0");
-        hasher.update(id.as_str());
-        format!("atv_{}", hex::encode(&hasher.finalize()[..20]))
-    }
-
     /// On whose behalf a volume's token acts. `None`: it opens nothing.
     pub async fn check_volume_token(&self, id: &VolumeId, token: &str) -> Result<Option<Caller>, Fault> {
-        let right: bool = self.volume_token(id).as_bytes().ct_eq(token.as_bytes()).into();
-        if !right {
+        if !self.is_token(&Opens::Volume { volume: id }, token) {
             return Ok(None);
         }
         let project = self

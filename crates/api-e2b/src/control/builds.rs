@@ -8,7 +8,7 @@
 //! one that was going on when it stopped has to be asked for again, and finds its finished steps in the cache.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use atoll_sandboxes::{BuildEvent, BuildFrom, BuildStart, BuildTemplate, Caller, RegistryLogin};
 use atoll_types::{DiskBacking, Fault, MIB, ReadyCheck, Resources, StartCommand, Timestamp};
@@ -37,7 +37,6 @@ const READY_WITHIN_MILLIS: u64 = 10 * 60 * 1000;
 #[derive(Debug, Default)]
 pub(crate) struct Builds {
     all: Mutex<HashMap<String, Arc<Build>>>,
-    secret: OnceLock<[u8; 32]>,
     /// Each upload that is being received holds one.
     pub(crate) receiving: Receiving,
 }
@@ -52,16 +51,6 @@ impl Default for Receiving {
 }
 
 impl Builds {
-    /// What links for uploads are proved with.
-    pub(crate) fn secret(&self) -> &[u8; 32] {
-        self.secret.get_or_init(|| {
-            let mut secret = [0; 32];
-            // Without entropy there are no keys either, and nobody gets this far.
-            let _ = getrandom::fill(&mut secret);
-            secret
-        })
-    }
-
     fn all(&self) -> MutexGuard<'_, HashMap<String, Arc<Build>>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -8,8 +8,8 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path as FilePath, PathBuf};
 use std::time::Duration;
 
-use atoll_sandboxes::Caller;
-use atoll_types::{GIB, ProjectId};
+use atoll_sandboxes::{Caller, Opens};
+use atoll_types::GIB;
 use axum::body::Body;
 use axum::extract::{Json, Path, Request, State};
 use axum::http::request::Parts;
@@ -17,12 +17,11 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt as _;
 use serde_json::json;
-use sha2::{Digest as _, Sha256};
 use std::io::Write as _;
 
 use super::read::Query;
 use super::view;
-use crate::auth::{Auth, admit, same};
+use crate::auth::{Auth, admit};
 use crate::error::{Answer, Refusal};
 use crate::{App, Secured};
 
@@ -57,13 +56,6 @@ pub(crate) fn path_of(app: &App, caller: &Caller, hash: &str) -> Answer<PathBuf>
     Ok(dir.join(format!("{}-{hash}", caller.project)))
 }
 
-fn proof(app: &App, project: &str, hash: &str, until: i64) -> String {
-    let mut hasher = Sha256::new();
-    hasher.update(app.builds.secret());
-    hasher.update(format!("{project}\0{hash}\0{until}"));
-    hex::encode(hasher.finalize())
-}
-
 /// Tells whether the files are here, and where to put them.
 pub(crate) async fn link(
     State(app): State<App>,
@@ -74,7 +66,11 @@ pub(crate) async fn link(
     app.sandboxes.operators_only(&caller, super::templates::CHANGE)?;
     let present = asked_for(&path_of(&app, &caller, &hash)?);
     let until = view::now_seconds() + GOOD_FOR;
-    let proof = proof(&app, caller.project.as_str(), &hash, until);
+    let proof = app.sandboxes.token(&Opens::Upload {
+        project: caller.project.as_str(),
+        hash: &hash,
+        until,
+    });
     let id = percent_encoding::utf8_percent_encode(&id, percent_encoding::NON_ALPHANUMERIC);
     let url = format!(
         "{}/templates/{id}/files/{hash}?project={}&until={until}&proof={proof}",
@@ -147,14 +143,11 @@ pub(crate) async fn receive(
     let project = query.text("project").unwrap_or_default();
     let until = query.number("until")?.unwrap_or(0);
     let given = query.text("proof").unwrap_or_default();
-    if !same(&proof(&app, project, &hash, until), given) || until < view::now_seconds() {
+    let Some(project) = app.sandboxes.check_upload(project, &hash, until, given) else {
         return Err(Refusal::unauthorized(
             "this link is not good, or not any more; ask for a new one",
         ));
-    }
-    let project: ProjectId = project
-        .parse()
-        .map_err(|_| Refusal::unauthorized("this link names no project"))?;
+    };
     let Ok(_permit) = app.builds.receiving.0.try_acquire() else {
         return Err(Refusal::new(
             StatusCode::TOO_MANY_REQUESTS,

@@ -2,13 +2,12 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use atoll_sandboxes::Sandbox;
+use atoll_sandboxes::{Opens, Sandbox};
 use atoll_types::{MIB, SandboxState, SaveKind, TimeoutAction, Timestamp};
 use serde_json::{Value, json};
 
 use super::network;
 use crate::App;
-use crate::auth::traffic_token;
 use crate::extras::{Extras, LABEL};
 use crate::options::ENVD_VERSION;
 
@@ -56,13 +55,12 @@ pub(crate) fn created(app: &App, sandbox: &Sandbox) -> Value {
         view["alias"] = alias.into();
     }
     let extras = Extras::of(&sandbox.spec.labels).unwrap_or_default();
-    if let Some((_, token)) = app.sandboxes.tenant(&sandbox.id) {
-        if extras.private_ports {
-            view["trafficAccessToken"] = traffic_token(&token).into();
-        }
-        if !extras.open {
-            view["envdAccessToken"] = token.into();
-        }
+    let id = &sandbox.id;
+    if extras.private_ports {
+        view["trafficAccessToken"] = app.sandboxes.token(&Opens::Traffic { sandbox: id }).into();
+    }
+    if !extras.open {
+        view["envdAccessToken"] = app.sandboxes.token(&Opens::Agent { sandbox: id }).into();
     }
     view
 }
@@ -138,10 +136,9 @@ pub(crate) fn detail(app: &App, sandbox: &Sandbox) -> Value {
             SaveKind::Filesystem => "filesystem",
         });
     }
-    if !extras.open
-        && let Some((_, token)) = app.sandboxes.tenant(&sandbox.id)
-    {
-        view["envdAccessToken"] = token.into();
+    if !extras.open {
+        let opens = Opens::Agent { sandbox: &sandbox.id };
+        view["envdAccessToken"] = app.sandboxes.token(&opens).into();
     }
     view
 }

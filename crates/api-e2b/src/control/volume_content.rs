@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::App;
-use crate::auth::{admit, bearer};
+use crate::auth::{self, admit, bearer};
 use crate::control::read::{Query, Read};
 use crate::error::Refusal;
 
@@ -60,10 +60,10 @@ impl FromRequestParts<App> for Opened {
         let Path(text) = Path::<String>::from_request_parts(parts, &())
             .await
             .map_err(|error| Refusal::invalid(error.body_text()))?;
-        let closed = || Refusal::unauthorized("this token does not open that volume");
-        let token = bearer(&parts.headers).unwrap_or_default();
+        let token = bearer(&parts.headers).unwrap_or_default().trim();
+        let closed = || auth::refused("this does not open that volume, which its own token does", Some(token));
         let id: VolumeId = text.parse().map_err(|_| closed())?;
-        match app.sandboxes.check_volume_token(&id, token.trim()).await? {
+        match app.sandboxes.check_volume_token(&id, token).await? {
             Some(caller) => {
                 admit(&parts.extensions, &caller.project, None)?;
                 Ok(Self { caller, id })

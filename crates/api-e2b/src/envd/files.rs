@@ -12,8 +12,10 @@ use serde_json::{Value, json};
 
 use super::entries::{METADATA, file_name, metadata};
 use super::multipart::Parts;
-use super::{Call, admitted_to_file, content, file_refusal};
-use crate::auth::{self, Signed};
+use super::{Admitted, Call, admitted_to_file, content, file_refusal};
+use crate::App;
+use crate::auth::Signed;
+use crate::edge::Target;
 use crate::error::{Answer, Refusal};
 
 /// Keys of metadata and their values together.
@@ -65,7 +67,13 @@ impl FileQuery {
     }
 }
 
-pub(crate) async fn serve(mut call: Call, request: Request) -> Answer<Response> {
+/// `call` makes one of whoever acts.
+pub(crate) async fn serve(
+    call: impl FnOnce(Option<String>) -> Call,
+    app: &App,
+    target: &Target,
+    request: Request,
+) -> Answer<Response> {
     let query = FileQuery::of(&request)?;
     let writes = request.method() == Method::POST;
     if !writes && request.method() != Method::GET && request.method() != Method::HEAD {
@@ -74,16 +82,22 @@ pub(crate) async fn serve(mut call: Call, request: Request) -> Answer<Response> 
             "files are read with GET and written with POST",
         ));
     }
-    admitted_to_file(&call.target, &request, query.signed(writes))?;
+    let admitted = admitted_to_file(app, target, &request, query.signed(writes))?;
+    let call = call(acting(admitted, query.username.clone()));
     call.admit()?;
-    call.user = query
-        .username
-        .clone()
-        .filter(|user| !user.is_empty())
-        .or_else(|| auth::user(request.headers()));
     match writes {
         true => write(&call, query.path, request).await,
         false => read(&call, query.path.unwrap_or_default(), request.headers()).await,
+    }
+}
+
+/// Who acts: whom the query names, which a signature covers. Nothing else of a request has a say. A link that names nobody
+/// is the template's user's: whoever holds it does not own the sandbox.
+fn acting(admitted: Admitted, username: Option<String>) -> Option<String> {
+    let named = username.filter(|user| !user.is_empty());
+    match admitted {
+        Admitted::Owner => named,
+        Admitted::Link => Some(named.unwrap_or_default()),
     }
 }
 
@@ -261,4 +275,19 @@ fn attributes(headers: &HeaderMap) -> Answer<Vec<(String, Vec<u8>)>> {
         )));
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_acts_as_whom_it_was_signed_for() {
+        let named = |name: &str| Some(name.to_owned());
+        assert_eq!(acting(Admitted::Owner, None), None);
+        assert_eq!(acting(Admitted::Owner, named("user")), named("user"));
+        assert_eq!(acting(Admitted::Link, None), named(""), "the template's user, not the owner");
+        assert_eq!(acting(Admitted::Link, named("")), named(""));
+        assert_eq!(acting(Admitted::Link, named("root")), named("root"));
+    }
 }

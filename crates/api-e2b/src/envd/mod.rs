@@ -14,6 +14,7 @@ mod registry;
 mod watch;
 
 use atoll_front::{Refused, Visit};
+use atoll_sandboxes::Opens;
 use axum::body::Body;
 use axum::extract::{Json, Request};
 use axum::http::{HeaderValue, Method, StatusCode, header};
@@ -35,7 +36,8 @@ use files::FileQuery;
 pub(crate) struct Call {
     pub(crate) app: App,
     pub(crate) target: Target,
-    /// Who acts in the sandbox; `None`: the template's user.
+    /// Who acts in the sandbox, with the permissions that they have there. `None`: its owner, who may all, for the
+    /// template's user. Empty: the template's user.
     pub(crate) user: Option<String>,
     /// Who pays for what is received; nothing is before they are admitted.
     pub(crate) visit: Visit,
@@ -63,21 +65,24 @@ pub(crate) async fn serve(app: &App, target: &Target, request: Request) -> Respo
     let Some(visit) = request.extensions().get::<Visit>().cloned() else {
         return refused(&target.id, Refused::Unpaid.into());
     };
-    let call = Call {
+    let call = |user| Call {
         app: app.clone(),
         target: target.clone(),
-        user: auth::user(request.headers()),
+        user,
         visit,
     };
     let answered = match path.as_str() {
         "/health" => Ok(StatusCode::NO_CONTENT.into_response()),
-        // A link may be signed instead.
-        "/files" => files::serve(call, request).await,
-        _ => match admitted(target, &request) {
-            Ok(()) => match call.admit() {
-                Ok(()) => dispatch(call, &path, request).await,
-                Err(refusal) => Err(refusal),
-            },
+        // A link may be signed instead, which says who acts. No header does, here.
+        "/files" => files::serve(call, app, target, request).await,
+        _ => match admitted(app, target, &request) {
+            Ok(()) => {
+                let call = call(auth::user(request.headers()));
+                match call.admit() {
+                    Ok(()) => dispatch(call, &path, request).await,
+                    Err(refusal) => Err(refusal),
+                }
+            }
             Err(refusal) => Err(refusal),
         },
     };
@@ -88,7 +93,7 @@ pub(crate) async fn serve(app: &App, target: &Target, request: Request) -> Respo
 pub(crate) async fn serve_signed(app: &App, request: Request) -> Response {
     let found = FileQuery::of(&request).map(|query| {
         let signed = query.signed(request.method() != Method::GET);
-        let id = app.sandboxes.find_tenant(|token| signed.matches(token));
+        let id = app.sandboxes.find_by_agent_token(|token| signed.matches(token));
         (id, signed.signature.is_some())
     });
     match found {
@@ -104,36 +109,62 @@ pub(crate) async fn serve_signed(app: &App, request: Request) -> Response {
     }
 }
 
-/// The token that the caller shows.
-fn token(request: &Request) -> Option<&str> {
+/// What the caller shows.
+fn shown(request: &Request) -> Option<&str> {
     request
         .headers()
         .get("x-access-token")
         .and_then(|value| value.to_str().ok())
 }
 
-/// Whether the caller holds the sandbox's token, or needs none.
-fn admitted(target: &Target, request: &Request) -> Answer<()> {
-    match token(request) {
-        Some(given) if auth::same(given, &target.token) => Ok(()),
-        _ if target.extras.as_ref().is_some_and(|extras| extras.open) => Ok(()),
-        _ => Err(Refusal::unauthorized(
+/// Whether whoever knows its name may enter (`secure: false`).
+fn is_open(target: &Target) -> bool {
+    target.extras.as_ref().is_some_and(|extras| extras.open)
+}
+
+/// Whether the caller holds the agent's token, or needs none.
+fn admitted(app: &App, target: &Target, request: &Request) -> Answer<()> {
+    let opens = Opens::Agent { sandbox: &target.id };
+    match shown(request) {
+        Some(shown) if app.sandboxes.is_token(&opens, shown) => Ok(()),
+        _ if is_open(target) => Ok(()),
+        shown => Err(auth::refused(
             "unauthorized access, please provide a valid access token or method signing if supported",
+            shown,
         )),
     }
 }
 
-/// Whether the caller holds the sandbox's token, or a link signed with it.
-fn admitted_to_file(target: &Target, request: &Request, signed: Signed<'_>) -> Answer<()> {
-    if target.extras.as_ref().is_some_and(|extras| extras.open) {
-        return Ok(());
+/// As what a request for a file was let in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Admitted {
+    /// By the agent's token, or to a sandbox that needs none.
+    Owner,
+    /// By a link that was signed with it.
+    Link,
+}
+
+/// Whether the caller holds the agent's token, or a link signed with it.
+fn admitted_to_file(
+    app: &App,
+    target: &Target,
+    request: &Request,
+    signed: Signed<'_>,
+) -> Answer<Admitted> {
+    if is_open(target) {
+        return Ok(Admitted::Owner);
     }
-    match token(request) {
-        Some(given) if auth::same(given, &target.token) => Ok(()),
-        Some(_) => Err(Refusal::unauthorized(
+    let opens = Opens::Agent { sandbox: &target.id };
+    match shown(request) {
+        Some(shown) if app.sandboxes.is_token(&opens, shown) => Ok(Admitted::Owner),
+        Some(shown) => Err(auth::refused(
             "access token present in header but does not match",
+            Some(shown),
         )),
-        None => signed.check(&target.token, control::now_seconds()),
+        None => {
+            signed.check(&app.sandboxes.token(&opens), control::now_seconds())?;
+            Ok(Admitted::Link)
+        }
     }
 }
 

@@ -1,7 +1,8 @@
 //! Everything that streams do with files. All of it runs on the loop in small steps: no threads, nothing that waits.
 //!
-//! Operations run with the agent's privileges, inside the sandbox's own root: whoever may use the host's API owns the
-//! sandbox. What is created belongs to the request's user, or to the configured one.
+//! A request that names a user is done with that user's permissions ([`crate::acting`]). One that names nobody is the
+//! sandbox's owner's and is done with the agent's privileges, inside the sandbox's own root. What is created belongs to the
+//! request's user, or to the configured one.
 
 pub(crate) mod attributes;
 pub(crate) mod change;
@@ -60,8 +61,10 @@ impl Owner {
 }
 
 impl Place {
-    /// A relative path starts at the named user's home, or at the configured directory if nobody is named.
+    /// A relative path starts at the named user's home, or at the configured directory if nobody is named. An empty name is
+    /// the configured user's.
     pub(crate) fn new(path: &[u8], user: Option<&str>, config: &Configure) -> Outcome<Self> {
+        let user = user.filter(|user| !user.is_empty());
         let spec = user.unwrap_or(&config.user);
         let account = match spec {
             "" => None,

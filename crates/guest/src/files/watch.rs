@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 
 use atoll_guest_protocol::{Message, WatchEvent, WatchKind, encode};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
+use rustix::fs::{Access, AtFlags, CWD, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::failure::{Outcome, failure, from_io};
@@ -91,7 +91,10 @@ impl Watch {
         } else {
             WatchFlags::ONLYDIR | WatchFlags::DONT_FOLLOW
         };
-        let wd = inotify::add_watch(&self.inotify, self.absolute(&directory), mask | below)?;
+        let path = self.absolute(&directory);
+        // Linux asks this itself; gVisor lets anybody watch what they can get to.
+        rustix::fs::accessat(CWD, &path, Access::READ_OK, AtFlags::EACCESS)?;
+        let wd = inotify::add_watch(&self.inotify, path, mask | below)?;
         self.watches.insert(wd, directory);
         Ok(())
     }

@@ -157,6 +157,7 @@ fn appending_creating_and_ownership() {
     assert_eq!(get(&mut guest, "log").expect("read"), b"one\ntwo\n");
     let exists = write(&mut guest, write_request(path, WriteMode::CreateNew), b"");
     assert_eq!(exists.expect_err("exists").kind, FailureKind::AlreadyExists);
+    for_everybody(&mut guest);
     let path = guest.path("new/of/nobody");
     let request = WriteFile {
         user: Some("nobody".to_owned()),
@@ -170,6 +171,135 @@ fn appending_creating_and_ownership() {
     );
     let path = guest.path("new");
     assert_eq!(stat(&mut guest, path).expect("there").uid, 65534);
+}
+
+/// Lets every user make things where the test's files are.
+fn for_everybody(guest: &mut Guest) {
+    guest.run(&format!("chmod 777 {}", guest.home()));
+}
+
+/// Whoever is named acts, with what the kernel lets them do; whoever is not is the owner.
+#[test]
+fn a_named_user_may_what_they_may() {
+    let mut guest = Guest::start();
+    for_everybody(&mut guest);
+    put(&mut guest, "closed/secret", b"s");
+    put(&mut guest, "open", b"o");
+    guest.run(&format!(
+        "cd {}; chmod 700 closed; chmod 644 open; ln -s closed/secret link; chown nobody:nogroup link -h; \
+         mkdir theirs; chown nobody theirs; echo 1 > shared; chown root:7 shared; chmod 660 shared",
+        guest.home()
+    ));
+    let nobody = || Some("nobody".to_owned());
+    let denied = |outcome: Result<(), atoll_guest_protocol::Failure>, what: &str| {
+        let kind = outcome.expect_err(what).kind;
+        assert_eq!(kind, FailureKind::PermissionDenied, "{what}");
+    };
+    let reading = |guest: &mut Guest, name: &str, user: Option<String>| {
+        let path = guest.path(name);
+        let stream = guest.open(&Request::ReadFile {
+            path,
+            user,
+            offset: 0,
+            length: None,
+        });
+        collect(guest, stream)
+    };
+    for name in ["closed/secret", "link", "shared"] {
+        denied(reading(&mut guest, name, nobody()).map(drop), name);
+        reading(&mut guest, name, None).expect("the owner reads all");
+        reading(&mut guest, name, Some("root".to_owned())).expect("root reads all");
+    }
+    assert_eq!(
+        reading(&mut guest, "shared", Some("nobody:7".to_owned())).expect("by group"),
+        b"1\n"
+    );
+    assert_eq!(reading(&mut guest, "open", nobody()).expect("others may"), b"o");
+    for mode in [WriteMode::Append, WriteMode::InPlace] {
+        for name in ["open", "closed/new", "link"] {
+            let request = WriteFile {
+                user: nobody(),
+                ..write_request(guest.path(name), mode)
+            };
+            denied(write(&mut guest, request, b"x").map(drop), name);
+        }
+    }
+    let (open, closed, new) = (guest.path("open"), guest.path("closed"), guest.path("closed/new"));
+    let user = nobody();
+    for request in [
+        Request::Stat {
+            path: guest.path("closed/secret"),
+            user: user.clone(),
+        },
+        Request::MakeDir {
+            path: new.clone(),
+            user: user.clone(),
+            mode: 0o755,
+        },
+        Request::Symlink {
+            path: new.clone(),
+            target: b"x".to_vec(),
+            user: user.clone(),
+        },
+        Request::Rename {
+            from: guest.path("closed/secret"),
+            to: guest.path("theirs/s"),
+            user: user.clone(),
+        },
+        Request::Remove {
+            path: guest.path("closed/secret"),
+            user: user.clone(),
+            recursive: false,
+        },
+        Request::SetMode {
+            path: open.clone(),
+            user: user.clone(),
+            mode: 0o777,
+        },
+        Request::SetOwner {
+            path: open.clone(),
+            user: user.clone(),
+            owner: "nobody".to_owned(),
+        },
+        Request::List {
+            path: closed.clone(),
+            user: user.clone(),
+            depth: 1,
+        },
+        Request::Watch {
+            path: closed.clone(),
+            user: user.clone(),
+            recursive: false,
+        },
+        Request::TarOut {
+            path: closed.clone(),
+            user: user.clone(),
+            one_file_system: false,
+        },
+        Request::SetAttributes {
+            path: open,
+            user: user.clone(),
+            prefix: "user.a.".to_owned(),
+            attributes: vec![("x".to_owned(), b"1".to_vec())],
+        },
+    ] {
+        let stream = guest.open(&request);
+        denied(collect(&mut guest, stream).map(drop), &format!("{request:?}"));
+    }
+    let archive = tar_out(&mut guest, "closed");
+    denied(
+        tar_in(&mut guest, "closed/copy", &archive, Some("nobody")),
+        "an archive",
+    );
+    // And what is theirs is theirs, from the first byte to the rename at the end.
+    let request = WriteFile {
+        user,
+        ..write_request(guest.path("theirs/file"), WriteMode::Replace)
+    };
+    assert_eq!(write(&mut guest, request, b"x").expect("written").uid, 65534);
+    // The agent is itself again.
+    assert_eq!(get(&mut guest, "closed/secret").expect("read"), b"s");
+    assert_eq!(guest.run("id -u; id -g").stdout, b"0\n0\n");
 }
 
 #[test]
@@ -290,6 +420,7 @@ fn listing_ten_thousand_files_and_odd_names() {
 #[test]
 fn small_changes() {
     let mut guest = Guest::start();
+    for_everybody(&mut guest);
     let path = guest.path("a/b/c");
     let make = Request::MakeDir {
         path: path.clone(),
@@ -461,6 +592,7 @@ fn a_tree_survives_tar_out_and_in() {
         (&b"8\n"[..], &b""[..])
     );
 
+    for_everybody(&mut guest);
     assert_eq!(tar_in(&mut guest, "copy", &archive, Some("nobody")), Ok(()));
     let same = guest.run(&format!(
         "cd {0}; rm tree/fifo; diff -r --no-dereference tree copy/tree; stat -c '%a %Y %u' copy/tree/a",

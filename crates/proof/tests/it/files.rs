@@ -15,6 +15,7 @@ on_every_tier!(
     paths_are_resolved_as_inside,
     what_goes_wrong_is_said,
     content_and_commands_see_the_same_files,
+    a_named_user_may_what_they_may,
 );
 
 fn names(entries: &[Value]) -> BTreeSet<String> {
@@ -376,4 +377,73 @@ async fn content_and_commands_see_the_same_files(server: &Server) {
         !process.is_empty(),
         "files in /proc do not know their size, and are read all the same"
     );
+}
+
+/// Whoever a call names acts, with the permissions that they have inside; whoever names nobody owns the sandbox.
+async fn a_named_user_may_what_they_may(server: &Server) {
+    let sandbox = server.sandbox().await;
+    let name = sandbox.sh("id -un").await.ok();
+    let user = name.trim();
+    assert_ne!(user, "root", "the template has a user of its own");
+    let root = [("user", "root")];
+    sandbox
+        .files_put("/content", "/srv/closed/secret", &root, b"s".to_vec())
+        .await
+        .ok();
+    for body in [
+        json!({"path": "/srv/closed", "mode": "0700", "user": "root"}),
+        json!({"path": "/srv/closed/secret", "mode": "0600", "user": "root"}),
+    ] {
+        sandbox.files_post("/chmod", &body).await.expect(200);
+    }
+    sandbox
+        .sh("ln -s /srv/closed/secret ~/way; mkdir ~/own")
+        .await
+        .ok();
+    let theirs = [("user", user)];
+    for (route, path) in [
+        ("/content", "/srv/closed/secret"),
+        ("/content", "way"),
+        ("/stat", "/srv/closed/secret"),
+        ("", "/srv/closed"),
+        ("/watch", "/srv/closed"),
+        ("/tar", "/srv/closed"),
+    ] {
+        let answer = sandbox.files_get(route, path, &theirs).await;
+        answer.refused(403, "permission_denied_in_sandbox");
+    }
+    for path in ["/srv/closed/new", "/srv/new", "way", "/etc/passwd"] {
+        let answer = sandbox.files_put("/content", path, &theirs, b"x".to_vec()).await;
+        answer.refused(403, "permission_denied_in_sandbox");
+    }
+    for (route, body) in [
+        ("/mkdir", json!({"path": "/srv/closed/new"})),
+        ("/rename", json!({"path": "/srv/closed/secret", "to": "own/s"})),
+        ("/remove", json!({"path": "/srv/closed", "recursive": true})),
+        ("/chmod", json!({"path": "/srv/closed", "mode": "0777"})),
+        ("/chown", json!({"path": "/srv/closed", "owner": user})),
+        ("/symlink", json!({"path": "/srv/closed/new", "target": "x"})),
+    ] {
+        let mut body = body;
+        body["user"] = json!(user);
+        let answer = sandbox.files_post(route, &body).await;
+        answer.refused(403, "permission_denied_in_sandbox");
+    }
+    // What is theirs they change, and it stays theirs.
+    let made = sandbox
+        .files_put("/content", "own/file", &theirs, b"x".to_vec())
+        .await
+        .ok();
+    assert_eq!(made["owner"], json!(user));
+    // Nobody named: the owner of the sandbox, to whom the agent listens as before.
+    assert_eq!(sandbox.read("/srv/closed/secret").await, b"s");
+    sandbox.write("/srv/closed/new", b"n").await;
+    assert_eq!(sandbox.root_sh("id -u").await.ok(), "0\n");
+    // An empty name is the template's user, not root.
+    sandbox
+        .files_get("/content", "/srv/closed/secret", &[("user", "")])
+        .await
+        .refused(403, "permission_denied_in_sandbox");
+    let ran = sandbox.run_with(json!({"argv": ["id", "-un"], "user": ""})).await;
+    assert_eq!(ran.ok(), name);
 }

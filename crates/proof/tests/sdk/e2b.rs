@@ -14,6 +14,7 @@ on_every_tier!(with atoll_proof::Options::default().own_templates();
     the_command_line_works_unchanged,
     an_agent_of_langchain_works_in_a_sandbox,
     what_opens_one_sandbox_opens_no_other,
+    a_link_acts_as_whom_it_was_signed_for,
     a_volume_opens_to_its_token_only,
     frames_that_lie_are_refused,
 );
@@ -269,6 +270,90 @@ async fn what_opens_one_sandbox_opens_no_other(server: &Server) {
     for id in [text(&mine, "sandboxID"), your_id] {
         client.delete(&format!("/sandboxes/{id}")).await.expect(204);
     }
+}
+
+/// Who a file operation acts as is what the query says, which a signature covers; never a header. Whoever is named has the
+/// permissions that they have inside.
+async fn a_link_acts_as_whom_it_was_signed_for(server: &Server) {
+    let client = server.client();
+    let body = json!({"templateID": "base", "timeout": 120});
+    let made = client.post("/v2/sandboxes", &body).await.expect(201).json();
+    let (id, token) = (
+        made["sandboxID"].as_str().unwrap(),
+        made["envdAccessToken"].as_str().unwrap(),
+    );
+    let ask = async |method: &str, path: &str, headers: &[(&str, &str)]| {
+        let mut request = to_envd(server, method, path, id);
+        if method == "POST" {
+            request = request
+                .header("content-type", "application/octet-stream")
+                .body("x");
+        }
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        client.send(request).await
+    };
+    let owner = [("x-access-token", token)];
+    // `Basic root:`
+    let as_root = ("authorization", "Basic cm9vdDo=");
+    // One name in two homes, and what is root's alone.
+    for path in [
+        "/files?path=/root/note&username=root",
+        "/files?path=/root/secret&username=root",
+    ] {
+        ask("POST", path, &owner).await.expect(200);
+    }
+    ask("POST", "/files?path=/home/user/note", &owner)
+        .await
+        .expect(200);
+    let sandbox = atoll_proof::Sandbox::of(client, &json!({"id": format!("sbx_{id}")}));
+    sandbox
+        .root_sh("chmod 700 /root; echo root > /root/note; chmod 600 /root/*")
+        .await
+        .ok();
+    sandbox
+        .sh("echo user > ~/note; ln -s /root/secret ~/way; id -un")
+        .await
+        .ok();
+
+    let link = |path: &str, operation: &str, user: &str| {
+        let signature = signed(&format!("{path}:{operation}:{user}:{token}"));
+        let user = match user {
+            "" => String::new(),
+            user => format!("&username={user}"),
+        };
+        format!("/files?path={path}{user}&signature={signature}")
+    };
+    let note = link("note", "read", "");
+    for headers in [&[][..], &[as_root]] {
+        assert_eq!(ask("GET", &note, headers).await.expect(200).text(), "user\n");
+        let by_token = [&[("x-access-token", token)][..], headers].concat();
+        let read = ask("GET", "/files?path=note", &by_token).await.expect(200);
+        assert_eq!(read.text(), "user\n", "no header has a say");
+        for closed in ["/root/secret", "way"] {
+            for user in ["", "user"] {
+                ask("GET", &link(closed, "read", user), headers).await.expect(403);
+                ask("POST", &link(closed, "write", user), headers)
+                    .await
+                    .expect(403);
+            }
+            let named = format!("/files?path={closed}&username=user");
+            ask("GET", &named, &by_token).await.expect(403);
+            ask("POST", &named, &by_token).await.expect(403);
+        }
+    }
+    // Those who were named by who signed get what is theirs; and a name that was not signed is none.
+    let roots = link("note", "read", "root");
+    assert_eq!(ask("GET", &roots, &[]).await.expect(200).text(), "root\n");
+    let forged = format!("{note}&username=root");
+    ask("GET", &forged, &[]).await.expect(401);
+    // The owner, who names nobody, may all, as at E2B.
+    ask("GET", "/files?path=/root/secret", &owner).await.expect(200);
+    ask("POST", "/files?path=/app/state.json", &owner)
+        .await
+        .expect(200);
+    client.delete(&format!("/sandboxes/{id}")).await.expect(204);
 }
 
 /// As E2B's clients sign, percent-encoded.

@@ -184,7 +184,7 @@ impl Sandboxes {
     /// What clients of models look for in their environment: where to go, and a token that is this sandbox's alone. What
     /// the sandbox was created with wins.
     fn model_variables(&self, row: &SandboxRow, host: &str) -> Vec<(String, String)> {
-        let token = self.model_token(&row.id);
+        let token = self.token(&crate::Opens::Models { sandbox: &row.id });
         let variables = [
             ("OPENAI_BASE_URL", format!("http://{host}/v1")),
             ("OPENAI_API_KEY", token.clone()),

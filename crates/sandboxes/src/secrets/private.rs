@@ -7,7 +7,6 @@
 //! - One that a request still holds, or a sandbox uses, running or at rest, is never collected.
 
 use atoll_types::{Fault, ProjectId, SecretBinding, SecretUse};
-use sha2::{Digest as _, Sha256};
 use zeroize::Zeroizing;
 
 use crate::faults::from_store;
@@ -93,18 +92,9 @@ impl Sandboxes {
         binding: &SecretBinding,
     ) -> Result<String, Fault> {
         let place = serde_json::to_vec(binding).map_err(|error| Fault::internal(error.to_string()))?;
-        let mut hash = Sha256::new();
-        for part in [
-            &b"private secret"[..],
-            self.access_secret(),
-            project.as_str().as_bytes(),
-            &place,
-            value,
-        ] {
-            hash.update((part.len() as u64).to_le_bytes());
-            hash.update(part);
-        }
-        Ok(format!("{PREFIX}{}", hex::encode(&hash.finalize()[..20])))
+        let parts = [project.as_str().as_bytes(), &place, value];
+        let tag = self.inner.token_secret.tag("name of a private secret", &parts);
+        Ok(format!("{PREFIX}{}", hex::encode(tag)))
     }
 
     /// Deletes those that nothing uses.
