@@ -1,9 +1,9 @@
 //! The AI SDK's gateway protocol: calls, the catalogue, credits, one call looked up, and reports.
 
 use atoll_dialects::Dialect;
-use atoll_models::ModelView;
+use atoll_models::{ModelView, Who};
 use atoll_store::{SpendBy, SpendQuery};
-use atoll_types::{BudgetScope, Fault, ModelCallId, Timestamp, Usd};
+use atoll_types::{BudgetScope, Fault, KeyId, ModelCallId, SandboxId, Timestamp, Usd};
 use axum::extract::{Query, Request, State};
 use axum::http::{HeaderMap, Uri};
 use axum::response::{IntoResponse, Response};
@@ -34,14 +34,22 @@ pub(crate) async fn embedding_model(State(app): State<App>, request: Request) ->
     serve(&app, WIRE, Dialect::AiSdkEmbeddings, request, model, Some(false)).await
 }
 
+/// Who asks for something that is no call, which counts against a key's rate all the same.
+async fn who(app: &App, headers: &HeaderMap) -> Result<Who, Failure> {
+    let who = auth::who(app, headers)
+        .await
+        .map_err(|refusal| WIRE.refuse(refusal))?;
+    let taken = app.models.take_rate(&who, 0);
+    taken.map_err(|refusal| WIRE.refuse(refusal))?;
+    Ok(who)
+}
+
 pub(crate) async fn config(
     State(app): State<App>,
     uri: Uri,
     headers: HeaderMap,
 ) -> Result<Response, Failure> {
-    let who = auth::who(&app, &headers)
-        .await
-        .map_err(|refusal| WIRE.refuse(refusal))?;
+    let who = who(&app, &headers).await?;
     // Each version of the client insists on its own.
     let version = if uri.path().starts_with("/v3/") {
         "v3"
@@ -86,21 +94,29 @@ fn entry(view: &ModelView, version: &str) -> Value {
     entry
 }
 
-/// What is left of the tightest budget of the project, and what was ever spent.
+/// What is left of the tightest budget, and what was ever spent: of the project, for its own keys; of themselves alone for
+/// sandboxes and for holders of virtual keys.
 pub(crate) async fn credits(State(app): State<App>, headers: HeaderMap) -> Result<Response, Failure> {
-    let who = auth::who(&app, &headers)
-        .await
-        .map_err(|refusal| WIRE.refuse(refusal))?;
+    let who = who(&app, &headers).await?;
     let project = &who.spender.project;
+    let (sandbox, key) = only(&who);
+    let (scope, own) = match (&sandbox, &key) {
+        (Some(sandbox), _) => (BudgetScope::Sandbox, sandbox.as_str()),
+        (None, Some(key)) => (BudgetScope::Key, key.as_str()),
+        (None, None) => (BudgetScope::Project, project.as_str()),
+    };
     let left = app
         .models
         .list_budgets(project)
         .into_iter()
-        .filter(|budget| budget.scope == BudgetScope::Project)
+        .filter(|budget| {
+            budget.scope == scope && budget.subject.as_deref().is_none_or(|subject| subject == own)
+        })
         .map(|budget| {
             let used: Usd = budget
                 .standing
                 .iter()
+                .filter(|standing| standing.subject == own)
                 .map(|standing| standing.spent + standing.reserved)
                 .sum();
             budget.limit.minus(used).max(Usd::ZERO)
@@ -113,7 +129,8 @@ pub(crate) async fn credits(State(app): State<App>, headers: HeaderMap) -> Resul
         by: SpendBy::Total,
         model: None,
         provider: None,
-        sandbox: who.spender.sandbox.clone(),
+        sandbox,
+        key,
         user: None,
     };
     let spent = app
@@ -128,6 +145,12 @@ pub(crate) async fn credits(State(app): State<App>, headers: HeaderMap) -> Resul
     )
 }
 
+/// Whose calls a caller may know of, if not all of the project's: a sandbox its own, a virtual key those made with it.
+fn only(who: &Who) -> (Option<SandboxId>, Option<KeyId>) {
+    let key = who.key.as_ref().map(|key| key.row.id.clone());
+    (who.spender.sandbox.clone(), key)
+}
+
 #[derive(Debug, Deserialize)]
 pub(crate) struct GenerationQuery {
     id: String,
@@ -138,9 +161,7 @@ pub(crate) async fn generation(
     headers: HeaderMap,
     query: Result<Query<GenerationQuery>, axum::extract::rejection::QueryRejection>,
 ) -> Result<Response, Failure> {
-    let who = auth::who(&app, &headers)
-        .await
-        .map_err(|refusal| WIRE.refuse(refusal))?;
+    let who = who(&app, &headers).await?;
     let Ok(Query(query)) = query else {
         return Err(WIRE.refuse(Fault::invalid("id_missing", "`id` names the generation")));
     };
@@ -152,8 +173,10 @@ pub(crate) async fn generation(
         .model_call(&who.spender.project, &id)
         .await
         .map_err(|fault| WIRE.refuse(fault))?;
-    if who.spender.sandbox.is_some() && who.spender.sandbox != row.sandbox {
-        // What others asked is not for sandboxes to know, nor that they did.
+    let (sandbox, key) = only(&who);
+    let is_others = (sandbox.is_some() && sandbox != row.sandbox) || (key.is_some() && key != row.key);
+    if is_others {
+        // What others asked is not for them to know, nor that they did.
         let fault = Fault::not_found("call_not_found", format!("there is no model call {id}"));
         return Err(WIRE.refuse(fault));
     }
@@ -205,9 +228,7 @@ pub(crate) async fn report(
     headers: HeaderMap,
     query: Result<Query<ReportQuery>, axum::extract::rejection::QueryRejection>,
 ) -> Result<Response, Failure> {
-    let who = auth::who(&app, &headers)
-        .await
-        .map_err(|refusal| WIRE.refuse(refusal))?;
+    let who = who(&app, &headers).await?;
     let Ok(Query(query)) = query else {
         return Err(WIRE.refuse(Fault::invalid(
             "dates_missing",
@@ -241,6 +262,7 @@ pub(crate) async fn report(
         );
         parsed.map(|at| at.as_millisecond()).map_err(|_| WIRE.refuse(bad))
     };
+    let (sandbox, key) = only(&who);
     let asked = SpendQuery {
         project: who.spender.project.clone(),
         from: Timestamp(date(&query.start_date)?),
@@ -248,7 +270,8 @@ pub(crate) async fn report(
         by,
         model: query.model,
         provider: query.provider,
-        sandbox: who.spender.sandbox.clone(),
+        sandbox,
+        key,
         user: query.user_id,
     };
     let rows = app

@@ -60,6 +60,8 @@ async fn allowed(app: &App, headers: &HeaderMap, wire: Wire) -> Result<Vec<Model
     let who = auth::who(app, headers)
         .await
         .map_err(|refusal| wire.refuse(refusal))?;
+    let taken = app.models.take_rate(&who, 0);
+    taken.map_err(|refusal| wire.refuse(refusal))?;
     Ok(app.models.models_for(&who))
 }
 

@@ -60,6 +60,15 @@ pub(crate) async fn open(
     })
 }
 
+/// What nobody reaches by way of this server but its operator.
+pub(crate) fn floor(config: &NetworkConfig) -> Result<Floor> {
+    Floor::new(&FloorConfig {
+        allow_private: config.allow_private.clone(),
+        deny: config.deny.clone(),
+    })
+    .doing("the configuration of the network is not right")
+}
+
 async fn way_out(
     config: &NetworkConfig,
     data: &Path,
@@ -69,11 +78,7 @@ async fn way_out(
     service: Option<Service>,
 ) -> Result<std::result::Result<WayOut, String>> {
     let models = service.as_ref().map(|service| service.name.as_str().to_owned());
-    let floor = Floor::new(&FloorConfig {
-        allow_private: config.allow_private.clone(),
-        deny: config.deny.clone(),
-    })
-    .doing("the configuration of the network is not right")?;
+    let floor = floor(config)?;
     if !config.enabled {
         return Ok(Err("it is switched off in the configuration".into()));
     }

@@ -145,6 +145,8 @@ impl Server {
         .await?;
         let model_settings = atoll_models::Settings {
             timeouts: config.model_timeouts,
+            operator: sandboxes.default_project().clone(),
+            floor: outside::floor(&config.network)?,
             keep_bodies: config.keep_model_bodies,
             now: atoll_sandboxes::wall_clock,
         };

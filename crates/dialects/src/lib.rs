@@ -19,6 +19,7 @@
 pub mod ai_sdk;
 pub mod chat;
 pub mod converse;
+mod demand;
 pub mod embeddings;
 pub mod event_stream;
 #[cfg(test)]
@@ -29,11 +30,14 @@ pub mod messages;
 mod peek;
 pub mod responses;
 pub mod screen;
+pub mod scripted;
 pub mod sse;
 mod talk;
+mod tree;
 mod usage;
 mod watch;
 
+pub use demand::{Demand, Unpriced};
 pub use peek::{Peek, PeekError, Rewrite};
 pub use talk::{
     Answer, Ask, Cache, Effort, Event, Finish, Format, Opening, Part, Role, Schema, Source, Stamp, TextPart,

@@ -1,6 +1,5 @@
 //! The few fields of a request that a gateway has to know, found in the raw bytes, and changes that touch nothing else.
 
-use std::borrow::Cow;
 use std::ops::Range;
 
 use bytes::Bytes;
@@ -8,14 +7,15 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use crate::Dialect;
+use crate::demand::{self, Demand};
+use crate::tree::{Fields, Node};
+
 /// What every wire's request says somewhere at its top.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Peek {
     pub model: Option<String>,
     pub stream: bool,
-    pub max_output: Option<u64>,
-    /// How many answers are wanted at once, each as long as that.
-    pub choices: u64,
     /// Other prices are to be paid for another speed.
     pub service_tier: Option<String>,
     /// A Chat Completions client asked to be told the usage at the end of the stream.
@@ -26,11 +26,13 @@ pub struct Peek {
     pub provider: Option<Value>,
     /// `models`: fallbacks in OpenRouter's spelling.
     pub models: Vec<String>,
+    /// What it may cost.
+    pub demand: Demand,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the body is not a JSON object as this route expects it: {0}")]
-pub struct PeekError(String);
+pub struct PeekError(pub(crate) String);
 
 /// Changes to a body that goes on as it came otherwise.
 #[derive(Debug, Clone, Copy, Default)]
@@ -38,74 +40,76 @@ pub struct Rewrite<'a> {
     pub model: Option<&'a str>,
     /// Chat Completions: have the stream end with the usage.
     pub ask_usage: bool,
+    /// A field and its value that limit the answer, where the request does not.
+    pub limit: Option<(&'static str, u64)>,
     /// Take out what was said to the gateway alone.
     pub strip: bool,
 }
 
-#[derive(Deserialize)]
-struct Top<'a> {
-    #[serde(borrow)]
-    model: Option<Cow<'a, str>>,
-    stream: Option<bool>,
-    max_tokens: Option<u64>,
-    max_completion_tokens: Option<u64>,
-    max_output_tokens: Option<u64>,
-    #[serde(rename = "maxOutputTokens")]
-    camel_max: Option<u64>,
-    n: Option<u64>,
-    service_tier: Option<String>,
-    stream_options: Option<StreamOptions>,
-    #[serde(rename = "providerOptions")]
-    provider_options: Option<ProviderOptions>,
-    provider: Option<Value>,
-    models: Option<Vec<String>>,
-}
-
-#[derive(Deserialize)]
-struct StreamOptions {
-    include_usage: Option<bool>,
-}
-
-#[derive(Deserialize)]
-struct ProviderOptions {
-    gateway: Option<Value>,
-}
-
-/// The same fields as spans of the body.
+/// Fields as spans of the body. One that is `null` is there all the same: a second one beside it would be a trap.
 #[derive(Deserialize)]
 struct Spans<'a> {
-    #[serde(borrow)]
+    #[serde(borrow, default, deserialize_with = "present")]
     model: Option<&'a RawValue>,
-    #[serde(borrow)]
+    #[serde(borrow, default, deserialize_with = "present")]
     stream_options: Option<&'a RawValue>,
-    #[serde(borrow, rename = "providerOptions")]
+    #[serde(borrow, default, deserialize_with = "present")]
+    max_tokens: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "present")]
+    max_output_tokens: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "present", rename = "providerOptions")]
     provider_options: Option<&'a RawValue>,
-    #[serde(borrow)]
+    #[serde(borrow, default, deserialize_with = "present")]
     provider: Option<&'a RawValue>,
-    #[serde(borrow)]
+    #[serde(borrow, default, deserialize_with = "present")]
     models: Option<&'a RawValue>,
 }
 
+fn present<'de: 'a, 'a, D: serde::Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<&'a RawValue>, D::Error> {
+    <&RawValue>::deserialize(deserializer).map(Some)
+}
+
 impl Peek {
-    pub fn at(body: &[u8]) -> Result<Self, PeekError> {
-        let top: Top<'_> = serde_json::from_slice(body).map_err(|error| PeekError(error.to_string()))?;
+    /// Looks at a body, and refuses one that others may read differently.
+    pub fn at(dialect: Dialect, body: &[u8]) -> Result<Self, PeekError> {
+        let fields = Fields::parse(body)?;
+        let known: Vec<&str> = demand::known(dialect).collect();
+        fields.refuse_other_spellings(&known)?;
+        let text = |name: &str| match fields.get(name) {
+            None => Ok(None),
+            Some(Node::Text(text)) => Ok(Some(text.start.clone().into_owned())),
+            Some(_) => Err(PeekError(format!("`{name}` is not a string"))),
+        };
+        let wants_usage = match fields.get("stream_options") {
+            None => false,
+            Some(Node::Object(options)) => options.flag("include_usage")?.unwrap_or(false),
+            Some(_) => return Err(PeekError("`stream_options` is not an object".into())),
+        };
+        let models = match fields.get("models") {
+            None => Vec::new(),
+            Some(Node::List(names)) => names
+                .iter()
+                .map(|name| match name {
+                    Node::Text(text) => Ok(text.start.clone().into_owned()),
+                    _ => Err(PeekError("`models` is not a list of names".into())),
+                })
+                .collect::<Result<_, _>>()?,
+            Some(_) => return Err(PeekError("`models` is not a list of names".into())),
+        };
+        let options = fields.object("providerOptions");
         Ok(Self {
-            model: top.model.map(Cow::into_owned),
-            stream: top.stream.unwrap_or(false),
-            max_output: top
-                .max_completion_tokens
-                .or(top.max_tokens)
-                .or(top.max_output_tokens)
-                .or(top.camel_max),
-            choices: top.n.unwrap_or(1).max(1),
-            service_tier: top.service_tier,
-            wants_usage: top
-                .stream_options
-                .and_then(|options| options.include_usage)
-                .unwrap_or(false),
-            gateway: top.provider_options.and_then(|options| options.gateway),
-            provider: top.provider,
-            models: top.models.unwrap_or_default(),
+            model: text("model")?,
+            stream: fields.flag("stream")?.unwrap_or(false),
+            service_tier: text("service_tier")?,
+            wants_usage,
+            gateway: options
+                .and_then(|options| options.get("gateway"))
+                .map(Node::to_value),
+            provider: fields.get("provider").map(Node::to_value),
+            models,
+            demand: Demand::of(dialect, &fields, body.len())?,
         })
     }
 }
@@ -116,6 +120,8 @@ impl Rewrite<'_> {
         let body = if self.strip { &strip(body)? } else { body };
         let spans: Spans<'_> = serde_json::from_slice(body).map_err(|error| PeekError(error.to_string()))?;
         let mut edits: Vec<(Range<usize>, Vec<u8>)> = Vec::new();
+        // Right behind the brace that opens the object; a request has other fields, so a comma follows.
+        let front = body.iter().position(|byte| *byte == b'{').map_or(0, |at| at + 1);
         if let (Some(model), Some(raw)) = (self.model, spans.model) {
             let text = Value::from(model).to_string();
             if raw.get() != text {
@@ -133,10 +139,22 @@ impl Rewrite<'_> {
                     }
                 }
                 None => {
-                    // Right behind the brace that opens the object; a request has other fields, so a comma follows.
-                    let at = body.iter().position(|byte| *byte == b'{').map_or(0, |at| at + 1);
-                    edits.push((at..at, br#""stream_options":{"include_usage":true},"#.to_vec()));
+                    edits.push((
+                        front..front,
+                        br#""stream_options":{"include_usage":true},"#.to_vec(),
+                    ));
                 }
+            }
+        }
+        if let Some((name, most)) = self.limit {
+            let there = match name {
+                "max_tokens" => spans.max_tokens,
+                "max_output_tokens" => spans.max_output_tokens,
+                _ => return Err(PeekError(format!("`{name}` limits nothing"))),
+            };
+            match there {
+                Some(raw) => edits.push((span(body, raw), most.to_string().into_bytes())),
+                None => edits.push((front..front, format!("\"{name}\":{most},").into_bytes())),
             }
         }
         if edits.is_empty() {
@@ -246,6 +264,17 @@ mod tests {
             rewrite(r#"{"a":1,"stream_options":{"include_usage":false,"z":2}}"#, usage),
             r#"{"a":1,"stream_options":{"include_usage":true,"z":2}}"#
         );
+        // A second one would stand beside the first, and a provider would mind the last.
+        assert_eq!(
+            rewrite(
+                r#"{"a":1,"stream_options":null,"max_tokens":null}"#,
+                Rewrite {
+                    limit: Some(("max_tokens", 9)),
+                    ..usage
+                }
+            ),
+            r#"{"a":1,"stream_options":{"include_usage":true},"max_tokens":9}"#
+        );
     }
 
     #[test]
@@ -280,7 +309,7 @@ mod tests {
             r#"{"model":"a","model":"b"}"#,
             r#"{"stream":"yes"}"#,
         ] {
-            assert!(Peek::at(body.as_bytes()).is_err(), "{body}");
+            assert!(Peek::at(Dialect::Chat, body.as_bytes()).is_err(), "{body}");
         }
     }
 
@@ -291,9 +320,10 @@ mod tests {
             parts.insert(at.min(parts.len()), r#""model":"x""#.into());
             parts.insert(at.min(parts.len()), r#""providerOptions" :{"gateway":{"a":[1]}}"#.into());
             let body = format!("{{{}}}", parts.join(" , "));
-            let written = rewrite(&body, Rewrite { model: Some("y"), ask_usage: true, strip: true });
+            let written = rewrite(&body, Rewrite { model: Some("y"), ask_usage: true, limit: Some(("max_tokens", 5)), strip: true });
             let value: Value = serde_json::from_str(&written).unwrap();
             prop_assert_eq!(value["model"].as_str(), Some("y"));
+            prop_assert_eq!(value["max_tokens"].as_i64(), Some(5));
             prop_assert!(value.get("providerOptions").is_none());
             for (name, number) in &fields {
                 prop_assert_eq!(value[name].as_i64(), Some(i64::from(*number)));

@@ -3,6 +3,9 @@
 use atoll_types::ModelUsage;
 use serde_json::{Value, json};
 
+/// No call uses more; whoever claims it would make sums overflow.
+const MOST: u64 = 1_000_000_000_000;
+
 fn at(value: &Value, path: &[&str]) -> u64 {
     let mut value = value;
     for name in path {
@@ -16,6 +19,7 @@ fn at(value: &Value, path: &[&str]) -> u64 {
         .as_u64()
         .or_else(|| value.as_f64().map(|number| number.max(0.0) as u64))
         .unwrap_or(0)
+        .min(MOST)
 }
 
 /// Chat Completions and Embeddings: what is cached and what is audio is part of the prompt, reasoning part of the completion.
@@ -98,7 +102,11 @@ pub(crate) fn read_messages(usage: &Value, before: Option<ModelUsage>) -> Option
         read.cache_read = at(usage, &["cache_read_input_tokens"]);
     }
     if has("cache_creation_input_tokens") {
-        let hour = at(usage, &["cache_creation", "ephemeral_1h_input_tokens"]);
+        // Later sums do not repeat how long it is kept for.
+        let hour = match usage.get("cache_creation") {
+            Some(Value::Object(_)) => at(usage, &["cache_creation", "ephemeral_1h_input_tokens"]),
+            _ => read.cache_write_1h,
+        };
         let all = at(usage, &["cache_creation_input_tokens"]);
         read.cache_write_1h = hour.min(all);
         read.cache_write = all - read.cache_write_1h;
@@ -226,7 +234,9 @@ mod tests {
             "cache_creation": {"ephemeral_5m_input_tokens": 10, "ephemeral_1h_input_tokens": 20}, "output_tokens": 1,
         });
         let start = read_messages(&first, None).unwrap();
-        let end = read_messages(&json!({"output_tokens": 50}), Some(start)).unwrap();
+        let more = json!({"output_tokens": 20, "input_tokens": 40, "cache_creation_input_tokens": 30});
+        let more = read_messages(&more, Some(start)).unwrap();
+        let end = read_messages(&json!({"output_tokens": 50}), Some(more)).unwrap();
         assert_eq!(
             (
                 end.input,

@@ -13,8 +13,10 @@ pub struct Seen {
     pub usage: Option<ModelUsage>,
     /// Bytes of what the model wrote, where it passed by: for an estimate when the usage never comes.
     pub written: u64,
-    /// The answer came to its own end.
+    /// The model has stopped.
     pub finished: bool,
+    /// Nothing more will be said, not about what was used either.
+    pub over: bool,
     /// Why the model stopped, in the provider's word.
     pub reason: Option<String>,
     /// The provider said that it failed.
@@ -75,6 +77,10 @@ impl Watch {
     }
 
     fn chat(&mut self, data: &[u8]) -> bool {
+        if data == b"[DONE]" {
+            self.seen.over = true;
+            return false;
+        }
         self.seen.written += text_of(data, br#""content":"#) + text_of(data, br#""arguments":"#);
         // Most chunks say neither how it ended nor what it used.
         let tells = has_object(data, br#""usage":"#)
@@ -111,6 +117,7 @@ impl Watch {
         self.seen.usage = usage::read_responses(&response["usage"]).or(self.seen.usage);
         self.reason(&response["status"]);
         self.seen.finished = true;
+        self.seen.over = true;
         self.failure(&response["error"]);
         if value["type"] == "error" {
             self.failure(&value);
@@ -135,6 +142,7 @@ impl Watch {
             self.reason(&value["delta"]["stop_reason"]);
         } else if has(data, br#""message_stop""#) {
             self.seen.finished = true;
+            self.seen.over = true;
         } else if has(data, br#""type":"error""#) || has(data, br#""type": "error""#) {
             let value: Value = serde_json::from_slice(data).unwrap_or_default();
             self.failure(&value["error"]);

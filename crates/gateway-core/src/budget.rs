@@ -289,8 +289,10 @@ impl Entry {
             && self.counters.len().is_power_of_two()
             && !self.counters.contains_key(subject)
         {
+            // Nor do names that somebody thought of and spent nothing under.
             self.counters.retain(|_, counter| {
-                counter.reserved > Usd::ZERO || counter.window.end.is_none_or(|end| now < end)
+                let counts = counter.spent > Usd::ZERO && counter.window.end.is_none_or(|end| now < end);
+                counter.reserved > Usd::ZERO || counts
             });
         }
         let counter = self
@@ -385,6 +387,20 @@ mod tests {
             let _ = books.settle(reservation, Usd::from_pico(10), NOW);
         }
         assert!(books.reserve(&spender("a"), Usd::from_pico(1), NOW).is_err());
+    }
+
+    #[test]
+    fn names_that_spend_nothing_take_no_room() {
+        let mut books = Books::default();
+        books.set(budget(1, BudgetScope::Run, BudgetWindow::Total, 10), [], NOW);
+        for n in 0..10 * MANY {
+            assert!(
+                books
+                    .reserve(&spender(&n.to_string()), Usd::from_pico(11), NOW)
+                    .is_err()
+            );
+        }
+        assert!(books.standing(&BudgetId::from_entropy([1; 20]), NOW).len() <= 2 * MANY);
     }
 
     #[test]

@@ -1,7 +1,10 @@
 //! How many tokens a text may have, where nobody has counted them.
 //!
-//! For reservations, and for calls whose provider never said; never where a provider's own count is known. Three bytes to a
-//! token is generous for prose, code and scripts of three bytes to a letter. Images and files in base64 are not text: providers
+//! Two guesses, and neither where a provider's own count is known. [`input_tokens`] is a fair one, for rates and for calls that
+//! no budget caps: three bytes to a token. [`most_input_tokens`] is what a reservation rests on, and nothing that a caller
+//! writes makes it too small: no tokenizer makes more tokens of a text than the text has bytes.
+//!
+//! For the fair one, images and files in base64 are not text: providers
 //! count them by what they show, so each counts as one image, where the field that holds it says that it is one. A long run
 //! anywhere else is text that somebody wrote without a space.
 
@@ -11,7 +14,58 @@ const BLOB: usize = 2048;
 const TOKENS_OF_A_BLOB: u64 = 1600;
 const BYTES_PER_TOKEN: u64 = 3;
 
-/// An upper guess for a whole request body.
+/// What a picture costs at most at the large providers, who make large ones smaller.
+const MOST_OF_A_PICTURE: u64 = 6000;
+/// Where a picture counts for many times more tokens, each of which costs less.
+const MOST_OF_A_PICTURE_AT_4O_MINI: u64 = 50_000;
+/// What providers tell a model about tools at all, and about one that they know themselves.
+const TOKENS_OF_A_TOOL: u64 = 1000;
+/// The least bytes of sound, in base64, that a token is heard in: 32 tokens are a second, which is 700 bytes at the least.
+const BYTES_OF_SOUND_PER_TOKEN: u64 = 16;
+/// What a model reads at most, where nobody has said.
+const LARGEST_WINDOW: u64 = 1_000_000;
+/// A document is compressed, so it holds more than its bytes; this many times more at most.
+const LARGEST_COMPRESSION: u64 = 1000;
+
+/// What there is to read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Reading {
+    /// Bytes of text.
+    pub text: u64,
+    pub images: u64,
+    /// Bytes of documents that are compressed.
+    pub documents: u64,
+    /// Bytes of sound.
+    pub audio: u64,
+    pub tools: u64,
+}
+
+/// The most tokens that a model can make of it. `window`: what it reads at most, where that is known.
+pub fn most_input_tokens(reading: &Reading, model: &str, window: Option<u64>) -> u64 {
+    let picture = if model.contains("4o-mini") {
+        MOST_OF_A_PICTURE_AT_4O_MINI
+    } else {
+        MOST_OF_A_PICTURE
+    };
+    let tools = match reading.tools {
+        0 => 0,
+        count => count.saturating_add(1).saturating_mul(TOKENS_OF_A_TOOL),
+    };
+    let documents = reading
+        .documents
+        .saturating_mul(LARGEST_COMPRESSION)
+        .min(window.unwrap_or(LARGEST_WINDOW).max(reading.documents));
+    [
+        reading.images.saturating_mul(picture),
+        documents,
+        reading.audio.div_ceil(BYTES_OF_SOUND_PER_TOKEN),
+        tools,
+    ]
+    .into_iter()
+    .fold(reading.text, u64::saturating_add)
+}
+
+/// A fair guess for a whole request body.
 pub fn input_tokens(body: &[u8]) -> u64 {
     let (mut text, mut blobs, mut at) = (0, 0, 0);
     for run in body.split_inclusive(|byte| !is_of_run(*byte)) {
@@ -72,6 +126,38 @@ mod tests {
         let url = br#"{"url" : "data:image/png;base64,"#;
         let body = [url.as_slice(), &long, br#"","data":""#, &short, b"\"}"].concat();
         assert_eq!(input_tokens(&body), 2 * TOKENS_OF_A_BLOB + 14);
+    }
+
+    #[test]
+    fn a_reservation_covers_what_a_model_can_make_of_it() {
+        let text = Reading {
+            text: 1000,
+            ..Reading::default()
+        };
+        assert_eq!(most_input_tokens(&text, "m", None), 1000);
+        let picture = Reading { images: 2, ..text };
+        assert_eq!(most_input_tokens(&picture, "m", None), 13_000);
+        assert_eq!(most_input_tokens(&picture, "gpt-4o-mini", None), 101_000);
+        // A small document may hold as much as the model reads; a large one is counted by its size.
+        let document = |documents| Reading {
+            documents,
+            ..Reading::default()
+        };
+        assert_eq!(most_input_tokens(&document(50_000), "m", Some(200_000)), 200_000);
+        assert_eq!(most_input_tokens(&document(50), "m", Some(200_000)), 50_000);
+        assert_eq!(
+            most_input_tokens(&document(5_000_000), "m", Some(200_000)),
+            5_000_000
+        );
+        assert_eq!(most_input_tokens(&document(50_000), "m", None), LARGEST_WINDOW);
+        let most = Reading {
+            text: u64::MAX,
+            images: u64::MAX,
+            documents: u64::MAX,
+            audio: u64::MAX,
+            tools: u64::MAX,
+        };
+        assert_eq!(most_input_tokens(&most, "m", None), u64::MAX);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   model, wishes ── Catalogue::plan ──> targets in order        Breaker, RetryBudget: may this one be tried (again)?
-//!   body, limits ─── estimate ─────────> at most so many tokens
+//!   body, limits ─── estimate ─────────> at most so many tokens, whatever the caller writes
 //!   tokens ───────── Prices::cost ─────> dollars, exactly
 //!   dollars ──────── Books::reserve ───> a reservation, or which budget refuses ── Books::settle ──> alerts
 //! ```
@@ -23,7 +23,7 @@ mod route;
 pub use breaker::{Breaker, BreakerState, RetryBudget};
 pub use budget::{Alert, Books, Budget, Exhausted, Reservation, Spender, Standing};
 pub use calendar::Window;
-pub use estimate::{input_tokens, output_tokens};
-pub use prices::{Price, PriceError, Prices, Rates};
+pub use estimate::{Reading, input_tokens, most_input_tokens, output_tokens};
+pub use prices::{Most, Price, PriceError, Prices, Rates};
 pub use rate::{Rate, RateLimit};
 pub use route::{Catalogue, NoRoute, Pattern, Provider, Route, Sort, Target, TargetHealth, Wishes};

@@ -23,6 +23,22 @@ pub struct Rates {
     pub audio_input: Usd,
     pub audio_output: Usd,
     pub search: Usd,
+    /// Sound that is read, and that is written, has a price of its own. Where it has none it is counted as text, which
+    /// is a guess: no budget is to rest on it.
+    pub hears: bool,
+    pub speaks: bool,
+}
+
+/// What a call may do at most.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Most {
+    /// Tokens, of whatever kind.
+    pub input: u64,
+    pub output: u64,
+    /// Some of what it reads is sound.
+    pub hears: bool,
+    /// Some of what it writes may be.
+    pub speaks: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,17 +104,76 @@ impl Price {
         .sum()
     }
 
-    /// The most that a call can cost that reads at most `input` tokens and writes at most `output`.
-    pub fn at_most(&self, input: u64, output: u64) -> Usd {
-        let rates = self.rates(input);
+    /// The most that a call can cost which does no more than that; `None`: it would need a price that nobody has given.
+    pub fn at_most(&self, most: &Most) -> Option<Usd> {
         let dearest = |among: &[Usd]| among.iter().copied().max().unwrap_or_default();
-        let read = dearest(&[
-            rates.input,
-            rates.cache_read,
-            rates.cache_write,
-            rates.cache_write_1h,
-        ]);
-        read.times(input) + rates.output.times(output)
+        if self.is_free() {
+            return Some(Usd::ZERO);
+        }
+        let mut found = Usd::ZERO;
+        // It may turn out shorter, and a shorter one is not always cheaper.
+        let reachable = self
+            .tiers
+            .iter()
+            .filter(|(above, _)| *above == 0 || most.input > *above);
+        for (_, rates) in reachable {
+            if (most.hears && !rates.hears) || (most.speaks && !rates.speaks) {
+                return None;
+            }
+            let mut read = dearest(&[
+                rates.input,
+                rates.cache_read,
+                rates.cache_write,
+                rates.cache_write_1h,
+            ]);
+            if most.hears {
+                read = read.max(rates.audio_input);
+            }
+            let written = if most.speaks {
+                rates.output.max(rates.audio_output)
+            } else {
+                rates.output
+            };
+            found = found.max(read.times(most.input) + written.times(most.output));
+        }
+        Some(found)
+    }
+
+    /// Nothing that a call does costs anything.
+    pub fn is_free(&self) -> bool {
+        self.tiers.iter().all(|(_, rates)| {
+            let Rates {
+                input,
+                output,
+                cache_read,
+                cache_write,
+                cache_write_1h,
+                audio_input,
+                audio_output,
+                search,
+                hears: _,
+                speaks: _,
+            } = *rates;
+            [
+                input,
+                output,
+                cache_read,
+                cache_write,
+                cache_write_1h,
+                audio_input,
+                audio_output,
+                search,
+            ]
+            .iter()
+            .all(|rate| *rate == Usd::ZERO)
+        })
+    }
+
+    /// Whether what a call writes costs anything.
+    pub fn charges_output(&self) -> bool {
+        self.tiers
+            .iter()
+            .any(|(_, rates)| rates.output > Usd::ZERO || rates.audio_output > Usd::ZERO)
     }
 }
 
@@ -117,7 +192,12 @@ impl Prices {
         let mut prices = self.clone();
         let before = prices.by_model.len();
         let mut changed = 0;
-        for (model, price) in own {
+        for (model, mut price) in own {
+            // A price of one's own says nothing about how much the model reads and writes.
+            if let Some(known) = self.of("", &model) {
+                price.max_input = price.max_input.or(known.max_input);
+                price.max_output = price.max_output.or(known.max_output);
+            }
             prices.by_model.insert(model, price);
             changed += 1;
         }
@@ -227,6 +307,8 @@ impl Rates {
             cache_read: read(cache_read, input)?,
             cache_write,
             cache_write_1h: read(cache_write_1h, cache_write)?,
+            hears: audio_input.is_some(),
+            speaks: audio_output.is_some(),
             audio_input: read(audio_input, input)?,
             audio_output: read(audio_output, output)?,
             search: search.map_or(Ok(Usd::ZERO), |cell| {
@@ -331,9 +413,39 @@ mod tests {
         ];
         let prices = Prices::built_in().with(own, "7");
         assert_eq!(prices.version(), format!("{}+7", Prices::built_in().version()));
-        assert_eq!(prices.of("mine", "gpt-5"), Some(&Price::flat(rates)));
+        let known = Prices::built_in().of("openai", "gpt-5").unwrap();
+        let mine = prices.of("mine", "gpt-5").unwrap();
+        assert_eq!((mine.rates(0), mine.max_output), (&rates, known.max_output));
+        assert!(known.max_output.is_some());
         assert_ne!(prices.of("openai", "gpt-5"), Some(&Price::flat(rates)));
         assert!(prices.of("any", "llama").is_some());
+    }
+
+    #[test]
+    fn sound_without_a_price_is_not_sold() {
+        let hears = Most {
+            input: 1,
+            hears: true,
+            ..Most::default()
+        };
+        let prices = Prices::built_in();
+        assert_eq!(prices.of("openai", "gpt-4o").unwrap().at_most(&hears), None);
+        assert!(
+            prices
+                .of("openai", "gpt-audio")
+                .unwrap()
+                .at_most(&hears)
+                .is_some()
+        );
+    }
+
+    #[test]
+    fn an_hour_of_memory_at_anthropic_costs_twice_the_input() {
+        for (model, price) in &Prices::built_in().by_model {
+            for (_, rates) in price.tiers.iter().filter(|_| model.starts_with("claude-")) {
+                assert!(rates.cache_write_1h >= rates.input.times(2), "{model}");
+            }
+        }
     }
 
     #[test]
@@ -347,7 +459,7 @@ mod tests {
         #[test]
         fn the_reservation_covers_the_cost(
             buckets in prop::array::uniform4(0_u64..100_000), output in 0_u64..50_000, reasoning in 0_u64..50_000,
-            at in 0_usize..1000,
+            at in 0_usize..1000, extra in 0_u64..1_000_000,
         ) {
             let prices = Prices::built_in();
             let price = prices.by_model.values().nth(at % prices.len()).unwrap();
@@ -355,7 +467,15 @@ mod tests {
             let usage = ModelUsage {
                 input, cache_read, cache_write, cache_write_1h, output, reasoning, ..ModelUsage::default()
             };
-            prop_assert!(price.cost(&usage) <= price.at_most(usage.total_input(), output + reasoning));
+            let most = Most { input: usage.total_input(), output: output + reasoning, ..Most::default() };
+            prop_assert!(price.cost(&usage) <= price.at_most(&most).unwrap());
+            // Also if it turns out shorter than was thought.
+            let more = Most { input: most.input + extra, ..most };
+            prop_assert!(price.cost(&usage) <= price.at_most(&more).unwrap());
+            let heard = ModelUsage { audio_input: input, input: 0, audio_output: output, output: 0, ..usage };
+            if let Some(amount) = price.at_most(&Most { hears: true, speaks: true, ..more }) {
+                prop_assert!(price.cost(&heard) <= amount);
+            }
         }
     }
 }

@@ -1,10 +1,14 @@
 //! Whether a call may be made, and with what money.
+//!
+//! What must hold: where a budget applies, what is reserved is the most that the call can cost, whatever the caller wrote into
+//! it. What has no price is refused then, by the name of its field; where none applies it passes, and is booked as what is
+//! known of it.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_dialects::{Dialect, Peek};
-use atoll_gateway_core::{Reservation, Spender, Target, input_tokens};
+use atoll_dialects::{Demand, Dialect, Peek, Unpriced};
+use atoll_gateway_core::{Most, Price, Reading, Reservation, Spender, Target, most_input_tokens};
 use atoll_types::{Fault, FaultKind, Usd};
 use bytes::Bytes;
 
@@ -13,8 +17,8 @@ use crate::keys::ModelKey;
 use crate::setup::ProjectSetup;
 use crate::{Models, random, wishes};
 
-/// What is reserved for an answer whose length neither the caller nor the price table limits.
-const UNKNOWN_OUTPUT: u64 = 8192;
+/// The limit that a provider is given where neither the caller nor the price table has one and a budget applies.
+const OWN_LIMIT: u64 = 8192;
 
 /// On whose behalf a call is made.
 #[derive(Debug, Clone)]
@@ -49,15 +53,47 @@ pub(crate) struct Admitted {
     pub(crate) wants_usage: bool,
     pub(crate) targets: Vec<Target>,
     pub(crate) estimated_input: u64,
-    pub(crate) reservation: Reservation,
+    pub(crate) money: Money,
+    /// It asks for something that has no price.
+    pub(crate) unpriced: bool,
     pub(crate) tags: Vec<String>,
     pub(crate) user: Option<String>,
 }
 
+/// What is set aside for a call.
+#[derive(Debug, Default)]
+pub(crate) struct Money {
+    pub(crate) reservation: Reservation,
+    /// Tokens to which every answer is to be limited that nothing else limits.
+    pub(crate) limit: Option<u64>,
+}
+
 impl Models {
+    /// Counts a request against the rate of the key that it came with: whatever it asks for, and before anything else is
+    /// looked at.
+    pub fn take_rate(&self, who: &Who, tokens: u64) -> Result<(), Refusal> {
+        let Some(key) = &who.key else { return Ok(()) };
+        let Err(wait) = key.take(tokens, self.now()) else {
+            return Ok(());
+        };
+        let reason = format!("the key `{}` has used up its rate", key.row.name);
+        self.note_refusal(who, "", "rate", &reason);
+        let fault = Fault::new(FaultKind::LimitExceeded, "rate_limited", reason);
+        Err(Refusal {
+            retry_after: Some(Duration::from_millis(wait)),
+            ..fault.hint("wait as long as `Retry-After` says").into()
+        })
+    }
+
     /// `is_free`: no provider will be asked.
-    pub(crate) fn admit(&self, who: &Who, request: &Request, is_free: bool) -> Result<Admitted, Refusal> {
-        let peek = Peek::at(&request.body)?;
+    pub(crate) fn admit(
+        &self,
+        who: &Who,
+        request: &Request,
+        is_free: bool,
+        estimated_input: u64,
+    ) -> Result<Admitted, Refusal> {
+        let peek = Peek::at(request.dialect, &request.body)?;
         let asked = request.model.clone().or_else(|| peek.model.clone());
         let Some(asked) = asked.filter(|model| !model.is_empty() && model.len() <= 200) else {
             let fault = Fault::invalid("model_missing", "the request names no model");
@@ -84,38 +120,11 @@ impl Models {
             .plan(&asked, &wished.wishes, health, u64::from_le_bytes(random()))?;
 
         self.refuse_blocked(who, &setup, &asked, &targets)?;
-        let estimated_input = input_tokens(&request.body);
-        if let Some(key) = &who.key
-            && let Err(wait) = key.take(estimated_input, now)
-        {
-            let reason = format!("the key `{}` has used up its rate", key.row.name);
-            self.note_refusal(who, &asked, "rate", &reason);
-            let fault = Fault::new(FaultKind::LimitExceeded, "rate_limited", reason);
-            let retry_after = Some(Duration::from_millis(wait));
-            return Err(Refusal {
-                retry_after,
-                ..fault.hint("wait as long as `Retry-After` says").into()
-            });
-        }
-        let reservation = if is_free {
-            Ok(Reservation::default())
+        let money = if is_free {
+            Money::default()
         } else {
-            self.reserve(
-                who,
-                &setup,
-                &asked,
-                &targets,
-                estimated_input,
-                &peek,
-                request.dialect,
-            )
+            self.reserve(who, &setup, &asked, &targets, &peek.demand)?
         };
-        let reservation = reservation.inspect_err(|_| {
-            // Nothing was used after all.
-            if let Some(key) = &who.key {
-                key.correct(estimated_input, 0);
-            }
-        })?;
         let mut tags = who.tags.clone();
         tags.extend(wished.tags);
         tags.truncate(32);
@@ -125,7 +134,8 @@ impl Models {
             wants_usage: peek.wants_usage,
             targets,
             estimated_input,
-            reservation,
+            money,
+            unpriced: peek.demand.unpriced.is_some(),
             tags,
             user: wished.user,
             setup,
@@ -146,59 +156,102 @@ impl Models {
     }
 
     /// Sets aside what the dearest of the targets may cost.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "all of them say how much; a struct would be built for this call alone"
-    )]
     fn reserve(
         &self,
         who: &Who,
         setup: &ProjectSetup,
         asked: &str,
         targets: &[Target],
-        input: u64,
-        peek: &Peek,
-        dialect: Dialect,
-    ) -> Result<Reservation, Refusal> {
-        let mut books = self.books();
-        if !books.caps(&who.spender) {
-            return Ok(Reservation::default());
+        demand: &Demand,
+    ) -> Result<Money, Refusal> {
+        if !self.books().caps(&who.spender) {
+            return Ok(Money::default());
         }
+        let refuse = |code: &'static str, reason: String, hint: &'static str, field: Option<String>| {
+            self.note_refusal(who, asked, "budget", &reason);
+            let fault = Fault::new(FaultKind::Forbidden, code, reason).hint(hint);
+            Refusal {
+                field,
+                ..fault.into()
+            }
+        };
         let mut amount = Usd::ZERO;
         for target in targets {
+            let name = format!("`{}` of provider `{}`", target.model, target.provider);
             let Some(price) = setup.price_of(target) else {
-                drop(books);
-                let reason = format!(
-                    "`{}` of provider `{}` has no price, so no budget can hold against it",
-                    target.model, target.provider
-                );
-                self.note_refusal(who, asked, "budget", &reason);
-                let fault = Fault::new(FaultKind::Forbidden, "model_unpriced", reason);
-                return Err(fault
-                    .hint("`atoll model price set` gives it one; 0 is a price")
-                    .into());
+                return Err(refuse(
+                    "model_unpriced",
+                    format!("{name} has no price, so no budget can hold against it"),
+                    "`atoll model price set` gives it one; 0 is a price",
+                    None,
+                ));
             };
-            let output = match dialect {
-                Dialect::Embeddings | Dialect::AiSdkEmbeddings => 0,
-                _ => {
-                    let most = price.max_output.unwrap_or(UNKNOWN_OUTPUT);
-                    let each = peek.max_output.map_or(most, |asked| {
-                        price.max_output.map_or(asked, |most| asked.min(most))
-                    });
-                    each.saturating_mul(peek.choices)
-                }
+            if searches_by_itself(&target.model) && !price.is_free() {
+                return Err(refuse(
+                    "model_unpriced",
+                    format!(
+                        "{name} searches by itself, which has a price of its own, so no budget can hold against it"
+                    ),
+                    "ask another model, or where no budget applies",
+                    None,
+                ));
+            }
+            if let Some(Unpriced { field, why }) = demand.unpriced.as_ref().filter(|_| !price.is_free()) {
+                return Err(refuse(
+                    "field_unpriced",
+                    format!("`{field}` has no price, so no budget can hold against it: {why}"),
+                    "leave it out, or ask where no budget applies",
+                    Some(field.clone()),
+                ));
+            }
+            let Some(most) = price.at_most(&most(demand, price, &target.model)) else {
+                return Err(refuse(
+                    "model_unpriced",
+                    format!("{name} has no price for sound, so no budget can hold against it"),
+                    "`atoll model price set` gives it one; 0 is a price",
+                    None,
+                ));
             };
-            amount = amount.max(price.at_most(input, output));
+            amount = amount.max(most);
         }
-        books
-            .reserve(&who.spender, amount, self.now())
-            .map_err(|exhausted| {
-                drop(books);
-                self.inner.metrics.refused_by_budget();
-                let refusal = Refusal::from(exhausted);
-                self.note_refusal(who, asked, "budget", &refusal.fault.message);
-                refusal
-            })
+        let reserved = self.books().reserve(&who.spender, amount, self.now());
+        let reservation = reserved.map_err(|exhausted| {
+            self.inner.metrics.refused_by_budget();
+            let refusal = Refusal::from(exhausted);
+            self.note_refusal(who, asked, "budget", &refusal.fault.message);
+            refusal
+        })?;
+        Ok(Money {
+            limit: reservation.is_capped().then_some(OWN_LIMIT),
+            reservation,
+        })
+    }
+}
+
+/// Models that look things up unasked, for which their providers charge by the search and say nothing of it.
+fn searches_by_itself(model: &str) -> bool {
+    let plain = model.rsplit('/').next().unwrap_or(model);
+    plain.contains("-search") || plain.contains("deep-research") || plain.starts_with("sonar")
+}
+
+/// The most that a model can be made to read and write.
+fn most(demand: &Demand, price: &Price, model: &str) -> Most {
+    let reading = Reading {
+        text: demand.text,
+        images: demand.images,
+        documents: demand.documents,
+        audio: demand.audio,
+        tools: demand.tools,
+    };
+    // What a caller asks for is taken at its word, also where the table knows less: tables grow old.
+    let each = demand.max_output.or(price.max_output).unwrap_or(OWN_LIMIT);
+    Most {
+        input: most_input_tokens(&reading, model, price.max_input),
+        output: each
+            .saturating_mul(demand.choices)
+            .saturating_add(demand.predicted),
+        hears: demand.audio > 0,
+        speaks: demand.speaks,
     }
 }
 

@@ -1,7 +1,8 @@
 //! Asking providers until one answers.
 //!
 //! Another target, or the same once more, is tried only before an answer has begun, only after a failure that is not the
-//! caller's fault, and only as long as the retry budget lasts.
+//! caller's fault, only as long as the retry budget lasts and somebody waits for the answer, and only with money of its own
+//! where the attempt before it may be charged for.
 
 use std::time::{Duration, Instant};
 
@@ -61,6 +62,9 @@ impl Models {
                 {
                     return Err(last.unwrap_or_else(nobody));
                 }
+                if open.row.attempts > 0 && (open.is_abandoned() || open.reserve_again().await.is_err()) {
+                    return Err(last.unwrap_or_else(nobody));
+                }
                 match self.try_one(open, request, target, stream).await {
                     Ok(answered) => return Ok(answered),
                     Err((refusal, Next::GiveUp)) => return Err(refusal),
@@ -112,8 +116,15 @@ impl Models {
             let fault = Fault::new(FaultKind::Unavailable, "provider_resting", message);
             return Err((fault.into(), Next::Elsewhere));
         }
-        let outgoing = Outgoing::prepare(request, provider, target, setup.price_of(target), stream)
-            .map_err(|refusal| (refusal, Next::Elsewhere))?;
+        let outgoing = Outgoing::prepare(
+            request,
+            provider,
+            target,
+            setup.price_of(target),
+            stream,
+            open.limit,
+        )
+        .map_err(|refusal| (refusal, Next::Elsewhere))?;
         let same_wire = outgoing.speaks == request.dialect;
         let call = Call {
             kind: provider.kind,
@@ -134,10 +145,9 @@ impl Models {
         };
         open.row.attempts += 1;
         let began = Instant::now();
-        // An earlier attempt may have been read and never answered.
-        let owed_before = std::mem::replace(&mut open.seen.owed, true);
+        open.seen.owed = true;
         let sent = match ready {
-            Ok(ready) => self.inner.providers.send(ready).await,
+            Ok(ready) => self.inner.providers.send(ready, self.reach_of(&project)).await,
             Err(error) => Err(error),
         };
         let millis = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -153,15 +163,21 @@ impl Models {
                 Ok((reply, outgoing))
             }
             Ok(reply) => {
-                // Who refuses charges nothing.
-                open.seen.owed = owed_before;
+                match reply.status {
+                    // Somebody in between has lost patience; the model may have answered.
+                    408 | 504 | 524 => open.lost(target),
+                    // Who refuses charges nothing.
+                    _ => open.seen.owed = false,
+                }
                 let next = after_status(reply.status);
                 record(next == Next::GiveUp);
                 Err((refused(target, reply, same_wire).await, next))
             }
             Err(error) => {
-                if matches!(error, Error::Unreachable(_) | Error::Unusable(_)) {
-                    open.seen.owed = owed_before;
+                if error.may_be_charged() {
+                    open.lost(target);
+                } else {
+                    open.seen.owed = false;
                 }
                 record(false);
                 Err(failed(target, &error))

@@ -99,7 +99,7 @@ impl Models {
         let keep = i64::try_from(bodies.keep.as_millis()).unwrap_or(i64::MAX);
         let before = atoll_types::Timestamp(now.0.saturating_sub(keep));
         let store = self.store().clone();
-        self.inner.tasks.spawn(async move {
+        self.spawn(async move {
             let mut outcome = store.put_model_bodies(call, project, now, kept).await;
             if trim {
                 outcome = outcome.and(store.trim_model_bodies(before, MOST).await.map(drop));

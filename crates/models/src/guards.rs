@@ -16,6 +16,8 @@ use crate::setup::ProjectSetup;
 use crate::{Models, Who};
 
 const MOST_RULES: usize = 100;
+/// Bodies from this size on are not screened in passing.
+const LONG: usize = 64 * 1024;
 
 /// A project's guards, ready for use.
 #[derive(Debug)]
@@ -92,8 +94,28 @@ impl Models {
         Ok(())
     }
 
-    /// The body as it may be sent.
-    pub(crate) fn guard(&self, who: &Who, body: Bytes) -> Result<Bytes, Refusal> {
+    /// The body as it may be sent. Patterns are the tenant's, and so is the text: what may take long does so where nobody
+    /// else waits for it.
+    pub(crate) async fn guarded_body(&self, who: &Who, body: Bytes) -> Result<Bytes, Refusal> {
+        let screens = self.setup(&who.spender.project);
+        let screens = screens
+            .guards
+            .as_ref()
+            .is_some_and(|guards| !guards.screen.is_empty());
+        if !screens || body.len() < LONG {
+            return self.guard(who, body);
+        }
+        let (models, who) = (self.clone(), who.clone());
+        let guarded = self
+            .inner
+            .runtime
+            .spawn_blocking(move || models.guard(&who, body));
+        guarded
+            .await
+            .map_err(|_| Fault::internal("the request could not be screened"))?
+    }
+
+    fn guard(&self, who: &Who, body: Bytes) -> Result<Bytes, Refusal> {
         let setup = self.setup(&who.spender.project);
         let Some(guards) = &setup.guards else {
             return Ok(body);

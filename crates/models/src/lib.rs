@@ -6,8 +6,10 @@
 //!                                                                        └── settle: budgets, row, fact
 //! ```
 //! What must hold:
-//! - What a call may cost at most is reserved in every budget before a provider hears of it. However it ends, it is settled
-//!   exactly once: by its end, by its drop when the caller hangs up, or by the next server after a crash.
+//! - What a call may cost at most is reserved in every budget before a provider hears of it, and again before another
+//!   hears of it while the first may still charge. However it ends, it is settled exactly once: by its end, by whoever
+//!   hears it out when the caller hangs up, or by the next server after a crash. Where a budget applies and nobody has told
+//!   what was used, that is what was reserved.
 //! - The first byte of an answer goes out when the row of its call is durable.
 //! - An answer that has begun is never begun again elsewhere.
 //! - A provider's key is lent by the broker for the moment in which a request is made ready.
@@ -18,11 +20,13 @@ mod admission;
 mod attempts;
 mod bodies;
 mod cache;
+mod conduct;
 mod faults;
 mod guards;
 mod health;
 mod keys;
 mod outgoing;
+mod reach;
 mod relay;
 mod reports;
 mod settlement;
@@ -37,9 +41,11 @@ use std::time::Duration;
 
 use atoll_egress::Broker;
 use atoll_gateway_core::{Books, Budget, RetryBudget, Window};
-use atoll_providers::{Providers, Timeouts};
+use atoll_policy::Floor;
+use atoll_providers::{Providers, Reach, Timeouts};
 use atoll_store::{Fact, ModelBudgetRow, NewFact, Store};
 use atoll_types::{CallOutcome, Fault, Id, ProjectId, Timestamp};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use admission::{Request, Who};
@@ -57,9 +63,13 @@ use health::Healths;
 use keys::Keys;
 use setup::ProjectSetup;
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Settings {
     pub timeouts: Timeouts,
+    /// The project of those who run the server. Its providers may be on any machine.
+    pub operator: ProjectId,
+    /// Where nobody else's may be.
+    pub floor: Floor,
     /// For how long what was asked and answered is kept; `None`: not at all.
     pub keep_bodies: Option<Duration>,
     /// The wall clock; tests bring their own.
@@ -72,9 +82,10 @@ pub struct Models {
     inner: Arc<Inner>,
 }
 
-#[derive(Debug)]
 struct Inner {
     settings: Settings,
+    beyond_floor: Arc<dyn Reach>,
+    runtime: tokio::runtime::Handle,
     store: Store,
     broker: Arc<Broker>,
     providers: Providers,
@@ -91,6 +102,16 @@ struct Inner {
     /// Facts of refusals that are being written.
     refusals: AtomicU64,
     tasks: TaskTracker,
+    /// Answers that are heard out though nobody listens any more.
+    drains: AtomicU64,
+    /// Nobody is heard out from now on.
+    stopping: CancellationToken,
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Models").finish_non_exhaustive()
+    }
 }
 
 impl Models {
@@ -101,6 +122,8 @@ impl Models {
         let bodies = settings.keep_bodies.map(Bodies::new);
         let models = Self {
             inner: Arc::new(Inner {
+                beyond_floor: Arc::new(reach::BeyondFloor(settings.floor.clone())),
+                runtime: tokio::runtime::Handle::current(),
                 settings,
                 store,
                 broker,
@@ -116,6 +139,8 @@ impl Models {
                 metrics: Metrics::default(),
                 refusals: AtomicU64::new(0),
                 tasks: TaskTracker::new(),
+                drains: AtomicU64::new(0),
+                stopping: CancellationToken::new(),
             }),
         };
         models.settle_what_was_lost().await?;
@@ -123,8 +148,9 @@ impl Models {
         Ok(models)
     }
 
-    /// Waits until every call that has ended is written down.
+    /// Waits until every call that has ended is written down. What nobody listens to any more ends now.
     pub async fn shutdown(&self) {
+        self.inner.stopping.cancel();
         self.inner.tasks.close();
         self.inner.tasks.wait().await;
     }
@@ -141,6 +167,11 @@ impl Models {
         (self.inner.settings.now)()
     }
 
+    /// Does something that the shutdown waits for. Works from anywhere, also where something is dropped.
+    fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.inner.tasks.spawn_on(work, &self.inner.runtime);
+    }
+
     fn books(&self) -> MutexGuard<'_, Books> {
         self.inner.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -149,8 +180,8 @@ impl Models {
         self.inner.retries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A killed server's calls may have cost something that nobody counted: what was sent is paid for, what came back is
-    /// not known.
+    /// A killed server's calls may have cost something that nobody counted: what was reserved for them, at most. Where
+    /// nothing was, what was sent is known, and what came back is not.
     async fn settle_what_was_lost(&self) -> Result<(), Fault> {
         let now = self.now();
         for mut call in self
@@ -162,6 +193,7 @@ impl Models {
             call.outcome = CallOutcome::Lost;
             call.ended_at = Some(now);
             call.estimated = true;
+            call.cost = call.cost.max(call.reserved);
             call.error = Some("the server was killed meanwhile".into());
             let fact = settlement::fact(&call);
             self.store()
@@ -213,7 +245,7 @@ impl Models {
             },
         };
         let models = self.clone();
-        self.inner.tasks.spawn(async move {
+        self.spawn(async move {
             if let Err(error) = models.store().append_facts(vec![fact]).await {
                 tracing::warn!(%error, "a refused model call could not be written down");
             }

@@ -1,7 +1,7 @@
 //! What a provider is sent for a call: the client's own bytes where both speak the same wire, a translation where not.
 
 use atoll_dialects::{
-    Dialect, Rewrite, Untranslatable, ai_sdk, chat, converse, embeddings, gemini, messages, responses,
+    Dialect, Peek, Rewrite, Untranslatable, ai_sdk, chat, converse, embeddings, gemini, messages, responses,
 };
 use atoll_gateway_core::{Price, Target};
 use atoll_store::ModelProviderRow;
@@ -21,18 +21,42 @@ pub(crate) struct Outgoing {
 }
 
 impl Outgoing {
+    /// `limit`: tokens that the answer is to have at most where nothing else limits it.
     pub(crate) fn prepare(
         request: &Request,
         provider: &ModelProviderRow,
         target: &Target,
         price: Option<&Price>,
         stream: bool,
+        limit: Option<u64>,
     ) -> Result<Self, Refusal> {
         let speaks = wire_between(request.dialect, provider)?;
+        // Where the table limits the answer nobody else has to, and where it costs nothing nobody wants to.
+        let limit = limit.filter(|_| {
+            price.is_some_and(|price| price.max_output.is_none() && price.charges_output())
+                && !matches!(request.dialect, Dialect::Embeddings | Dialect::AiSdkEmbeddings)
+        });
         if speaks == request.dialect {
+            let limit = match limit {
+                Some(most)
+                    if Peek::at(request.dialect, &request.body)?
+                        .demand
+                        .max_output
+                        .is_none() =>
+                {
+                    Some(most)
+                }
+                _ => None,
+            };
+            let field = if speaks == Dialect::Responses {
+                "max_output_tokens"
+            } else {
+                "max_tokens"
+            };
             let rewrite = Rewrite {
                 model: Some(&target.model),
                 ask_usage: speaks == Dialect::Chat && stream,
+                limit: limit.map(|most| (field, most)),
                 strip: true,
             };
             return Ok(Self {
@@ -41,7 +65,7 @@ impl Outgoing {
                 speaks,
             });
         }
-        let body = translate(request, speaks, target, price, stream)?;
+        let body = translate(request, speaks, target, price, stream, limit)?;
         Ok(Self {
             path: path(request.dialect, speaks, target, stream)?,
             body: body.to_string().into(),
@@ -75,6 +99,7 @@ fn translate(
     target: &Target,
     price: Option<&Price>,
     stream: bool,
+    limit: Option<u64>,
 ) -> Result<Value, Untranslatable> {
     let body = &request.body;
     let mut ask = match request.dialect {
@@ -94,6 +119,7 @@ fn translate(
         Dialect::Chat | Dialect::Gemini | Dialect::Converse => chat::read_request(body)?,
     };
     ask.stream = stream;
+    ask.max_output = ask.max_output.or(limit);
     let most_output = price.and_then(|price| price.max_output);
     match speaks {
         Dialect::Messages => messages::write_request(&ask, &target.model, most_output),

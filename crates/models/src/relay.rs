@@ -1,16 +1,18 @@
 //! From a provider's answer to the client's: untouched where both speak the same wire, translated where not.
 //!
 //! What must hold: an event is passed on when it is whole, never held for the next. What has been passed on is accounted for
-//! before the next is read. A stream that breaks off ends with an error in the client's wire, not as if it were complete.
+//! before the next is read. A stream that breaks off ends with an error in the client's wire, not as if it were complete. One
+//! that the client leaves is heard out where a budget applies ([`crate::conduct`]).
 
 use std::pin::Pin;
+use std::sync::Arc;
 
 use atoll_dialects::sse::Raw;
 use atoll_dialects::{
     Answer, Dialect, Event, ReadStream, Stamp, Watch, WriteStream, ai_sdk, chat, converse, embeddings,
     event_stream, failure, gemini, messages, responses, sse,
 };
-use atoll_gateway_core::input_tokens;
+use atoll_gateway_core::{Target, input_tokens};
 use atoll_providers::{Call, Reply};
 use atoll_types::{Fault, FaultKind, ModelCallId, ModelUsage, ProjectId, Usd};
 use bytes::Bytes;
@@ -21,7 +23,7 @@ use crate::cache::{self, Slot};
 use crate::faults::Refusal;
 use crate::outgoing::Outgoing;
 use crate::settlement::Open;
-use crate::{Models, Request, Who};
+use crate::{Models, Request, Who, conduct};
 
 /// Bytes of an answer, as they come.
 pub type AnswerStream = Pin<Box<dyn Stream<Item = Bytes> + Send>>;
@@ -43,21 +45,70 @@ pub enum Served {
     },
 }
 
+/// A call that may be made, and was not made yet.
+struct Begun {
+    request: Request,
+    open: Open,
+    targets: Vec<Target>,
+    stream: bool,
+    wants_usage: bool,
+    slot: Option<Slot>,
+    /// The same was answered before.
+    kept: Option<Bytes>,
+}
+
 impl Models {
     /// Serves one call, from the question who pays to the last byte.
-    pub async fn call(&self, who: &Who, mut request: Request) -> Result<Served, Refusal> {
-        request.body = self.guard(who, request.body)?;
+    pub async fn call(&self, who: &Who, request: Request) -> Result<Served, Refusal> {
+        let estimated = input_tokens(&request.body);
+        self.take_rate(who, estimated)?;
+        let begun = self.begin(who, request, estimated).await.inspect_err(|_| {
+            // Nothing was used after all.
+            if let Some(key) = &who.key {
+                key.correct(estimated, 0);
+            }
+        })?;
+        if let Some(body) = begun.kept {
+            return again(begun.open, body, begun.stream).await;
+        }
+        let (gone, to_its_end) = (Arc::clone(&begun.open.gone), begun.open.is_capped);
+        let models = self.clone();
+        self.conduct(gone, to_its_end, async move { models.answer(begun).await })
+            .await?
+    }
+
+    /// All that is decided before a provider is asked.
+    async fn begin(&self, who: &Who, mut request: Request, estimated: u64) -> Result<Begun, Refusal> {
+        request.body = self.guarded_body(who, request.body).await?;
         let slot = Slot::of(who, &request);
         let kept = slot.and_then(|slot| self.inner.cache.get(&slot, self.now()));
-        let admitted = self.admit(who, &request, kept.is_some())?;
+        let admitted = self.admit(who, &request, kept.is_some(), estimated)?;
         let stream =
             admitted.stream && !matches!(request.dialect, Dialect::Embeddings | Dialect::AiSdkEmbeddings);
         let wants_usage = admitted.wants_usage;
-        let (mut open, targets) = Open::begin(self, who, &request, admitted);
+        let (open, targets) = Open::begin(self, who, &request, admitted);
+        Ok(Begun {
+            request,
+            open,
+            targets,
+            stream,
+            wants_usage,
+            slot,
+            kept,
+        })
+    }
+
+    async fn answer(&self, begun: Begun) -> Result<Served, Refusal> {
+        let Begun {
+            request,
+            mut open,
+            targets,
+            stream,
+            wants_usage,
+            slot,
+            kept: _,
+        } = begun;
         let call = open.row.id.clone();
-        if let Some(body) = kept {
-            return again(open, body, stream).await;
-        }
         let answered = self.attempt(&mut open, &request, &targets, stream).await;
         let durable = open.durable().await;
         let (reply, outgoing) = match (answered, durable) {
@@ -83,14 +134,16 @@ impl Models {
             let relay = Relay {
                 open: Some(open),
                 reply,
+                received: 0,
                 splitter: Splitter::of(outgoing.speaks),
                 mode,
                 dialect: request.dialect,
                 copy,
             };
-            let events = futures_util::stream::unfold(relay, |mut relay| async {
-                let bytes = relay.next().await?;
-                Some((bytes, relay))
+            let listened = Listened(Some(Box::new(relay)));
+            let events = futures_util::stream::unfold(listened, |mut listened| async {
+                let bytes = listened.0.as_mut()?.next().await?;
+                Some((bytes, listened))
             });
             return Ok(Served::Stream {
                 call,
@@ -124,15 +177,26 @@ impl Models {
 
     /// How many tokens a request of the Messages wire has: the provider's own count where it counts, else a guess.
     pub async fn count_tokens(&self, who: &Who, body: Bytes) -> Result<u64, Refusal> {
+        let estimated = input_tokens(&body);
+        self.take_rate(who, estimated)?;
+        let counted = self.count(who, body).await;
+        if let Some(key) = &who.key {
+            // Counting costs a request, but no tokens.
+            key.correct(estimated, 0);
+        }
+        counted
+    }
+
+    async fn count(&self, who: &Who, body: Bytes) -> Result<u64, Refusal> {
         let request = Request {
             dialect: Dialect::Messages,
-            body: self.guard(who, body)?,
+            body: self.guarded_body(who, body).await?,
             model: None,
             stream: Some(false),
             headers: Vec::new(),
             keep: None,
         };
-        let peek = atoll_dialects::Peek::at(&request.body)?;
+        let peek = atoll_dialects::Peek::at(request.dialect, &request.body)?;
         let asked = peek.model.unwrap_or_default();
         self.refuse_unlisted(who, &asked)?;
         let setup = self.setup(&who.spender.project);
@@ -148,7 +212,7 @@ impl Models {
         let Some(provider) = counts else {
             return Ok(input_tokens(&request.body));
         };
-        let outgoing = Outgoing::prepare(&request, provider, target, None, false)?;
+        let outgoing = Outgoing::prepare(&request, provider, target, None, false, None)?;
         let call = Call {
             kind: provider.kind,
             base_url: &provider.base_url,
@@ -177,7 +241,7 @@ impl Models {
         let reply = self
             .inner
             .providers
-            .send(ready.map_err(unavailable)?)
+            .send(ready.map_err(unavailable)?, self.reach_of(&who.spender.project))
             .await
             .map_err(unavailable)?;
         let status = reply.status;
@@ -209,7 +273,7 @@ async fn again(mut open: Open, body: Bytes, stream: bool) -> Result<Served, Refu
     }
     // Nobody was asked, so nothing was used.
     open.seen.usage = Some(ModelUsage::default());
-    open.seen.finished = true;
+    open.seen.complete = true;
     let cost = open.done().cost;
     Ok(if stream {
         let events = futures_util::stream::once(std::future::ready(body));
@@ -246,7 +310,7 @@ async fn whole(
         open.seen.usage = watch.seen.usage;
         open.seen.written = watch.seen.written;
         open.seen.finish = watch.seen.reason;
-        open.seen.finished = true;
+        open.seen.complete = open.seen.usage.is_some();
         return Ok(body);
     }
     let garbage = |error: atoll_dialects::Untranslatable| {
@@ -259,7 +323,7 @@ async fn whole(
             _ => embeddings::read_openai(&body),
         }
         .map_err(garbage)?;
-        open.seen.finished = answer.usage.is_some();
+        open.seen.complete = answer.usage.is_some();
         open.seen.usage = answer.usage;
         // One that does not count is told our guess.
         answer.usage = answer.usage.or(Some(open.row.usage));
@@ -279,7 +343,7 @@ async fn whole(
     }
     .map_err(garbage)?;
     open.seen.usage = answer.usage;
-    open.seen.finished = true;
+    open.seen.complete = answer.usage.is_some();
     open.seen.written = body.len() as u64;
     let written = write_whole(request.dialect, &answer, &stamp(open), &gateway, open);
     Ok(written.to_string().into())
@@ -320,10 +384,35 @@ fn about(open: &Open) -> Value {
     })
 }
 
+/// A stream that somebody listens to, until it is dropped.
+struct Listened(Option<Box<Relay>>);
+
+impl Drop for Listened {
+    fn drop(&mut self) {
+        let Some(mut relay) = self.0.take() else { return };
+        let Some(open) = &relay.open else { return };
+        // Some hang up as soon as they have heard the end.
+        if open.seen.complete {
+            return relay.finish();
+        }
+        if !open.is_capped && !open.seen.finished {
+            return;
+        }
+        open.gone.store(true, std::sync::atomic::Ordering::Relaxed);
+        let models = open.models.clone();
+        let heard_out = open.models.clone();
+        models.spawn(async move {
+            heard_out.hear_out(relay.drain()).await;
+        });
+    }
+}
+
 struct Relay {
     /// `None` once it is settled.
     open: Option<Open>,
     reply: Reply,
+    /// Bytes so far.
+    received: u64,
     splitter: Splitter,
     mode: Mode,
     dialect: Dialect,
@@ -459,6 +548,16 @@ impl Mode {
 }
 
 impl Relay {
+    /// Reads on though nobody listens. What is not over then is settled as it is dropped.
+    async fn drain(mut self: Box<Self>) {
+        while self.received <= conduct::MOST_BYTES && self.next().await.is_some() {
+            // Some providers keep a connection open behind the last word.
+            if self.open.as_ref().is_some_and(|open| open.seen.complete) {
+                return self.finish();
+            }
+        }
+    }
+
     /// The next bytes for the client; `None` at the end.
     async fn next(&mut self) -> Option<Bytes> {
         let bytes = self.relay().await?;
@@ -477,7 +576,10 @@ impl Relay {
                 Err(why) => return Some(self.fail(&why)),
             }
             match self.reply.chunk().await {
-                Ok(Some(chunk)) => self.splitter.push(&chunk),
+                Ok(Some(chunk)) => {
+                    self.received += chunk.len() as u64;
+                    self.splitter.push(&chunk);
+                }
                 Ok(None) => return self.end(),
                 Err(error) => return Some(self.fail(&error.to_string())),
             }
@@ -514,6 +616,7 @@ impl Relay {
                 open.seen.usage = watch.seen.usage;
                 open.seen.finished = watch.seen.finished;
                 open.seen.written = watch.seen.written;
+                open.seen.complete = watch.seen.over && watch.seen.usage.is_some();
                 Ok(if only_usage && *hide_usage {
                     Bytes::new()
                 } else {
@@ -566,10 +669,8 @@ impl Relay {
         };
         match (finished, reason) {
             (true, _) => {
-                if let Some(copy) = &mut self.copy {
-                    copy.ended = true;
-                }
-                self.settle(None);
+                open.seen.complete = open.seen.usage.is_some();
+                self.finish();
             }
             // It said so itself, and the client has heard it.
             (false, Some(reason)) => self.settle(Some(&reason)),
@@ -578,6 +679,14 @@ impl Relay {
             ),
         }
         (!out.is_empty()).then(|| out.into())
+    }
+
+    /// The answer is complete.
+    fn finish(&mut self) {
+        if let Some(copy) = &mut self.copy {
+            copy.ended = true;
+        }
+        self.settle(None);
     }
 
     fn fail(&mut self, why: &str) -> Bytes {
@@ -605,17 +714,10 @@ impl Relay {
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        let Some(copy) = self.copy.take() else { return };
-        // Some hang up as soon as they have heard the end.
-        let heard_all = match &self.open {
-            None => false,
-            Some(open) => {
-                let said_so = self.dialect != Dialect::Chat || copy.bytes.ends_with(b"data: [DONE]\n\n");
-                open.seen.finished && open.seen.usage.is_some() && said_so
-            }
-        };
-        let is_complete = copy.ended || heard_all;
-        copy.keep(is_complete, self.dialect);
+        if let Some(copy) = self.copy.take() {
+            let is_complete = copy.ended;
+            copy.keep(is_complete, self.dialect);
+        }
     }
 }
 
@@ -632,7 +734,11 @@ fn write_events(
                 open.seen.written += text.len() as u64;
             }
             Event::Usage(usage) => open.seen.usage = Some(*usage),
-            Event::Finish(_) => open.seen.finished = true,
+            // It is the last, behind the usage.
+            Event::Finish(_) => {
+                open.seen.finished = true;
+                open.seen.complete = open.seen.usage.is_some();
+            }
             Event::Failed(why) => *failed = Some(why.clone()),
             Event::Open(_) | Event::Close | Event::Signature(_) => {}
         }

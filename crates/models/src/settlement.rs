@@ -1,28 +1,46 @@
 //! From the reservation of a call to what it cost: whatever happens in between, exactly once.
+//!
+//! What must hold: where a budget applies, a call is booked at what its provider says that it used, once it has said so for all
+//! of it, and else at what was reserved. Every attempt counts that a provider may charge for, not only the last.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use atoll_gateway_core::{Reservation, Target, output_tokens};
+use atoll_gateway_core::{Reservation, Spender, Target, output_tokens};
 use atoll_store::{Fact, ModelCallFact, ModelCallRow, NewFact};
 use atoll_types::{CallOutcome, Fault, ModelUsage, Timestamp, Usd};
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, Shared};
 
-use crate::admission::{Admitted, Who};
+use crate::admission::{Admitted, Money, Who};
+use crate::faults::from_store;
 use crate::keys::ModelKey;
 use crate::setup::ProjectSetup;
-use crate::{Models, Request, fresh, spans};
+use crate::{Models, Refusal, Request, fresh, spans};
 
 /// A call under way. Dropping it settles it as what the caller gave up.
 pub(crate) struct Open {
-    models: Models,
+    pub(crate) models: Models,
+    spender: Spender,
     pub(crate) row: ModelCallRow,
     pub(crate) setup: Arc<ProjectSetup>,
     key: Option<Arc<ModelKey>>,
     estimated_input: u64,
     began: Instant,
-    reservation: Option<Reservation>,
+    /// The first is for the attempt under way, the others for those before it; empty once it is settled.
+    reservations: Vec<Reservation>,
+    /// What one attempt may cost.
+    most: Usd,
+    /// A budget applies.
+    pub(crate) is_capped: bool,
+    /// The limit that providers are to be given where there is none.
+    pub(crate) limit: Option<u64>,
+    /// What earlier attempts may have cost, of which nobody has told.
+    lost: Usd,
+    unpriced: bool,
+    /// The caller has hung up.
+    pub(crate) gone: Arc<AtomicBool>,
     /// Whether the row is durable.
     written: Shared<BoxFuture<'static, bool>>,
     span: tracing::Span,
@@ -36,7 +54,10 @@ pub(crate) struct Progress {
     /// A provider may charge for it: it was asked, and has neither refused nor said what it used.
     pub(crate) owed: bool,
     pub(crate) usage: Option<ModelUsage>,
+    /// The model has stopped.
     pub(crate) finished: bool,
+    /// The answer is over, and so the usage is that of all of it.
+    pub(crate) complete: bool,
     pub(crate) written: u64,
     pub(crate) finish: Option<String>,
 }
@@ -55,7 +76,8 @@ impl Open {
             stream,
             targets,
             estimated_input,
-            reservation,
+            money: Money { reservation, limit },
+            unpriced,
             tags,
             user,
             ..
@@ -96,22 +118,30 @@ impl Open {
         let mut stored = row.clone();
         stored.cost = cost(&setup, &row);
         let (store, id) = (models.store().clone(), row.id.clone());
-        let writing = models.inner.tasks.spawn(async move {
+        let writing = async move {
             let written = store.open_model_call(stored).await;
             if let Err(error) = &written {
                 tracing::error!(%error, call = %id, "a model call could not be written down");
             }
             written.is_ok()
-        });
+        };
+        let writing = models.inner.tasks.spawn_on(writing, &models.inner.runtime);
         models.retries().deposit();
         let open = Self {
             models: models.clone(),
+            spender: who.spender.clone(),
             row,
             setup,
             key: who.key.clone(),
             estimated_input,
             began: Instant::now(),
-            reservation: Some(reservation),
+            most: reservation.amount(),
+            is_capped: reservation.is_capped(),
+            reservations: vec![reservation],
+            limit,
+            lost: Usd::ZERO,
+            unpriced,
+            gone: Arc::default(),
             written: writing.map(|written| written.unwrap_or(false)).boxed().shared(),
             span,
             seen: Progress::default(),
@@ -140,6 +170,43 @@ impl Open {
         self.row.first_byte_millis = Some(self.elapsed_millis());
     }
 
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.gone.load(Ordering::Relaxed)
+    }
+
+    /// An attempt has failed that its provider may charge for.
+    pub(crate) fn lost(&mut self, target: &Target) {
+        let sent = ModelUsage {
+            input: self.estimated_input,
+            ..ModelUsage::default()
+        };
+        let sent = self.setup.price_of(target).map(|price| price.cost(&sent));
+        self.lost += sent.unwrap_or_default().max(self.most);
+        self.seen.owed = false;
+    }
+
+    /// Sets aside what another attempt may cost, beside what the lost ones may have cost; durable before it is made.
+    pub(crate) async fn reserve_again(&mut self) -> Result<(), Fault> {
+        if !self.is_capped || self.lost == Usd::ZERO {
+            return Ok(());
+        }
+        let have: Usd = self.reservations.iter().map(Reservation::amount).sum();
+        if have >= self.lost + self.most {
+            return Ok(());
+        }
+        let more = self
+            .models
+            .books()
+            .reserve(&self.spender, self.most, self.models.now())
+            .map_err(|exhausted| *Refusal::from(exhausted).fault)?;
+        self.reservations.push(more);
+        self.row.reserved = have + self.most;
+        self.durable().await?;
+        let (id, reserved) = (self.row.id.clone(), self.row.reserved);
+        let raised = self.models.store().raise_model_call(id, reserved).await;
+        raised.map_err(|e| from_store(&e))
+    }
+
     pub(crate) fn done(mut self) -> ModelCallRow {
         self.settle(CallOutcome::Done, None)
     }
@@ -149,18 +216,19 @@ impl Open {
     }
 
     fn settle(&mut self, outcome: CallOutcome, why: Option<&str>) -> ModelCallRow {
-        let Some(reservation) = self.reservation.take() else {
+        let reservations = std::mem::take(&mut self.reservations);
+        if reservations.is_empty() {
             return self.row.clone();
-        };
+        }
         let now = self.models.now();
         let target = Target {
             provider: self.row.provider.clone(),
             model: self.row.model.clone(),
         };
         let seen = &self.seen;
-        // Streams tell what was read at their beginning, and what was written at their end.
         let (usage, estimated) = match seen.usage {
-            Some(usage) if seen.finished => (usage, false),
+            Some(usage) if seen.complete => (usage, false),
+            // Streams tell what was read at their beginning, and what was written at their end.
             Some(usage) => {
                 let output = usage.output.max(output_tokens(seen.written));
                 (ModelUsage { output, ..usage }, true)
@@ -177,21 +245,36 @@ impl Open {
             None => (ModelUsage::default(), false),
         };
         let row = &mut self.row;
-        row.outcome = outcome;
+        row.outcome = match outcome {
+            // It came to its end, but not for the caller.
+            CallOutcome::Done if self.gone.load(Ordering::Relaxed) => CallOutcome::Cancelled,
+            outcome => outcome,
+        };
         row.ended_at = Some(now);
         row.usage = usage;
-        row.estimated = estimated;
+        row.estimated = estimated || self.unpriced || self.lost > Usd::ZERO;
         row.finish.clone_from(&seen.finish);
         row.error = why.map(|why| why.chars().take(300).collect());
         row.price_version = self
             .setup
             .price_of(&target)
             .map(|_| self.setup.prices().version().to_owned());
-        row.cost = cost(&self.setup, row);
+        let known = cost(&self.setup, row);
+        row.cost = if estimated { known.max(self.most) } else { known } + self.lost;
         if let Some(key) = &self.key {
             key.correct(self.estimated_input, usage.total());
         }
-        let alerts = self.models.books().settle(&reservation, row.cost, now);
+        let alerts = {
+            let mut books = self.models.books();
+            let mut cost = row.cost;
+            let mut alerts = Vec::new();
+            for reservation in &reservations {
+                alerts.extend(books.settle(reservation, cost, now));
+                // Once; the others only give back what they hold.
+                cost = Usd::ZERO;
+            }
+            alerts
+        };
         self.models.inner.metrics.settled(row);
         spans::end(&self.span, row, &self.setup);
         let mut facts = vec![fact(row)];
@@ -211,7 +294,7 @@ impl Open {
         }));
         let (store, written, row) = (self.models.store().clone(), self.written.clone(), row.clone());
         let settled = row.clone();
-        self.models.inner.tasks.spawn(async move {
+        self.models.spawn(async move {
             // What was never begun in the store cannot be completed there.
             if !written.await {
                 return;
@@ -227,16 +310,7 @@ impl Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        // Some hang up as soon as they have heard the end.
-        let heard_all = self.seen.finished && self.seen.usage.is_some();
-        self.settle(
-            if heard_all {
-                CallOutcome::Done
-            } else {
-                CallOutcome::Cancelled
-            },
-            None,
-        );
+        self.settle(CallOutcome::Cancelled, None);
     }
 }
 

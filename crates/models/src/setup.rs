@@ -92,7 +92,7 @@ pub struct SetProvider {
     pub kind: ProviderKind,
     /// `None`: the provider's own address.
     pub base_url: Option<String>,
-    /// `None`: the key that it has stays.
+    /// `None`: the key that it has stays, as long as it goes to the same place.
     pub key: Option<Zeroizing<Vec<u8>>>,
     /// Names of models that it serves, with wildcards; `None`: what providers of its kind serve at their own address.
     pub serves: Option<Vec<String>>,
@@ -260,7 +260,10 @@ impl Models {
                 let sealed = self.inner.broker.seal(project, &id, &secret);
                 Some(sealed.map_err(|error| Fault::internal(error.to_string()))?)
             }
-            None => before.as_ref().and_then(|row| row.sealed.clone()),
+            None => {
+                refuse_moving(before.as_deref(), request.kind, &base_url)?;
+                before.as_ref().and_then(|row| row.sealed.clone())
+            }
         };
         let now = self.now();
         let row = ModelProviderRow {
@@ -590,7 +593,22 @@ fn default_models(kind: ProviderKind) -> &'static [&'static str] {
     }
 }
 
-/// The operator may call machines of their own, so any host will do.
+/// A key goes where whoever knew it has sent it. Who does not know it cannot have it sent elsewhere, or shown to somebody who
+/// speaks another wire.
+fn refuse_moving(before: Option<&ModelProviderRow>, kind: ProviderKind, base_url: &str) -> Result<(), Fault> {
+    let moves = before
+        .is_some_and(|row| row.sealed.is_some() && (row.base_url.as_str(), row.kind) != (base_url, kind));
+    if !moves {
+        return Ok(());
+    }
+    Err(Fault::invalid(
+        "provider_key_needed",
+        "the address or the kind of this provider changes, and its key does not go to another place unseen",
+    )
+    .hint("give the key again, or delete the provider first if it needs none"))
+}
+
+/// Any host will do here: where calls may go is asked when they are made, about the address that they go to.
 fn check_url(url: &str) -> Result<String, Fault> {
     let url = url.trim_end_matches('/');
     let rest = url

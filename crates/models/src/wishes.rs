@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     fn peek(body: &str) -> Peek {
-        Peek::at(body.as_bytes()).unwrap()
+        Peek::at(atoll_dialects::Dialect::Chat, body.as_bytes()).unwrap()
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //!   nobody asked for is an error.
 //! - A key goes into a header of a request to its own provider, marked so that no library logs it, and nowhere else:
 //!   redirects are not followed and no proxy of the environment is used.
+//! - Who may not call every machine is connected to none that [`Reach`] refuses, whatever a name resolves to.
 //! - Dropping a call at any point closes its connection, which is how a provider learns that nobody listens.
 //!
 //! Connections are HTTP/1.1: a shared one would queue calls behind each other, and a provider that limits streams on it would
@@ -19,6 +20,7 @@ mod signature;
 
 use std::fmt;
 use std::future::poll_fn;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -33,7 +35,7 @@ use hyper::header::{
 use hyper::{Request, Uri};
 use tokio::time::{Instant, Sleep, timeout};
 
-use crate::link::{Answer, Links};
+use crate::link::{Answer, Failed, Links};
 use crate::signature::{Credentials, Signed};
 
 /// The most that an answer which is not a stream may hold.
@@ -59,6 +61,14 @@ impl Default for Timeouts {
             idle: Duration::from_secs(120),
         }
     }
+}
+
+/// Where calls may go; errors are sentences for people.
+pub trait Reach: Send + Sync {
+    /// Before a name is resolved.
+    fn name(&self, host: &str) -> Result<(), String>;
+    /// Before an address is connected to, right before.
+    fn address(&self, address: IpAddr) -> Result<(), String>;
 }
 
 /// Something to send.
@@ -187,18 +197,21 @@ impl Providers {
         })
     }
 
-    /// Sends a call and waits for the head of its answer, which may say no.
-    pub async fn send(&self, call: Ready) -> Result<Reply, Error> {
+    /// Sends a call and waits for the head of its answer, which may say no. `reach`: where it may go; `None`: anywhere.
+    pub async fn send(&self, call: Ready, reach: Option<&Arc<dyn Reach>>) -> Result<Reply, Error> {
         let Timeouts {
             connect,
             first_byte,
             idle,
         } = self.timeouts;
         let request = call.request()?;
-        let sent = timeout(first_byte, self.links.send(&call.url, request, connect)).await;
-        let (head, answer) = sent
-            .map_err(|_| Error::TooSlow(first_byte))?
-            .map_err(|error| Error::Unreachable(cause(error.as_ref())))?;
+        let sent = timeout(first_byte, self.links.send(&call.url, request, connect, reach)).await;
+        let (head, answer) =
+            sent.map_err(|_| Error::TooSlow(first_byte))?
+                .map_err(|failed| match failed {
+                    Failed::Unsent(error) => Error::Unreachable(cause(error.as_ref())),
+                    Failed::Sent(error) => Error::BrokeOff(cause(error.as_ref())),
+                })?;
         let header = |name: HeaderName| head.headers().get(name).and_then(|value| value.to_str().ok());
         let kind = header(CONTENT_TYPE).map(essence).unwrap_or_default();
         let reply = Reply {
@@ -217,6 +230,20 @@ impl Providers {
             alarm: None,
         };
         reply.check(call.stream)
+    }
+}
+
+impl Error {
+    /// The provider may have done what it was asked to, and charge for it.
+    pub fn may_be_charged(&self) -> bool {
+        match self {
+            Self::Unusable(_) | Self::Unreachable(_) => false,
+            Self::TooSlow(_)
+            | Self::Stalled(_)
+            | Self::BrokeOff(_)
+            | Self::WrongKind(_)
+            | Self::TooLarge(_) => true,
+        }
     }
 }
 

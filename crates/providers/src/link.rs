@@ -7,10 +7,13 @@
 //! - Whoever waits for an answer drives its connection, in the same task: a chunk that arrives wakes one task, once.
 //! - One that is kept is driven by nobody. Whether the other end has closed it is found out when it is taken.
 //! - A request is sent a second time only if nothing of it was sent the first time.
+//! - Where a call may not go everywhere, what is asked about is the very address that is connected to, right before; and one
+//!   that may go anywhere leaves no connection behind for one that may not.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::future::poll_fn;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -23,12 +26,15 @@ use http_body_util::Full;
 use hyper::body::{Body as _, Incoming};
 use hyper::client::conn::http1::{self, Connection, SendRequest};
 use hyper::{Request, Response, Uri};
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
+use hyper_rustls::{HttpsConnector, MaybeHttpsStream};
 use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::connect::dns::Name;
 use hyper_util::rt::TokioIo;
 use rustls_platform_verifier::BuilderVerifierExt as _;
 use tokio::net::TcpStream;
 use tower_service::Service as _;
+
+use crate::Reach;
 
 /// How long a connection is kept without a call.
 const KEPT: Duration = Duration::from_secs(90);
@@ -40,17 +46,65 @@ type Io = MaybeHttpsStream<TokioIo<TcpStream>>;
 /// Whatever goes wrong on the way, for a text.
 pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
 
+/// How far a request came.
+pub(crate) enum Failed {
+    /// Nobody has heard of it.
+    Unsent(Failure),
+    /// It may have been read, and acted upon.
+    Sent(Failure),
+}
+
 /// Connects, and keeps what is not in use.
 pub(crate) struct Links {
-    connector: HttpsConnector<HttpConnector>,
+    tls: Arc<rustls::ClientConfig>,
     kept: Arc<Kept>,
+}
+
+/// Resolves names to those of their addresses that may be reached.
+#[derive(Clone)]
+struct Resolve(Option<Arc<dyn Reach>>);
+
+impl tower_service::Service<Name> for Resolve {
+    type Response = std::vec::IntoIter<SocketAddr>;
+    type Error = Failure;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Failure>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Failure>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, name: Name) -> Self::Future {
+        let reach = self.0.clone();
+        Box::pin(async move {
+            // The port is filled in by who connects.
+            let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
+            let (mut allowed, mut refused) = (Vec::new(), None);
+            for address in found {
+                match reach.as_ref().map_or(Ok(()), |reach| reach.address(address.ip())) {
+                    Ok(()) => allowed.push(address),
+                    Err(why) => refused = Some(why),
+                }
+            }
+            match refused {
+                Some(why) if allowed.is_empty() => Err(why.into()),
+                _ => Ok(allowed.into_iter()),
+            }
+        })
+    }
 }
 
 #[derive(Default)]
 struct Kept(Mutex<HashMap<Place, Vec<(Instant, Link)>>>);
 
-/// Scheme, host and port.
-type Place = String;
+/// Where a connection leads, and on whose behalf it was made.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+struct Place {
+    scheme: String,
+    /// Host and port.
+    authority: String,
+    /// Nobody asked whether it may.
+    anywhere: bool,
+}
 
 impl fmt::Debug for Links {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -65,17 +119,8 @@ impl Links {
             .with_safe_default_protocol_versions()?
             .with_platform_verifier()?
             .with_no_client_auth();
-        let mut tcp = HttpConnector::new();
-        tcp.enforce_http(false);
-        tcp.set_nodelay(true);
-        tcp.set_keepalive(Some(KEPT));
-        let connector = HttpsConnectorBuilder::new()
-            .with_tls_config(tls)
-            .https_or_http()
-            .enable_http1()
-            .wrap_connector(tcp);
         Ok(Self {
-            connector,
+            tls: Arc::new(tls),
             kept: Arc::default(),
         })
     }
@@ -86,16 +131,20 @@ impl Links {
         url: &Uri,
         mut request: Request<Full<Bytes>>,
         connect: Duration,
-    ) -> Result<(Response<()>, Answer), Failure> {
-        let place = format!(
-            "{}://{}",
-            url.scheme_str().unwrap_or_default(),
-            url.authority().map_or("", |at| at.as_str())
-        );
+        reach: Option<&Arc<dyn Reach>>,
+    ) -> Result<(Response<()>, Answer), Failed> {
+        let place = Place {
+            scheme: url.scheme_str().unwrap_or_default().to_owned(),
+            authority: url.authority().map_or("", |at| at.as_str()).to_owned(),
+            anywhere: reach.is_none(),
+        };
         loop {
             let (mut link, is_new) = match self.kept.take(&place) {
                 Some(link) => (link, false),
-                None => (self.connect(url, connect).await?, true),
+                None => {
+                    let connected = self.connect(url, connect, reach).await;
+                    (connected.map_err(Failed::Unsent)?, true)
+                }
             };
             match link.ask(request).await {
                 Ok(response) => {
@@ -111,14 +160,32 @@ impl Links {
                 Err(mut error) => match error.take_message() {
                     // Closed before anything was sent: as if it had not been kept.
                     Some(unsent) if !is_new => request = unsent,
-                    _ => return Err(error.into_error().into()),
+                    Some(_) => return Err(Failed::Unsent(error.into_error().into())),
+                    None => return Err(Failed::Sent(error.into_error().into())),
                 },
             }
         }
     }
 
-    async fn connect(&self, url: &Uri, within: Duration) -> Result<Link, Failure> {
-        let mut connector = self.connector.clone();
+    async fn connect(
+        &self,
+        url: &Uri,
+        within: Duration,
+        reach: Option<&Arc<dyn Reach>>,
+    ) -> Result<Link, Failure> {
+        if let Some(reach) = reach {
+            let host = url.host().unwrap_or_default();
+            // One that is written as an address is connected to without being resolved.
+            match host.trim_matches(['[', ']']).parse::<IpAddr>() {
+                Ok(address) => reach.address(address)?,
+                Err(_) => reach.name(host)?,
+            }
+        }
+        let mut tcp = HttpConnector::new_with_resolver(Resolve(reach.cloned()));
+        tcp.enforce_http(false);
+        tcp.set_nodelay(true);
+        tcp.set_keepalive(Some(KEPT));
+        let mut connector = HttpsConnector::from((tcp, Arc::clone(&self.tls)));
         let connecting = async {
             poll_fn(|cx| connector.poll_ready(cx)).await?;
             let io = connector.call(url.clone()).await?;

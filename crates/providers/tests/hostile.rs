@@ -65,7 +65,7 @@ async fn ask(base: &str, stream: bool) -> Result<atoll_providers::Reply, Error> 
         stream,
     };
     providers()
-        .send(call.with_key(Some(b"sk-secret"), Timestamp(0))?)
+        .send(call.with_key(Some(b"sk-secret"), Timestamp(0))?, None)
         .await
 }
 
@@ -126,7 +126,7 @@ async fn answers_of_another_kind_are_refused() {
         );
     }
     let base = serve(b"garbage\r\n\r\n".to_vec(), close).await;
-    assert!(matches!(ask(&base, false).await, Err(Error::Unreachable(_))));
+    assert!(matches!(ask(&base, false).await, Err(Error::BrokeOff(_))));
 }
 
 #[tokio::test]

@@ -2,9 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
+use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_providers::{Call, Providers, Ready, Reply, Timeouts};
+use atoll_providers::{Call, Error, Providers, Reach, Ready, Reply, Timeouts};
 use atoll_types::{ProviderKind, Timestamp};
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -79,7 +81,7 @@ async fn a_connection_serves_one_call_after_the_other() {
     let called = async {
         for _ in 0..3 {
             let call = provider.call(ProviderKind::Openai, b"sk", false);
-            assert_eq!(whole(providers.send(call).await.unwrap()).await, "{}");
+            assert_eq!(whole(providers.send(call, None).await.unwrap()).await, "{}");
         }
     };
     // With a second connection the server would wait for ever.
@@ -99,7 +101,7 @@ async fn one_that_the_provider_has_closed_is_not_used_again() {
             drop(stream);
         };
         let call = provider.call(ProviderKind::Openai, b"sk", false);
-        let called = async { whole(providers.send(call).await.unwrap()).await };
+        let called = async { whole(providers.send(call, None).await.unwrap()).await };
         let ((), answer) = tokio::join!(served, called);
         assert_eq!(answer, "{}");
     }
@@ -110,7 +112,7 @@ async fn whoever_stops_listening_closes_the_connection() {
     let (provider, providers) = (Provider::new().await, providers());
     let call = provider.call(ProviderKind::Openai, b"sk", true);
     let sending = tokio::spawn(async move {
-        let mut reply = providers.send(call).await.unwrap();
+        let mut reply = providers.send(call, None).await.unwrap();
         assert_eq!(reply.chunk().await.unwrap().unwrap(), "abc");
         drop(reply);
         providers
@@ -128,7 +130,7 @@ async fn no_chunk_is_slept_through() {
     let (provider, providers) = (Provider::new().await, providers());
     let call = provider.call(ProviderKind::Openai, b"sk", true);
     let reading = tokio::spawn(async move {
-        let mut reply = providers.send(call).await.unwrap();
+        let mut reply = providers.send(call, None).await.unwrap();
         let mut all = Vec::new();
         while let Some(chunk) = reply.chunk().await.unwrap() {
             all.extend_from_slice(&chunk);
@@ -177,7 +179,7 @@ async fn a_request_to_amazon_is_signed_or_carries_its_key() {
             drop(stream);
             asked
         };
-        let (asked, reply) = tokio::join!(served, providers.send(call));
+        let (asked, reply) = tokio::join!(served, providers.send(call, None));
         assert!(
             asked.starts_with("POST /model/a%3A0/converse HTTP/1.1\r\n"),
             "{asked}"
@@ -186,4 +188,85 @@ async fn a_request_to_amazon_is_signed_or_carries_its_key() {
         assert!(!asked.contains("secret\r\n"), "{asked}");
         drop(reply.unwrap());
     }
+}
+
+/// Nobody reaches this machine.
+struct NotHere;
+
+impl Reach for NotHere {
+    fn name(&self, host: &str) -> Result<(), String> {
+        if host == "refused.example" {
+            return Err("this name is refused".into());
+        }
+        Ok(())
+    }
+
+    fn address(&self, address: IpAddr) -> Result<(), String> {
+        if address.to_canonical().is_loopback() {
+            return Err(format!("{address} is refused"));
+        }
+        Ok(())
+    }
+}
+
+/// However an address is written, and whatever a name resolves to, it is the address that is asked about.
+#[tokio::test]
+async fn what_may_not_be_reached_is_not_connected_to() {
+    let (provider, providers) = (Provider::new().await, providers());
+    let reach: Arc<dyn Reach> = Arc::new(NotHere);
+    let port = provider.listener.local_addr().unwrap().port();
+    for host in [
+        "127.0.0.1",
+        "localhost",
+        "127.1",
+        "2130706433",
+        "0x7f000001",
+        "[::1]",
+        "[::ffff:127.0.0.1]",
+    ] {
+        let call = Call {
+            kind: ProviderKind::Openai,
+            base_url: &format!("http://{host}:{port}"),
+            path: "/x",
+            headers: &[],
+            body: Bytes::from_static(b"{}"),
+            stream: false,
+        };
+        let ready = call.with_key(Some(b"sk-secret"), Timestamp(0)).unwrap();
+        let error = providers.send(ready, Some(&reach)).await.unwrap_err();
+        assert!(
+            matches!(&error, Error::Unreachable(why) if why.contains("is refused"))
+                && !error.may_be_charged(),
+            "{host}: {error}"
+        );
+    }
+    // A connection that somebody else has left open is no way round.
+    let served = async {
+        let mut stream = provider.accept().await;
+        request(&mut stream).await;
+        stream.write_all(WHOLE).await.unwrap();
+        stream
+    };
+    let call = provider.call(ProviderKind::Openai, b"sk", false);
+    let called = async { whole(providers.send(call, None).await.unwrap()).await };
+    let (_open, _) = tokio::join!(served, called);
+    let call = provider.call(ProviderKind::Openai, b"sk", false);
+    assert!(providers.send(call, Some(&reach)).await.is_err());
+}
+
+/// Who was asked and said nothing may charge for it; who was never asked does not.
+#[tokio::test]
+async fn what_was_sent_is_told_from_what_was_not() {
+    let (provider, providers) = (Provider::new().await, providers());
+    let call = provider.call(ProviderKind::Openai, b"sk", false);
+    let served = async {
+        let mut stream = provider.accept().await;
+        request(&mut stream).await;
+        drop(stream);
+    };
+    let (error, ()) = tokio::join!(providers.send(call, None), served);
+    assert!(error.unwrap_err().may_be_charged());
+    let call = provider.call(ProviderKind::Openai, b"sk", false);
+    drop(provider);
+    assert!(!providers.send(call, None).await.unwrap_err().may_be_charged());
 }

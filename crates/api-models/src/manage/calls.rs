@@ -239,6 +239,7 @@ pub(crate) async fn get_spend(
         provider: asked.provider,
         sandbox: maybe_sandbox(asked.sandbox.as_deref())?,
         user: None,
+        key: None,
     };
     let rows = app.models.spend_beside_compute(spend).await.map_err(own)?;
     let total: Usd = rows.iter().map(|(row, _)| row.cost).sum();

@@ -9,5 +9,8 @@
 mod budgets;
 mod cache;
 mod calls;
+mod conversations;
+mod evasion;
 mod guards;
+mod places;
 mod support;

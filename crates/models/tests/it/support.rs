@@ -8,6 +8,7 @@ use atoll_dialects::Dialect;
 use atoll_egress::{Broker, MasterKey};
 use atoll_gateway_core::Spender;
 use atoll_models::{Models, Refusal, Request, Served, SetProvider, Settings, Who};
+use atoll_policy::Floor;
 use atoll_providers::Timeouts;
 use atoll_store::{ModelCallRow, ModelRates, Store};
 use atoll_types::{ProjectId, ProviderKind, Timestamp};
@@ -36,8 +37,22 @@ impl Context {
         Self::at(tempfile::tempdir().unwrap()).await
     }
 
+    /// A gateway that waits for a busy provider, and keeps no bodies.
+    pub(crate) async fn patient() -> Self {
+        Self::with(tempfile::tempdir().unwrap(), Duration::from_secs(60), None).await
+    }
+
     /// A gateway on what an earlier one left.
     pub(crate) async fn at(directory: tempfile::TempDir) -> Self {
+        Self::with(
+            directory,
+            Duration::from_millis(500),
+            Some(Duration::from_secs(60)),
+        )
+        .await
+    }
+
+    async fn with(directory: tempfile::TempDir, idle: Duration, keep_bodies: Option<Duration>) -> Self {
         let store = Store::open(&directory.path().join("atoll.db")).unwrap();
         let project = store
             .ensure_project("default", ProjectId::from_entropy([1; 20]), clock())
@@ -47,12 +62,14 @@ impl Context {
         let timeouts = Timeouts {
             connect: Duration::from_secs(1),
             first_byte: Duration::from_secs(20),
-            idle: Duration::from_millis(500),
+            idle,
         };
         let models = Models::start(
             Settings {
                 timeouts,
-                keep_bodies: Some(Duration::from_secs(60)),
+                operator: project.id.clone(),
+                floor: Floor::default(),
+                keep_bodies,
                 now: clock,
             },
             store.clone(),
@@ -83,15 +100,25 @@ impl Context {
         }
     }
 
-    pub(crate) async fn provider(&self, name: &str, kind: ProviderKind, base_url: &str, serves: &str) {
-        let request = SetProvider {
+    pub(crate) fn set_provider(
+        &self,
+        name: &str,
+        kind: ProviderKind,
+        base_url: &str,
+        serves: &str,
+    ) -> SetProvider {
+        SetProvider {
             name: name.into(),
             kind,
             base_url: Some(base_url.into()),
             key: Some(Zeroizing::new(b"sk-secret".to_vec())),
             serves: Some(vec![serves.into()]),
             responses: None,
-        };
+        }
+    }
+
+    pub(crate) async fn provider(&self, name: &str, kind: ProviderKind, base_url: &str, serves: &str) {
+        let request = self.set_provider(name, kind, base_url, serves);
         self.models.set_provider(&self.project, request).await.unwrap();
     }
 

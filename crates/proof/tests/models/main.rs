@@ -393,6 +393,124 @@ async fn a_budget_by_key_caps_a_projects_own_key_too() {
     server.finish().await;
 }
 
+/// A virtual key knows of its own calls and of nobody else's, and whatever it asks for counts against its rate.
+#[tokio::test]
+async fn a_virtual_key_sees_its_own_calls_only() {
+    let scripted = Scripted::start();
+    let (server, key) = gateway(&scripted).await;
+    put(&server, "/v1/gateway/budgets/all", &json!({"limit": "7"})).await;
+    put(
+        &server,
+        "/v1/gateway/budgets/each",
+        &json!({"limit": "3", "scope": "key"}),
+    )
+    .await;
+    let body = json!({"model": "open/scripted-echo", "messages": [{"role": "user", "content": "a b c"}]});
+    let (project, virtual_key) = (server.client(), server.client().with_key(Some(&key)));
+    for _ in 0..3 {
+        project.post("/v1/chat/completions", &body).await.expect(200);
+    }
+    let own = virtual_key.post("/v1/chat/completions", &body).await;
+    assert_eq!(own.status, 200);
+    let calls = wait::until("all are written down", Duration::from_secs(10), || async {
+        let calls = project.get("/v1/gateway/calls").await.ok();
+        let ended = calls["items"]
+            .as_array()?
+            .iter()
+            .filter(|call| call["outcome"] == "done");
+        (ended.count() == 4).then_some(calls)
+    });
+    let calls = calls.await;
+    let id_of = |at: usize| calls["items"][at]["id"].as_str().unwrap().to_owned();
+    let cost = calls["items"][0]["cost"].as_str().unwrap().to_owned();
+    let found = |id: String| {
+        let virtual_key = virtual_key.clone();
+        async move {
+            virtual_key
+                .get_with("/v1/generation", &[("id", &id)])
+                .await
+                .status
+        }
+    };
+    assert_eq!((found(id_of(0)).await, found(id_of(1)).await), (200, 404));
+    let dates = [
+        ("start_date", "2020-01-01"),
+        ("end_date", "2100-01-01"),
+        ("group_by", "model"),
+    ];
+    let report = virtual_key.get_with("/v1/report", &dates).await.ok();
+    assert_eq!(report["results"][0]["request_count"], 1, "{report}");
+    let credits = virtual_key.get("/v1/credits").await.ok();
+    assert_eq!(credits["total_used"], json!(cost), "{credits}");
+    assert!(
+        credits["balance"].as_str().unwrap().starts_with("2.99"),
+        "{credits}"
+    );
+    for path in [
+        "/v1/gateway/calls",
+        "/v1/gateway/spend",
+        "/v1/gateway/keys",
+        "/v1/gateway/providers",
+    ] {
+        virtual_key.get(path).await.expect(401);
+    }
+    let report = project.get_with("/v1/report", &dates).await.ok();
+    assert_eq!(report["results"][0]["request_count"], 4, "{report}");
+
+    let narrow = json!({"name": "narrow", "requests_per_minute": 5});
+    let made = project.post("/v1/gateway/keys", &narrow).await.ok();
+    let narrow = project.with_key(made["secret"].as_str());
+    narrow.get("/v1/models").await.expect(200);
+    narrow.get("/v4/ai/config").await.expect(200);
+    narrow.get("/v1/credits").await.expect(200);
+    narrow.get_with("/v1/report", &dates).await.expect(200);
+    narrow.post("/v1/messages/count_tokens", &body).await.expect(200);
+    for path in ["/v1/models", "/v1/models/open", "/v1/credits", "/v4/ai/config"] {
+        narrow.get(path).await.expect(429);
+    }
+    narrow.post("/v1/messages/count_tokens", &body).await.expect(429);
+    server.finish().await;
+}
+
+/// Tenants' providers reach neither this machine nor its neighbours; whoever changes one without its key moves no key.
+#[tokio::test]
+async fn a_tenants_provider_stays_outside() {
+    let scripted = Scripted::start();
+    let (server, _) = gateway(&scripted).await;
+    let operator = server.client();
+    operator
+        .post("/v1/projects", &json!({"name": "tenant"}))
+        .await
+        .expect(201);
+    let made = operator
+        .post("/v1/keys", &json!({"name": "t", "project": "tenant"}))
+        .await
+        .ok();
+    let tenant = operator.with_key(made["secret"].as_str());
+    let provider = json!({"kind": "openai", "base_url": format!("{}/v1", scripted.url), "key": "k", "serves": ["scripted-*"]});
+    let path = "/v1/gateway/providers/p";
+    tenant
+        .send(tenant.request(reqwest::Method::PUT, path).json(&provider))
+        .await
+        .expect(200);
+    let body = json!({"model": "scripted-echo", "messages": [{"role": "user", "content": "x"}]});
+    let refused = tenant.post("/v1/chat/completions", &body).await.json();
+    assert!(
+        refused.to_string().contains("is refused on this server"),
+        "{refused}"
+    );
+    let mut moved = provider;
+    moved["base_url"] = "https://elsewhere.example/v1".into();
+    moved.as_object_mut().unwrap().remove("key");
+    let refused = tenant
+        .send(tenant.request(reqwest::Method::PUT, path).json(&moved))
+        .await
+        .json();
+    assert_eq!(refused["error"]["code"], "provider_key_needed", "{refused}");
+    assert!(scripted.counted().await["models"].as_array().unwrap().is_empty());
+    server.finish().await;
+}
+
 /// What a sandbox finds when its policy names the gateway: an address, a token of its own, and an end to both.
 #[tokio::test]
 async fn a_sandbox_calls_models_with_a_token_that_dies_with_it() {

@@ -8,6 +8,7 @@ use atoll_types::{
 };
 use rusqlite::{Row, ToSql};
 
+use crate::facts::wide_sum;
 use crate::{Cursor, Error, NewFact, Page, Store, facts, page, sql};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -90,6 +91,7 @@ pub struct SpendQuery {
     pub model: Option<String>,
     pub provider: Option<String>,
     pub sandbox: Option<SandboxId>,
+    pub key: Option<KeyId>,
     pub user: Option<String>,
 }
 
@@ -110,6 +112,19 @@ impl Store {
     pub async fn open_model_call(&self, call: ModelCallRow) -> Result<(), Error> {
         self.write("begin a model call", move |db| insert(db, &call))
             .await
+    }
+
+    /// More may have to be paid for a call than was thought when it began.
+    pub async fn raise_model_call(&self, id: ModelCallId, reserved: Usd) -> Result<(), Error> {
+        self.write("reserve more for a model call", move |db| {
+            sql::execute(
+                db,
+                "UPDATE model_calls SET reserved_pico = ?2 WHERE id = ?1 AND outcome = 'open'",
+                &[&id.as_str(), &reserved.pico()],
+            )?;
+            Ok(())
+        })
+        .await
     }
 
     /// Completes a row. One that is no longer open, or was never written, is left alone and its facts with it.
@@ -194,13 +209,14 @@ impl Store {
             sql::rows(
                 db,
                 &format!(
-                    "SELECT {column} AS subject, sum(cost_pico) AS cost FROM model_calls
+                    // In two halves: what a provider claims may be so much that a sum of it does not fit into one.
+                    "SELECT sum(cost_pico >> 24), sum(cost_pico & 16777215), {column} AS subject FROM model_calls
                      WHERE project = ?1 AND created_at >= ?2 AND outcome != 'open'
                          AND {column} IS NOT NULL AND (?3 IS NULL OR {column} = ?3)
-                     GROUP BY {column} HAVING sum(cost_pico) > 0"
+                     GROUP BY {column} HAVING max(cost_pico) > 0"
                 ),
                 &[&project.as_str(), &from.0, &subject],
-                |row| Ok((row.get("subject")?, Usd::from_pico(row.get("cost")?))),
+                |row| Ok((row.get("subject")?, wide_cost(row)?)),
             )
         })
         .await
@@ -212,10 +228,10 @@ impl Store {
             let tags = if query.by == SpendBy::Tag { ", json_each(tags) AS tag" } else { "" };
             let order = match query.by {
                 SpendBy::Day | SpendBy::Hour => "bucket",
-                _ => "cost DESC, bucket",
+                _ => "total(cost_pico) DESC, bucket",
             };
             let statement = format!(
-                "SELECT {} AS bucket, count(*) AS calls, sum(cost_pico) AS cost, sum(input) AS input,
+                "SELECT sum(cost_pico >> 24), sum(cost_pico & 16777215), {} AS bucket, count(*) AS calls, sum(input) AS input,
                      sum(cache_read) AS cache_read, sum(cache_write) AS cache_write,
                      sum(cache_write_1h) AS cache_write_1h, sum(audio_input) AS audio_input, sum(output) AS output,
                      sum(reasoning) AS reasoning, sum(audio_output) AS audio_output, sum(searches) AS searches,
@@ -223,7 +239,7 @@ impl Store {
                  FROM model_calls{tags}
                  WHERE project = ?1 AND created_at >= ?2 AND created_at < ?3 AND outcome != 'open'
                      AND (?4 IS NULL OR model = ?4) AND (?5 IS NULL OR provider = ?5)
-                     AND (?6 IS NULL OR sandbox = ?6) AND (?7 IS NULL OR end_user = ?7)
+                     AND (?6 IS NULL OR sandbox = ?6) AND (?7 IS NULL OR end_user = ?7) AND (?8 IS NULL OR key = ?8)
                  GROUP BY bucket ORDER BY {order} LIMIT 10000",
                 query.by.expression(),
             );
@@ -238,13 +254,14 @@ impl Store {
                     &query.provider,
                     &query.sandbox.as_ref().map(SandboxId::as_str),
                     &query.user,
+                    &query.key.as_ref().map(KeyId::as_str),
                 ],
                 |row| {
                     Ok(SpendRow {
                         group: row.get("bucket")?,
                         calls: sql::count(row, "calls")?,
                         usage: read_usage(row)?,
-                        cost: Usd::from_pico(row.get("cost")?),
+                        cost: wide_cost(row)?,
                         unpriced: sql::count(row, "unpriced")?,
                         estimated: sql::count(row, "estimated")?,
                         failed: sql::count(row, "failed")?,
@@ -339,6 +356,13 @@ fn close(db: &rusqlite::Connection, call: &ModelCallRow) -> Result<bool, Error> 
         ],
     )?;
     Ok(changed > 0)
+}
+
+/// A sum in two halves, in the first two columns; as much as fits.
+fn wide_cost(row: &Row<'_>) -> rusqlite::Result<Usd> {
+    Ok(Usd::from_pico(
+        i64::try_from(wide_sum(row, 0)?).unwrap_or(i64::MAX),
+    ))
 }
 
 fn read_usage(row: &Row<'_>) -> rusqlite::Result<ModelUsage> {

@@ -29,7 +29,8 @@ impl Store {
     /// Sums what sandboxes used by the groups of a query for model spending. Empty where there is nothing to set beside it:
     /// by what only calls have, or of some calls only.
     pub async fn compute_beside(&self, query: SpendQuery) -> Result<Vec<(String, UsageTotal)>, Error> {
-        let of_some_calls = query.model.is_some() || query.provider.is_some() || query.user.is_some();
+        let of_some_calls =
+            query.model.is_some() || query.provider.is_some() || query.user.is_some() || query.key.is_some();
         let Some(group) = query.by.group_of_usage().filter(|_| !of_some_calls) else {
             return Ok(Vec::new());
         };

@@ -379,6 +379,7 @@ async fn usage_is_summed_by_scope_and_time_without_overflow() {
         provider: None,
         sandbox: None,
         user: None,
+        key: None,
     };
     let beside = context
         .store

@@ -116,6 +116,7 @@ async fn spend(store: &Store, context: &Context, by: SpendBy) -> Vec<(String, u6
         provider: None,
         sandbox: None,
         user: None,
+        key: None,
     };
     let rows = store.model_spend(query).await.unwrap();
     rows.into_iter()

@@ -1,0 +1,834 @@
+//! What a request asks for that costs, read as the wire of the request spells it: an upper bound for a reservation.
+//!
+//! What must hold: whatever is not known to cost nothing beyond the tokens that are counted here is named in
+//! [`Demand::unpriced`]. So fields, kinds of tools and kinds of content are listed if they are harmless; a list of the
+//! harmful ones would never be complete. Nothing is refused here: whether a budget applies is decided elsewhere.
+
+use crate::tree::{Fields, Node, Text};
+use crate::{Dialect, PeekError};
+
+/// What is to be read and written at most.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Demand {
+    /// Bytes of the body that a model may read as text.
+    pub text: u64,
+    pub images: u64,
+    /// Bytes of documents that hold more than their bytes tell, such as PDFs.
+    pub documents: u64,
+    /// Bytes of sound.
+    pub audio: u64,
+    /// Tools that are shown to the model, for which providers add words of their own.
+    pub tools: u64,
+    /// Tokens of one answer; `None`: nobody has set a limit.
+    pub max_output: Option<u64>,
+    /// How many answers are wanted at once, each as long as that.
+    pub choices: u64,
+    /// Bytes of an answer that the caller foresees; what does not come true is paid for beside the answer.
+    pub predicted: u64,
+    /// The answer may be spoken.
+    pub speaks: bool,
+    /// The first thing whose price nobody here knows.
+    pub unpriced: Option<Unpriced>,
+}
+
+/// Something without a price.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unpriced {
+    pub field: String,
+    pub why: String,
+}
+
+/// For the gateway alone; never sent on.
+const OURS: [&str; 3] = ["provider", "providerOptions", "models"];
+
+const CHAT: &[&str] = &[
+    "model",
+    "messages",
+    "stream",
+    "stream_options",
+    "max_tokens",
+    "max_completion_tokens",
+    "n",
+    "best_of",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "logit_bias",
+    "logprobs",
+    "top_logprobs",
+    "response_format",
+    "tools",
+    "tool_choice",
+    "functions",
+    "function_call",
+    "parallel_tool_calls",
+    "user",
+    "store",
+    "metadata",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "reasoning_effort",
+    "reasoning",
+    "include_reasoning",
+    "verbosity",
+    "modalities",
+    "audio",
+    "prediction",
+    "service_tier",
+    "usage",
+    "route",
+];
+
+const RESPONSES: &[&str] = &[
+    "model",
+    "input",
+    "instructions",
+    "stream",
+    "stream_options",
+    "max_output_tokens",
+    "max_tool_calls",
+    "temperature",
+    "top_p",
+    "top_logprobs",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "reasoning",
+    "text",
+    "truncation",
+    "store",
+    "metadata",
+    "client_metadata",
+    "include",
+    "user",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "service_tier",
+    "background",
+    "previous_response_id",
+    "conversation",
+    "prompt",
+];
+
+const MESSAGES: &[&str] = &[
+    "model",
+    "messages",
+    "system",
+    "max_tokens",
+    "stream",
+    "temperature",
+    "top_p",
+    "top_k",
+    "stop_sequences",
+    "thinking",
+    "tools",
+    "tool_choice",
+    "metadata",
+    "output_config",
+    "output_format",
+    "cache_control",
+    "service_tier",
+    "context_management",
+    "speed",
+    "inference_geo",
+    "container",
+    "mcp_servers",
+];
+
+const AI_SDK: &[&str] = &[
+    "prompt",
+    "maxOutputTokens",
+    "temperature",
+    "topP",
+    "topK",
+    "presencePenalty",
+    "frequencyPenalty",
+    "seed",
+    "stopSequences",
+    "reasoning",
+    "responseFormat",
+    "tools",
+    "toolChoice",
+    "includeRawChunks",
+    "headers",
+    "abortSignal",
+];
+
+const EMBEDDINGS: &[&str] = &["model", "input", "encoding_format", "dimensions", "user"];
+const AI_SDK_EMBEDDINGS: &[&str] = &["values", "dimensions", "headers"];
+
+/// The names that requests of a wire have at their top.
+pub(crate) fn known(dialect: Dialect) -> impl Iterator<Item = &'static str> {
+    let own = match dialect {
+        Dialect::Chat | Dialect::Gemini | Dialect::Converse => CHAT,
+        Dialect::Responses => RESPONSES,
+        Dialect::Messages => MESSAGES,
+        Dialect::AiSdk => AI_SDK,
+        Dialect::Embeddings => EMBEDDINGS,
+        Dialect::AiSdkEmbeddings => AI_SDK_EMBEDDINGS,
+    };
+    own.iter().chain(&OURS).copied()
+}
+
+impl Demand {
+    pub(crate) fn of(dialect: Dialect, fields: &Fields<'_>, bytes: usize) -> Result<Self, PeekError> {
+        let mut demand = Self {
+            text: bytes as u64,
+            choices: 1,
+            ..Self::default()
+        };
+        if let Some((name, _)) = fields
+            .iter()
+            .find(|(name, node)| **node != Node::Null && known(dialect).all(|known| known != *name))
+        {
+            demand.price_unknown(
+                &name.chars().take(100).collect::<String>(),
+                "this gateway does not know it, nor what it costs",
+            );
+        }
+        match dialect {
+            Dialect::Chat | Dialect::Gemini | Dialect::Converse => demand.chat(fields)?,
+            Dialect::Responses => demand.responses(fields)?,
+            Dialect::Messages => demand.messages(fields)?,
+            Dialect::AiSdk => {
+                demand.max_output = fields.count("maxOutputTokens")?;
+                demand.tools(fields, |kind| kind == Some("function"));
+                demand.content("prompt", fields.get("prompt"));
+            }
+            Dialect::Embeddings | Dialect::AiSdkEmbeddings => demand.max_output = Some(0),
+        }
+        Ok(demand)
+    }
+
+    fn price_unknown(&mut self, field: &str, why: &str) {
+        if self.unpriced.is_none() {
+            self.unpriced = Some(Unpriced {
+                field: field.to_owned(),
+                why: why.to_owned(),
+            });
+        }
+    }
+
+    /// What the provider keeps and we do not see.
+    fn unseen(&mut self, field: &str) {
+        self.price_unknown(
+            field,
+            "what it stands for lies elsewhere, so nobody here can count it",
+        );
+    }
+
+    fn chat(&mut self, fields: &Fields<'_>) -> Result<(), PeekError> {
+        // Which of the two a provider minds is its own affair.
+        self.max_output = fields
+            .count("max_tokens")?
+            .max(fields.count("max_completion_tokens")?);
+        if self.max_output == Some(0) {
+            self.price_unknown("max_tokens", "to some providers 0 is no limit");
+        }
+        let best = fields.count("best_of")?.unwrap_or(1);
+        self.choices = fields.count("n")?.unwrap_or(1).max(best).max(1);
+        if let Some(Node::Object(prediction)) = fields.get("prediction") {
+            self.predicted = prediction.get("content").map_or(0, size);
+        }
+        self.speaks = fields.get("audio").is_some();
+        match fields.get("modalities") {
+            None => {}
+            Some(Node::List(kinds)) => {
+                for kind in kinds {
+                    match kind {
+                        Node::Text(kind) if kind.start == "text" => {}
+                        Node::Text(kind) if kind.start == "audio" => self.speaks = true,
+                        _ => self.price_unknown("modalities", "only text and audio have prices here"),
+                    }
+                }
+            }
+            Some(_) => self.price_unknown("modalities", "it is no list"),
+        }
+        self.tools(fields, |kind| matches!(kind, Some("function" | "custom")));
+        if let Some(Node::List(functions)) = fields.get("functions") {
+            self.tools += functions.len() as u64;
+        }
+        self.content("messages", fields.get("messages"));
+        Ok(())
+    }
+
+    fn responses(&mut self, fields: &Fields<'_>) -> Result<(), PeekError> {
+        self.max_output = fields.count("max_output_tokens")?;
+        if fields.flag("background")? == Some(true) {
+            self.price_unknown("background", "what it uses is told after the call has ended");
+        }
+        for field in ["previous_response_id", "conversation", "prompt"] {
+            if fields.get(field).is_some() {
+                self.unseen(field);
+            }
+        }
+        self.tools(fields, |kind| {
+            matches!(kind, Some("function" | "custom" | "local_shell" | "apply_patch"))
+        });
+        self.content("input", fields.get("input"));
+        Ok(())
+    }
+
+    fn messages(&mut self, fields: &Fields<'_>) -> Result<(), PeekError> {
+        self.max_output = fields.count("max_tokens")?;
+        if let Some(thinking) = fields.object("thinking") {
+            let thinks = thinking.count("budget_tokens")?;
+            if thinks.is_some() && thinks >= self.max_output {
+                self.price_unknown(
+                    "thinking.budget_tokens",
+                    "it is not below `max_tokens`, so that limits the answer no longer",
+                );
+            }
+        }
+        match fields.text("speed") {
+            None if fields.get("speed").is_none() => {}
+            Some("standard") => {}
+            _ => self.price_unknown("speed", "other speeds have prices of their own"),
+        }
+        match fields.text("inference_geo") {
+            None if fields.get("inference_geo").is_none() => {}
+            Some("global" | "not_available") => {}
+            _ => self.price_unknown("inference_geo", "regions have prices of their own"),
+        }
+        for field in ["container", "mcp_servers"] {
+            let is_empty = matches!(fields.get(field), None | Some(Node::List(_)))
+                && !matches!(fields.get(field), Some(Node::List(items)) if !items.is_empty());
+            if !is_empty {
+                self.price_unknown(field, "what the provider runs has a price of its own");
+            }
+        }
+        if let Some(management) = fields.get("context_management")
+            && !only_clears(management)
+        {
+            self.price_unknown(
+                "context_management",
+                "rewriting a conversation is a call of its own",
+            );
+        }
+        // Tools that the caller runs; the others are run, and charged for, by the provider.
+        self.tools(fields, |kind| {
+            kind.is_none_or(|kind| {
+                kind == "custom"
+                    || ["bash_", "text_editor_", "computer_", "memory_"]
+                        .iter()
+                        .any(|own| kind.starts_with(own))
+            })
+        });
+        self.content("system", fields.get("system"));
+        self.content("messages", fields.get("messages"));
+        Ok(())
+    }
+
+    fn tools(&mut self, fields: &Fields<'_>, is_callers: impl Fn(Option<&str>) -> bool) {
+        let tools = match fields.get("tools") {
+            None => return,
+            Some(Node::List(tools)) => tools,
+            Some(_) => return self.price_unknown("tools", "it is no list"),
+        };
+        self.tools += tools.len() as u64;
+        for (at, tool) in tools.iter().enumerate() {
+            let kind = match tool {
+                Node::Object(tool) if matches!(tool.get("type"), None | Some(Node::Text(_))) => {
+                    tool.text("type")
+                }
+                _ => return self.price_unknown(&format!("tools[{at}]"), "it is no tool of the caller's own"),
+            };
+            if !is_callers(kind) {
+                return self.price_unknown(
+                    &format!("tools[{at}].type"),
+                    "tools that the provider runs have prices of their own",
+                );
+            }
+        }
+    }
+
+    /// What is said, wherever it may hold more than text.
+    fn content(&mut self, path: &str, node: Option<&Node<'_>>) {
+        match node {
+            None | Some(Node::Null | Node::Text(_)) => {}
+            Some(Node::List(items)) => {
+                // Which one of many it was helps nobody; and paths would be as long as the body.
+                for item in items {
+                    self.content(path, Some(item));
+                }
+            }
+            Some(Node::Object(fields)) => self.block(path, fields),
+            Some(Node::Flag(_) | Node::Number(_)) => {}
+        }
+    }
+
+    fn block(&mut self, path: &str, fields: &Fields<'_>) {
+        let kind = match fields.get("type") {
+            None => None,
+            Some(Node::Text(kind)) => Some(kind.start.as_ref()),
+            Some(_) => return self.price_unknown(path, "the type of a part is no text"),
+        };
+        match kind {
+            None | Some("message") => {
+                // An earlier answer that was spoken, by its name.
+                if fields.get("audio").is_some() {
+                    self.unseen(path);
+                }
+                self.content(path, fields.get("content"));
+            }
+            Some(
+                "text"
+                | "input_text"
+                | "output_text"
+                | "summary_text"
+                | "reasoning_text"
+                | "refusal"
+                | "thinking"
+                | "redacted_thinking"
+                | "reasoning"
+                | "tool_use"
+                | "tool-call"
+                | "function_call"
+                | "custom_tool_call"
+                | "local_shell_call"
+                | "apply_patch_call"
+                | "apply_patch_call_output"
+                | "search_result"
+                | "tool-approval-response"
+                | "error-text"
+                | "error-json"
+                | "json"
+                | "execution-denied",
+            ) => {}
+            Some("tool_result") => self.content(path, fields.get("content")),
+            Some(
+                "function_call_output"
+                | "custom_tool_call_output"
+                | "local_shell_call_output"
+                | "tool-result",
+            ) => self.content(path, fields.get("output")),
+            Some("content") => self.content(path, fields.get("value")),
+            Some("image_url") => match fields.get("image_url") {
+                Some(Node::Object(image)) => self.picture(path, image.get("url")),
+                other => self.picture(path, other),
+            },
+            Some("input_image") => self.picture(path, fields.get("image_url")),
+            Some("image") => match fields.object("source") {
+                Some(source) if source.text("type") == Some("base64") => {
+                    self.data(source.text("media_type"), source.get("data"));
+                }
+                _ => self.images += 1,
+            },
+            Some("document") => self.document(path, fields),
+            Some("file" | "input_file") => {
+                // OpenAI's, in either of its wires, or the AI SDK's.
+                let file = match fields.get("file") {
+                    Some(Node::Object(file)) => file,
+                    _ => fields,
+                };
+                match (file.get("file_data"), file.get("data")) {
+                    (Some(data), _) => self.data(None, Some(data)),
+                    (None, Some(data)) => self.sdk_file(path, file, data),
+                    (None, None) => self.unseen(path),
+                }
+            }
+            Some("media" | "image-data" | "image-url" | "file-data" | "file-url") => match fields.get("data")
+            {
+                Some(data) => self.sdk_file(path, fields, data),
+                None => self.unseen(path),
+            },
+            Some("input_audio") => match fields.get("input_audio") {
+                Some(Node::Object(audio)) => {
+                    let bytes = audio.get("data").map_or(0, size);
+                    self.text = self.text.saturating_sub(bytes);
+                    self.audio += bytes;
+                }
+                _ => self.unseen(path),
+            },
+            Some(other) => {
+                let other: String = other.chars().take(60).collect();
+                let why = format!("nobody here knows how a part of type `{other}` is counted");
+                self.price_unknown(path, &why);
+            }
+        }
+    }
+
+    fn document(&mut self, path: &str, fields: &Fields<'_>) {
+        match fields.object("source") {
+            Some(source) => match source.text("type") {
+                Some("base64") => self.data(source.text("media_type"), source.get("data")),
+                Some("text") => {}
+                Some("content") => self.content(path, source.get("content")),
+                _ => self.unseen(path),
+            },
+            _ => self.unseen(path),
+        }
+    }
+
+    fn sdk_file(&mut self, path: &str, file: &Fields<'_>, data: &Node<'_>) {
+        let data = match data {
+            Node::Object(inner) => inner.get("data").or(inner.get("url")),
+            other => Some(other),
+        };
+        let media = file.text("mediaType");
+        match data {
+            Some(Node::Text(text)) if is_address(text) => {
+                if media.is_some_and(|media| media.starts_with("image")) {
+                    self.images += 1;
+                } else {
+                    self.unseen(path);
+                }
+            }
+            Some(data) => self.data(media, Some(data)),
+            None => self.unseen(path),
+        }
+    }
+
+    /// A picture by its address, or with its bytes in it.
+    fn picture(&mut self, path: &str, url: Option<&Node<'_>>) {
+        match url {
+            Some(Node::Text(text)) if has_data(text) => self.data(None, url),
+            // However large it is, providers make it smaller.
+            None | Some(Node::Text(_)) => self.images += 1,
+            Some(_) => self.unseen(path),
+        }
+    }
+
+    /// Bytes in base64, plain or as a `data:` URL, which says itself what they are.
+    fn data(&mut self, media: Option<&str>, data: Option<&Node<'_>>) {
+        let Some(Node::Text(data)) = data else { return };
+        let bytes = data.len as u64;
+        let told = has_data(data).then(|| {
+            let url = &data.start["data:".len()..];
+            url.split([';', ',']).next().unwrap_or_default()
+        });
+        let media = told.or(media).unwrap_or_default().to_ascii_lowercase();
+        if media.starts_with("image/") {
+            self.images += 1;
+            self.text = self.text.saturating_sub(bytes);
+        } else if media.starts_with("audio/") {
+            self.audio += bytes;
+            self.text = self.text.saturating_sub(bytes);
+        } else if !media.starts_with("text/") {
+            self.documents += bytes;
+            self.text = self.text.saturating_sub(bytes);
+        }
+    }
+}
+
+fn has_data(text: &Text<'_>) -> bool {
+    let start = text.start.as_bytes();
+    start.len() >= 5 && start[..5].eq_ignore_ascii_case(b"data:")
+}
+
+fn is_address(text: &Text<'_>) -> bool {
+    ["http://", "https://"].iter().any(|scheme| {
+        let start = text.start.as_bytes();
+        start.len() >= scheme.len() && start[..scheme.len()].eq_ignore_ascii_case(scheme.as_bytes())
+    })
+}
+
+/// Bytes of all texts below.
+fn size(node: &Node<'_>) -> u64 {
+    match node {
+        Node::Text(text) => text.len as u64,
+        Node::List(items) => items.iter().map(size).sum(),
+        Node::Object(fields) => fields.iter().map(|(_, node)| size(node)).sum(),
+        Node::Null | Node::Flag(_) | Node::Number(_) => 0,
+    }
+}
+
+/// Whether the context is only made smaller, which costs nothing.
+fn only_clears(management: &Node<'_>) -> bool {
+    let Node::Object(management) = management else {
+        return false;
+    };
+    management.iter().all(|(name, node)| match node {
+        Node::List(edits) if name == "edits" => edits.iter().all(|edit| {
+            matches!(edit, Node::Object(edit) if edit.text("type").is_some_and(|kind| kind.starts_with("clear_")))
+        }),
+        node => *node == Node::Null,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn demand(dialect: Dialect, body: &str) -> Demand {
+        let fields = Fields::parse(body.as_bytes()).unwrap();
+        Demand::of(dialect, &fields, body.len()).unwrap()
+    }
+
+    #[test]
+    fn each_wire_says_its_limit_in_its_own_way() {
+        for (dialect, body, most, choices) in [
+            (
+                Dialect::Chat,
+                r#"{"max_completion_tokens":1,"max_tokens":100000}"#,
+                Some(100_000),
+                1,
+            ),
+            (Dialect::Chat, r#"{"max_completion_tokens":7,"n":3}"#, Some(7), 3),
+            (Dialect::Chat, r#"{"max_tokens":7,"n":2,"best_of":5}"#, Some(7), 5),
+            (Dialect::Chat, r#"{"max_tokens":null}"#, None, 1),
+            // Fields of other wires limit nothing.
+            (Dialect::Chat, r#"{"max_output_tokens":1}"#, None, 1),
+            (
+                Dialect::Responses,
+                r#"{"max_output_tokens":9,"max_tokens":1}"#,
+                Some(9),
+                1,
+            ),
+            (Dialect::Responses, r#"{"max_tokens":1}"#, None, 1),
+            (
+                Dialect::Messages,
+                r#"{"max_tokens":9,"max_completion_tokens":1}"#,
+                Some(9),
+                1,
+            ),
+            (
+                Dialect::Messages,
+                r#"{"max_tokens":9,"thinking":{"type":"enabled","budget_tokens":8}}"#,
+                Some(9),
+                1,
+            ),
+            (
+                Dialect::AiSdk,
+                r#"{"maxOutputTokens":9,"max_tokens":1}"#,
+                Some(9),
+                1,
+            ),
+            (Dialect::Embeddings, r#"{"input":[[1,2,3]]}"#, Some(0), 1),
+        ] {
+            let read = demand(dialect, body);
+            assert_eq!((read.max_output, read.choices), (most, choices), "{body}");
+        }
+    }
+
+    #[test]
+    fn what_has_no_price_is_named() {
+        use Dialect::{AiSdk, Chat, Embeddings, Messages, Responses};
+        for (dialect, body, field) in [
+            (Chat, r#"{"plugins":[{"id":"web"}]}"#, "plugins"),
+            (Chat, r#"{"web_search_options":{}}"#, "web_search_options"),
+            (Chat, r#"{"modalities":["text","image"]}"#, "modalities"),
+            (
+                Chat,
+                r#"{"tools":[{"type":"function"},{"type":"web_search"}]}"#,
+                "tools[1].type",
+            ),
+            (Chat, r#"{"tools":[{"type":["function"]}]}"#, "tools[0]"),
+            (
+                Chat,
+                r#"{"messages":[{"role":"user","content":[{"type":"file","file":{"file_id":"f"}}]}]}"#,
+                "messages",
+            ),
+            (
+                Chat,
+                r#"{"messages":[{"role":"user","content":[{"type":"video_url"}]}]}"#,
+                "messages",
+            ),
+            (
+                Chat,
+                r#"{"messages":[{"role":"assistant","audio":{"id":"a"}}]}"#,
+                "messages",
+            ),
+            (Responses, r#"{"background":true}"#, "background"),
+            (
+                Responses,
+                r#"{"previous_response_id":"r"}"#,
+                "previous_response_id",
+            ),
+            (Responses, r#"{"conversation":"c"}"#, "conversation"),
+            (Responses, r#"{"prompt":{"id":"p"}}"#, "prompt"),
+            (Responses, r#"{"tools":[{"type":"web_search"}]}"#, "tools[0].type"),
+            (
+                Responses,
+                r#"{"tools":[{"type":"code_interpreter"}]}"#,
+                "tools[0].type",
+            ),
+            (Responses, r#"{"tools":[{}]}"#, "tools[0].type"),
+            (
+                Responses,
+                r#"{"input":[{"type":"item_reference","id":"i"}]}"#,
+                "input",
+            ),
+            (
+                Responses,
+                r#"{"input":[{"role":"user","content":[{"type":"input_file","file_url":"u"}]}]}"#,
+                "input",
+            ),
+            (Chat, r#"{"max_tokens":0}"#, "max_tokens"),
+            (
+                Messages,
+                r#"{"max_tokens":9,"thinking":{"type":"enabled","budget_tokens":10}}"#,
+                "thinking.budget_tokens",
+            ),
+            (Messages, r#"{"speed":"fast"}"#, "speed"),
+            (Messages, r#"{"speed":7}"#, "speed"),
+            (Messages, r#"{"inference_geo":"us"}"#, "inference_geo"),
+            (Messages, r#"{"mcp_servers":[{"url":"x"}]}"#, "mcp_servers"),
+            (Messages, r#"{"container":"c"}"#, "container"),
+            (
+                Messages,
+                r#"{"context_management":{"edits":[{"type":"compact_20260112"}]}}"#,
+                "context_management",
+            ),
+            (
+                Messages,
+                r#"{"tools":[{"type":"web_search_20250305","name":"web_search"}]}"#,
+                "tools[0].type",
+            ),
+            (
+                Messages,
+                r#"{"tools":[{"type":"code_execution_20250825"}]}"#,
+                "tools[0].type",
+            ),
+            (
+                Messages,
+                r#"{"messages":[{"role":"user","content":[{"type":"document","source":{"type":"file","file_id":"f"}}]}]}"#,
+                "messages",
+            ),
+            (
+                Messages,
+                r#"{"messages":[{"role":"user","content":[{"type":"container_upload"}]}]}"#,
+                "messages",
+            ),
+            (
+                AiSdk,
+                r#"{"prompt":[{"role":"user","content":[{"type":"file","mediaType":"application/pdf","data":"https://x"}]}]}"#,
+                "prompt",
+            ),
+            (Embeddings, r#"{"input":"x","rerank":true}"#, "rerank"),
+        ] {
+            let read = demand(dialect, body);
+            assert_eq!(read.unpriced.map(|it| it.field).as_deref(), Some(field), "{body}");
+        }
+    }
+
+    #[test]
+    fn what_agents_send_has_a_price() {
+        for (dialect, body) in [
+            (
+                Dialect::Messages,
+                r#"{"model":"m","max_tokens":5,"stream":true,"thinking":{"type":"adaptive"},"metadata":{"user_id":"u"},
+                    "system":[{"type":"text","text":"s","cache_control":{"type":"ephemeral","ttl":"1h"}}],"speed":null,
+                    "context_management":{"edits":[{"type":"clear_thinking_20251015","keep":"all"}]},"mcp_servers":[],
+                    "tools":[{"name":"Bash","input_schema":{"type":"object"}},{"type":"bash_20250124","name":"bash"}],
+                    "messages":[{"role":"user","content":"x"},{"role":"assistant","content":[{"type":"thinking","thinking":"t"},
+                    {"type":"tool_use","id":"1","name":"Bash","input":{"type":"video"}}]},
+                    {"role":"user","content":[{"type":"tool_result","tool_use_id":"1","content":[{"type":"text","text":"y"}]}]}]}"#,
+            ),
+            (
+                Dialect::Responses,
+                r#"{"model":"m","stream":true,"store":false,"instructions":"i","include":["reasoning.encrypted_content"],
+                    "reasoning":{"effort":"high","summary":"auto"},"prompt_cache_key":"k","background":false,
+                    "tools":[{"type":"function","name":"f"},{"type":"custom","name":"apply_patch"},{"type":"local_shell"}],
+                    "input":[{"type":"message","role":"user","content":[{"type":"input_text","text":"x"}]},
+                    {"type":"reasoning","summary":[],"encrypted_content":"e"},
+                    {"type":"function_call","call_id":"1","name":"f","arguments":"{}"},
+                    {"type":"function_call_output","call_id":"1","output":"y"}]}"#,
+            ),
+            (
+                Dialect::Chat,
+                r#"{"model":"m","stream":true,"stream_options":{"include_usage":true},"reasoning_effort":"low",
+                    "tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}],
+                    "messages":[{"role":"system","content":"s"},{"role":"assistant","content":null,"tool_calls":[]},
+                    {"role":"tool","tool_call_id":"1","content":"y"}]}"#,
+            ),
+        ] {
+            assert_eq!(demand(dialect, body).unpriced, None, "{body}");
+        }
+    }
+
+    #[test]
+    fn pictures_count_by_number_and_documents_by_size() {
+        let blob = "A".repeat(30_000);
+        let of = |dialect, part: &str| {
+            let body = format!(r#"{{"messages":[{{"role":"user","content":[{part}]}}]}}"#);
+            let read = demand(dialect, &body);
+            assert_eq!(read.unpriced, None, "{part:.200}");
+            (read.images, read.documents, read.audio, read.text > 30_000)
+        };
+        let data = 30_000;
+        for (dialect, part, found) in [
+            (
+                Dialect::Chat,
+                format!(r#"{{"type":"image_url","image_url":{{"url":"data:image/png;base64,{blob}"}}}}"#),
+                (1, 0, 0, false),
+            ),
+            (
+                Dialect::Chat,
+                r#"{"type":"image_url","image_url":{"url":"https://x/y.png"}}"#.to_owned(),
+                (1, 0, 0, false),
+            ),
+            // What says that it is a picture and is none.
+            (
+                Dialect::Chat,
+                format!(
+                    r#"{{"type":"image_url","image_url":{{"url":"data:application/pdf;base64,{blob}"}}}}"#
+                ),
+                (0, data + 28, 0, false),
+            ),
+            (
+                Dialect::Chat,
+                format!(r#"{{"type":"file","file":{{"file_data":"data:application/pdf;base64,{blob}"}}}}"#),
+                (0, data + 28, 0, false),
+            ),
+            (
+                Dialect::Chat,
+                format!(r#"{{"type":"input_audio","input_audio":{{"data":"{blob}","format":"wav"}}}}"#),
+                (0, 0, data, false),
+            ),
+            (
+                Dialect::Messages,
+                format!(
+                    r#"{{"type":"document","source":{{"type":"base64","media_type":"application/pdf","data":"{blob}"}}}}"#
+                ),
+                (0, data, 0, false),
+            ),
+            (
+                Dialect::Messages,
+                format!(
+                    r#"{{"type":"image","source":{{"data":"{blob}","type":"base64","media_type":"image/png"}}}}"#
+                ),
+                (1, 0, 0, false),
+            ),
+            (
+                Dialect::Messages,
+                format!(
+                    r#"{{"type":"image","source":{{"type":"base64","media_type":"x/y","data":"{blob}"}}}}"#
+                ),
+                (0, data, 0, false),
+            ),
+            // Text that pretends.
+            (
+                Dialect::Messages,
+                format!(r#"{{"type":"text","text":"data:image/png;base64,{blob}"}}"#),
+                (0, 0, 0, true),
+            ),
+            (
+                Dialect::Messages,
+                format!(
+                    r#"{{"type":"document","source":{{"type":"text","media_type":"text/plain","data":"{blob}"}}}}"#
+                ),
+                (0, 0, 0, true),
+            ),
+        ] {
+            assert_eq!(of(dialect, &part), found, "{part:.200}");
+        }
+    }
+
+    #[test]
+    fn what_is_foreseen_and_what_is_spoken_is_noticed() {
+        let read = demand(
+            Dialect::Chat,
+            r#"{"prediction":{"type":"content","content":[{"type":"text","text":"0123456789"}]},"modalities":["text","audio"]}"#,
+        );
+        assert_eq!((read.predicted, read.speaks), (14, true));
+    }
+}
