@@ -33,8 +33,9 @@ pub(crate) use sandboxes::{
     LsArgs, PortArgs, PsArgs, RunArgs, ShellArgs, SpecArgs, StatsArgs,
 };
 pub(crate) use service::{
-    BenchArgs, BenchCommand, BenchE2bArgs, BenchEgressArgs, BenchGatewayArgs, BenchSandboxArgs,
-    BenchStateArgs, BenchWorkflowArgs, CompletionsArgs, DemoArgs, DoctorArgs, LogFormat, ServerArgs,
+    BenchArgs, BenchCommand, BenchCyclesArgs, BenchE2bArgs, BenchEgressArgs, BenchGatewayArgs,
+    BenchSandboxArgs, BenchSoakArgs, BenchStateArgs, BenchWorkflowArgs, CompletionsArgs, DemoArgs,
+    DoctorArgs, LogFormat, ServerArgs,
 };
 pub(crate) use state::{
     ForkArgs, GcArgs, PauseArgs, ResumeArgs, SnapshotCommand, StartArgs, StopArgs, VolumeCommand,

@@ -119,6 +119,12 @@ async fn run(cli: Cli) -> Result<u8> {
         Command::Bench(BenchCommand::Workflow(args)) => {
             return Box::pin(bench::workflow(global, output, &args)).await;
         }
+        Command::Bench(BenchCommand::Soak(args)) => {
+            return Box::pin(bench::soak(global, output, &args)).await;
+        }
+        Command::Bench(BenchCommand::Cycles(args)) => {
+            return Box::pin(bench::cycles(global, output, &args)).await;
+        }
         Command::Demo(_) => Box::pin(commands::demo::run(global, output)).await?,
         Command::Completions(args) => {
             clap_complete::generate(args.shell, &mut Cli::command(), "atoll", &mut std::io::stdout());

@@ -59,7 +59,10 @@ impl WorkflowClient {
             .grpc
             .unary(request, path, ProstCodec::<Q, A>::default())
             .await;
-        let answer = answer.map_err(|status| Error::new(format!("{method}: {}", status.message())))?;
+        let answer = answer.map_err(|status| Error {
+            code: Some(format!("{:?}", status.code())),
+            ..Error::new(format!("{method}: {}", status.message()))
+        })?;
         Ok(answer.into_inner())
     }
 }

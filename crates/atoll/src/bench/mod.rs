@@ -1,7 +1,8 @@
 //! `atoll bench sandbox`, `state`, `egress`, `e2b`, `gateway` and `workflow`: speed tables, measured on this machine, ours and the peer's in turn
-//! within one run.
+//! within one run. `soak` and `cycles` measure nothing but whether everything comes back where it was.
 
 mod cases;
+mod cycles;
 mod e2b;
 mod egress;
 mod gateway;
@@ -9,6 +10,7 @@ mod host;
 mod peers;
 mod raw;
 mod row;
+mod soak;
 mod state;
 mod subject;
 mod workflow;
@@ -18,8 +20,8 @@ use std::path::{Path, PathBuf};
 use atoll_image::Templates;
 
 use crate::args::{
-    BenchArgs, BenchE2bArgs, BenchEgressArgs, BenchGatewayArgs, BenchSandboxArgs, BenchStateArgs,
-    BenchWorkflowArgs, Global, ServerArgs,
+    BenchArgs, BenchCyclesArgs, BenchE2bArgs, BenchEgressArgs, BenchGatewayArgs, BenchSandboxArgs,
+    BenchSoakArgs, BenchStateArgs, BenchWorkflowArgs, Global, ServerArgs,
 };
 use crate::config::Config;
 use crate::output::{Doing, Error, Output, Result, stderr};
@@ -29,6 +31,7 @@ use e2b::{E2bCase, WithSdk};
 use egress::{EgressCase, InWorld, World};
 use gateway::GatewayCase;
 use row::Row;
+pub(crate) use soak::{Attack, parse_attacks};
 use state::StateCase;
 use workflow::{WithPeer, WorkflowCase};
 
@@ -134,6 +137,16 @@ pub(crate) async fn workflow(global: &Global, output: Output, args: &BenchWorkfl
     table(global, output, &args.rows, 0, &cases).await
 }
 
+/// Exit code 0 when everything came back and nothing was found, else 1.
+pub(crate) async fn soak(global: &Global, output: Output, args: &BenchSoakArgs) -> Result<u8> {
+    soak::run(global, output, args).await
+}
+
+/// Exit code 0 when everything was kept and nothing grew, else 1.
+pub(crate) async fn cycles(global: &Global, output: Output, args: &BenchCyclesArgs) -> Result<u8> {
+    cycles::run(global, output, args).await
+}
+
 async fn table<M: Measured>(
     global: &Global,
     output: Output,
@@ -206,7 +219,8 @@ fn named(args: &BenchArgs, name: &str) -> bool {
     args.only.iter().any(|only| name.contains(only.as_str()))
 }
 
-fn prepare(global: &Global, args: &BenchArgs, many: usize) -> Result<Setting> {
+/// The configuration that holds here, and the root filesystem of `base`.
+fn base(global: &Global) -> Result<(Config, PathBuf)> {
     let server = ServerArgs {
         templates: std::env::var_os("ATOLL_TEMPLATES").map(PathBuf::from),
         ..ServerArgs::default()
@@ -217,10 +231,21 @@ fn prepare(global: &Global, args: &BenchArgs, many: usize) -> Result<Setting> {
         .find("base")
         .doing("cannot look for the template `base`")?
         .ok_or_else(|| Error::new("the template `base` is not built").hint("atoll template build base"))?;
+    let image = templates.image_path(&base);
+    Ok((config, image))
+}
+
+/// Where templates are, of which `base` is one.
+fn templates(global: &Global) -> Result<PathBuf> {
+    base(global).map(|(config, _)| config.templates)
+}
+
+fn prepare(global: &Global, args: &BenchArgs, many: usize) -> Result<Setting> {
+    let (config, image) = base(global)?;
     Ok(Setting {
         quick: args.quick,
         many,
-        image: templates.image_path(&base),
+        image,
         templates: config.templates,
         runsc: args.peer_runsc.clone().or(config.runsc),
         // Where ours are too: what a peer writes must meet the same disk.
