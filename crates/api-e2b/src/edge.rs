@@ -28,7 +28,7 @@ const GUEST_HOST: &str = "x-atoll-host";
 const REFUSAL_BYTES: usize = 64 * 1024;
 
 #[derive(Debug, PartialEq, Eq)]
-enum Address {
+pub(crate) enum Address {
     Api,
     Port {
         sandbox: SandboxId,
@@ -64,7 +64,7 @@ fn is_signed_file(request: &Request) -> bool {
     request.uri().path() == "/files"
 }
 
-fn address(headers: &HeaderMap, authority: Option<&str>, domains: &[String]) -> Address {
+pub(crate) fn address(headers: &HeaderMap, authority: Option<&str>, domains: &[String]) -> Address {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     // Two names are none: whoever stands before us may have looked at the other one.
     if ["e2b-sandbox-id", "e2b-sandbox-port", "host"]

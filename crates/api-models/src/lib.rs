@@ -18,6 +18,9 @@ mod ai_sdk;
 mod auth;
 mod calls;
 mod error;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod listing;
 mod manage;
 

@@ -37,7 +37,7 @@ pub(crate) fn target(uri: &Uri, headers: &HeaderMap, domains: &[String]) -> Targ
     }
 }
 
-fn parse(authority: &str, domains: &[String]) -> Target {
+pub(crate) fn parse(authority: &str, domains: &[String]) -> Target {
     let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
     let host = without_port(host).trim_end_matches('.').to_ascii_lowercase();
     let label = domains.iter().find_map(|domain| {

@@ -32,7 +32,7 @@ pub(crate) enum Codec {
 }
 
 impl Codec {
-    fn encode(self, message: &impl Wire) -> Bytes {
+    pub(crate) fn encode(self, message: &impl Wire) -> Bytes {
         match self {
             // These are maps with text keys, which always can be written.
             Self::Json => serde_json::to_vec(message).unwrap_or_default().into(),
@@ -40,7 +40,7 @@ impl Codec {
         }
     }
 
-    fn decode<T: Wire>(self, bytes: &[u8]) -> Result<T, Error> {
+    pub(crate) fn decode<T: Wire>(self, bytes: &[u8]) -> Result<T, Error> {
         match self {
             Self::Json if bytes.is_empty() => Ok(T::default()),
             Self::Json => serde_json::from_slice(bytes).map_err(|error| Error::invalid(error.to_string())),
@@ -228,13 +228,13 @@ pub(crate) fn receive_all<T: Wire>(kind: Kind, body: Body) -> impl Stream<Item =
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Frame {
+pub(crate) enum Frame {
     Message(Bytes),
     End,
 }
 
 /// The first whole frame, if there is one.
-fn take_frame(buffer: &mut BytesMut) -> Result<Option<Frame>, Error> {
+pub(crate) fn take_frame(buffer: &mut BytesMut) -> Result<Option<Frame>, Error> {
     if buffer.len() < 5 {
         return Ok(None);
     }

@@ -22,7 +22,7 @@ const LONGEST_LINE: usize = 4096;
 const MOST_HEADERS: usize = 128;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum First {
+pub(crate) enum First {
     /// Not to be told yet.
     More,
     Tls(Hello),
@@ -36,7 +36,7 @@ pub(super) enum First {
     Opaque,
 }
 
-pub(super) fn classify(bytes: &[u8]) -> First {
+pub(crate) fn classify(bytes: &[u8]) -> First {
     if bytes.is_empty() {
         return First::More;
     }
@@ -92,7 +92,7 @@ fn is_request_line(line: &[u8]) -> bool {
 }
 
 /// The host that a request names, for a connection of which nothing else is known. `Err` until its head is complete.
-pub(super) fn host_of(bytes: &[u8]) -> Result<Option<Name>, Incomplete> {
+pub(crate) fn host_of(bytes: &[u8]) -> Result<Option<Name>, Incomplete> {
     if bytes.starts_with(H2_PREFACE) {
         return Ok(None);
     }
@@ -120,7 +120,7 @@ pub(super) fn host_of(bytes: &[u8]) -> Result<Option<Name>, Incomplete> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Incomplete;
+pub(crate) struct Incomplete;
 
 #[cfg(test)]
 mod tests {
