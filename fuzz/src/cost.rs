@@ -3,7 +3,10 @@
 //! Counted for each thread, so that tests beside each other do not disturb each other; what a target does on other threads is
 //! not counted.
 
-#![allow(unsafe_code, reason = "an allocator is an unsafe trait; this one hands everything on")]
+#![allow(
+    unsafe_code,
+    reason = "an allocator is an unsafe trait; this one hands everything on"
+)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -96,7 +99,13 @@ mod tests {
                 std::hint::black_box(vec![0_u8; 1000]);
             }
         });
-        assert_eq!(cost, Cost { peak: 1000, total: 10_000 });
+        assert_eq!(
+            cost,
+            Cost {
+                peak: 1000,
+                total: 10_000
+            }
+        );
         assert_eq!(of(|| {}), Cost::default());
     }
 }

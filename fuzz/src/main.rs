@@ -85,7 +85,10 @@ fn seeds(target: &Target) -> Result<Vec<Vec<u8>>, String> {
     if paths.is_empty() {
         return Err(format!("there are no seeds in {}", directory.display()));
     }
-    paths.iter().map(|path| std::fs::read(path).map_err(fail)).collect()
+    paths
+        .iter()
+        .map(|path| std::fs::read(path).map_err(fail))
+        .collect()
 }
 
 fn input(target: &Target, seeds: &[Vec<u8>], seed: u64, number: u64) -> Vec<u8> {
@@ -229,7 +232,11 @@ impl Worker {
 
     /// Whether it ended well; otherwise the input is written down.
     fn report(&self, end: End, plan: &Plan) -> Result<bool, String> {
-        let (name, number, took) = (self.target.name, self.number(), self.began.elapsed().as_secs_f32());
+        let (name, number, took) = (
+            self.target.name,
+            self.number(),
+            self.began.elapsed().as_secs_f32(),
+        );
         let why = match end {
             End::Well => {
                 println!("{name:18} {number:8} inputs {took:6.1} s");
@@ -258,14 +265,19 @@ impl Worker {
 /// What a worker does.
 fn work(target: &Target, progress: &Path, plan: &Plan) -> Result<bool, String> {
     let fail = |error: std::io::Error| format!("cannot write {}: {error}", progress.display());
-    let file = std::fs::OpenOptions::new().write(true).open(progress).map_err(fail)?;
+    let file = std::fs::OpenOptions::new()
+        .write(true)
+        .open(progress)
+        .map_err(fail)?;
     limit_memory();
     let seeds = seeds(target)?;
     let inputs = match plan.seconds {
         Some(_) => u64::MAX,
         None => seeds.len() as u64 + target.inputs * plan.percent / 100,
     };
-    let end = plan.seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
+    let end = plan
+        .seconds
+        .map(|seconds| Instant::now() + Duration::from_secs(seconds));
     for number in 0..inputs {
         file.write_all_at(&number.to_le_bytes(), 0).map_err(fail)?;
         target.check(&input(target, &seeds, plan.seed, number));

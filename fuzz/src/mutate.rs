@@ -32,15 +32,68 @@ impl Choice {
 
 /// Numbers at which lengths and sums go wrong.
 const NUMBERS: [u64; 14] = [
-    0, 1, 2, 127, 128, 255, 256, 4096, 32_767, 65_535, 0x7fff_ffff, 0xffff_ffff, 0x7fff_ffff_ffff_ffff, u64::MAX,
+    0,
+    1,
+    2,
+    127,
+    128,
+    255,
+    256,
+    4096,
+    32_767,
+    65_535,
+    0x7fff_ffff,
+    0xffff_ffff,
+    0x7fff_ffff_ffff_ffff,
+    u64::MAX,
 ];
 
 /// Pieces of text that parsers look for.
 const WORDS: [&[u8]; 44] = [
-    b"{", b"}", b"[", b"]", b"\"", b"\\", b":", b",", b"null", b"true", b"-1", b"1e999", b"18446744073709551616",
-    b"9223372036854775807", b"-9223372036854775808", b"0.1", b"\\u0000", b"\\ud800", b"\xff", b"\0", b"\r\n", b"\n\n",
-    b"../", b"/", b"*", b"**", b"?", b"%2e", b"%", b"@", b"+", b"-", b"#", b"$", b"${", b"'", b"(", b")", b" AND ",
-    b" OR ", b"data:", b"xn--", b"\xe2\x80\xa8", b"\xc3\xb6",
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b"\"",
+    b"\\",
+    b":",
+    b",",
+    b"null",
+    b"true",
+    b"-1",
+    b"1e999",
+    b"18446744073709551616",
+    b"9223372036854775807",
+    b"-9223372036854775808",
+    b"0.1",
+    b"\\u0000",
+    b"\\ud800",
+    b"\xff",
+    b"\0",
+    b"\r\n",
+    b"\n\n",
+    b"../",
+    b"/",
+    b"*",
+    b"**",
+    b"?",
+    b"%2e",
+    b"%",
+    b"@",
+    b"+",
+    b"-",
+    b"#",
+    b"$",
+    b"${",
+    b"'",
+    b"(",
+    b")",
+    b" AND ",
+    b" OR ",
+    b"data:",
+    b"xn--",
+    b"\xe2\x80\xa8",
+    b"\xc3\xb6",
 ];
 
 /// One of the known inputs with a few changes.
@@ -82,7 +135,9 @@ fn change(bytes: &mut Vec<u8>, other: &[u8], choice: &mut Choice) {
             bytes.splice(at..at, word.iter().copied());
         }
         6 => {
-            let number = NUMBERS[choice.below(NUMBERS.len())].wrapping_add(choice.below(3) as u64).wrapping_sub(1);
+            let number = NUMBERS[choice.below(NUMBERS.len())]
+                .wrapping_add(choice.below(3) as u64)
+                .wrapping_sub(1);
             let width = 1 << choice.below(4);
             let big = choice.below(2) == 0;
             let piece = if big {
@@ -101,7 +156,11 @@ fn change(bytes: &mut Vec<u8>, other: &[u8], choice: &mut Choice) {
         _ => {
             if let Some(byte) = bytes.get_mut(at) {
                 let bits = choice.next().to_le_bytes();
-                *byte = if bits[0] & 1 == 0 { *byte ^ (1 << (bits[1] & 7)) } else { bits[1] };
+                *byte = if bits[0] & 1 == 0 {
+                    *byte ^ (1 << (bits[1] & 7))
+                } else {
+                    bits[1]
+                };
             }
         }
     }
@@ -109,10 +168,17 @@ fn change(bytes: &mut Vec<u8>, other: &[u8], choice: &mut Choice) {
 
 /// Another number where one stands.
 fn digits(bytes: &mut Vec<u8>, from: usize, choice: &mut Choice) {
-    let Some(start) = bytes[from..].iter().position(u8::is_ascii_digit).map(|at| from + at) else {
+    let Some(start) = bytes[from..]
+        .iter()
+        .position(u8::is_ascii_digit)
+        .map(|at| from + at)
+    else {
         return;
     };
-    let length = bytes[start..].iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let length = bytes[start..]
+        .iter()
+        .take_while(|byte| byte.is_ascii_digit())
+        .count();
     let number = NUMBERS[choice.below(NUMBERS.len())].to_string();
     bytes.splice(start..start + length, number.into_bytes());
 }

@@ -41,7 +41,16 @@ fn guest() -> Vec<Seed> {
     encode_into(&mut others, FrameKind::Ping, 0, 0, b"12345678");
     encode_into(&mut others, FrameKind::Message, 0, 2, &encode(&Message::Watching));
     encode_into(&mut others, FrameKind::Data, 9, 77, b"for nobody");
-    encode_into(&mut others, FrameKind::Welcome, 0, 0, &encode(&Welcome { generation: GENERATION, nonce: 1 }));
+    encode_into(
+        &mut others,
+        FrameKind::Welcome,
+        0,
+        0,
+        &encode(&Welcome {
+            generation: GENERATION,
+            nonce: 1,
+        }),
+    );
     let mut flood = Vec::new();
     for _ in 0..9 {
         encode_into(&mut flood, FrameKind::Data, SUB_STDOUT, 1, &[b'x'; 6000]);
@@ -68,9 +77,24 @@ fn guest() -> Vec<Seed> {
         ("guest_channel", "others", others),
         ("guest_channel", "flood", flood),
         ("guest_messages", "exec", encode(&Request::Exec(exec))),
-        ("guest_messages", "hello", encode(&Hello { generation: GENERATION, nonce: 7, restored: false })),
+        (
+            "guest_messages",
+            "hello",
+            encode(&Hello {
+                generation: GENERATION,
+                nonce: 7,
+                restored: false,
+            }),
+        ),
         ("guest_messages", "watching", encode(&Message::Watching)),
-        ("guest_messages", "attach", encode(&Request::Attach { command: "c1".into(), from: 12 })),
+        (
+            "guest_messages",
+            "attach",
+            encode(&Request::Attach {
+                command: "c1".into(),
+                from: 12,
+            }),
+        ),
         ("guest_messages", "end", encode(&Ok::<(), Failure>(()))),
     ]
 }
@@ -88,8 +112,17 @@ fn files() -> Vec<Seed> {
     let mut packed = Vec::new();
     atoll_archive::pack(open.as_fd(), Dialect::Plain, Ids::Own, &mut packed).expect("a tree can be packed");
     let plain = tarball(&[("./a", b'0', "content"), ("b/c", b'0', ""), ("d", b'5', "")]);
-    let hostile = tarball(&[("../a", b'0', "x"), ("l", b'2', ""), ("l/x", b'0', "y"), ("dev", b'3', "")]);
-    let whiteouts = tarball(&[("a/b", b'0', "x"), ("a/.wh.b", b'0', ""), ("a/.wh..wh..opq", b'0', "")]);
+    let hostile = tarball(&[
+        ("../a", b'0', "x"),
+        ("l", b'2', ""),
+        ("l/x", b'0', "y"),
+        ("dev", b'3', ""),
+    ]);
+    let whiteouts = tarball(&[
+        ("a/b", b'0', "x"),
+        ("a/.wh.b", b'0', ""),
+        ("a/.wh..wh..opq", b'0', ""),
+    ]);
     let mut image = Vec::new();
     let tree = tree().expect("a small tree");
     atoll_image::write_image(&tree, &mut image, |_, _| Ok(())).expect("a small tree can be written");
@@ -116,7 +149,11 @@ fn tree() -> atoll_image::Result<Tree> {
     let mut tree = Tree::new(Limits::default());
     tree.make_dirs(b"/d/e", &Meta::root(0o755))?;
     let file = tree.put_file(b"/d/file", Meta::root(0o644), Content::bytes(b"content".to_vec()))?;
-    tree.put_file(b"/d/long", Meta::root(0o600).owned(1000, 70_000), Content::bytes(vec![7; 5000]))?;
+    tree.put_file(
+        b"/d/long",
+        Meta::root(0o600).owned(1000, 70_000),
+        Content::bytes(vec![7; 5000]),
+    )?;
     tree.put_symlink(b"/link", b"d/file")?;
     tree.link(b"/again", file)?;
     Ok(tree)
@@ -178,7 +215,11 @@ fn network() -> Vec<Seed> {
     };
     let asked = |name, kind, edns| {
         let mut bytes = vec![0];
-        bytes.extend(question(name, kind, edns).to_vec().expect("a question can be written"));
+        bytes.extend(
+            question(name, kind, edns)
+                .to_vec()
+                .expect("a question can be written"),
+        );
         bytes
     };
     let name = || Name::from_ascii("a.example.").expect("a name");
@@ -187,21 +228,53 @@ fn network() -> Vec<Seed> {
     reply.metadata.message_type = hickory_proto::op::MessageType::Response;
     reply.add_answer(Record::from_rdata(name(), 60, RData::CNAME(CNAME(other()))));
     reply.add_answer(Record::from_rdata(other(), 30, RData::A(A::new(192, 0, 2, 1))));
-    reply.add_answer(Record::from_rdata(name(), 1, RData::TXT(TXT::new(vec!["text".into()]))));
+    reply.add_answer(Record::from_rdata(
+        name(),
+        1,
+        RData::TXT(TXT::new(vec!["text".into()])),
+    ));
     let mut none = question("a.example.", RecordType::AAAA, false);
     none.metadata.message_type = hickory_proto::op::MessageType::Response;
-    none.add_authority(Record::from_rdata(name(), 60, RData::SOA(SOA::new(name(), other(), 1, 2, 3, 4, 5))));
+    none.add_authority(Record::from_rdata(
+        name(),
+        60,
+        RData::SOA(SOA::new(name(), other(), 1, 2, 3, 4, 5)),
+    ));
     let written = |message: &Dns| message.to_vec().expect("an answer can be written");
     vec![
-        ("dns_question", "own", asked("models.atoll.internal.", RecordType::A, true)),
-        ("dns_question", "refused", asked("a.example.", RecordType::AAAA, false)),
-        ("dns_question", "reverse", asked("1.0.18.198.in-addr.arpa.", RecordType::PTR, true)),
+        (
+            "dns_question",
+            "own",
+            asked("models.atoll.internal.", RecordType::A, true),
+        ),
+        (
+            "dns_question",
+            "refused",
+            asked("a.example.", RecordType::AAAA, false),
+        ),
+        (
+            "dns_question",
+            "reverse",
+            asked("1.0.18.198.in-addr.arpa.", RecordType::PTR, true),
+        ),
         ("dns_answer", "alias", written(&reply)),
         ("dns_answer", "none", written(&none)),
         ("tls_hello", "rustls", rustls_hello("a.example")),
-        ("tls_hello", "plain", hello(&[(0, &names(b"a.example")), (43, &[2, 3, 4])])),
-        ("tls_hello", "two", hello(&[(0, &names(b"a.example")), (0, &names(b"b.example"))])),
-        ("tls_hello", "encrypted", hello(&[(0, &names(b"a.example")), (0xfe0d, &[0; 40])])),
+        (
+            "tls_hello",
+            "plain",
+            hello(&[(0, &names(b"a.example")), (43, &[2, 3, 4])]),
+        ),
+        (
+            "tls_hello",
+            "two",
+            hello(&[(0, &names(b"a.example")), (0, &names(b"b.example"))]),
+        ),
+        (
+            "tls_hello",
+            "encrypted",
+            hello(&[(0, &names(b"a.example")), (0xfe0d, &[0; 40])]),
+        ),
         ("tls_hello", "nameless", hello(&[(43, &[2, 3, 4])])),
     ]
 }
@@ -258,17 +331,28 @@ fn models() -> Vec<Seed> {
     let mut stream = Vec::new();
     event_stream::write(&mut stream, "messageStart", br#"{"role":"assistant"}"#);
     event_stream::write(&mut stream, "throttlingException", br#"{"message":"slow down"}"#);
-    let start = envelope(0, br#"{"process":{"cmd":"sh","args":["-c","true"],"envs":{"A":"b"}},"stdin":true}"#);
+    let start = envelope(
+        0,
+        br#"{"process":{"cmd":"sh","args":["-c","true"],"envs":{"A":"b"}},"stdin":true}"#,
+    );
     let mut two = start.clone();
     two.extend(envelope(2, b"{}"));
     vec![
         ("event_stream", "two", stream),
-        ("event_stream", "headers", [&[15][..], b"\x0b:event-type\x07\x00\x01a{}"].concat()),
+        (
+            "event_stream",
+            "headers",
+            [&[15][..], b"\x0b:event-type\x07\x00\x01a{}"].concat(),
+        ),
         ("e2b_messages", "start_frame", start),
         ("e2b_messages", "stream", two),
         ("e2b_messages", "compressed", envelope(1, b"xx")),
         // A selector by process id, and input for it.
-        ("e2b_messages", "input", vec![10, 2, 8, 7, 18, 5, 10, 3, b'a', b'b', b'c']),
+        (
+            "e2b_messages",
+            "input",
+            vec![10, 2, 8, 7, 18, 5, 10, 3, b'a', b'b', b'c'],
+        ),
     ]
 }
 
@@ -295,15 +379,17 @@ fn workflows() -> Vec<Seed> {
         .encode_to_vec()
     };
     let timer = || {
-        one(Attributes::StartTimerCommandAttributes(command::StartTimerCommandAttributes {
-            timer_id: "t".into(),
-            start_to_fire_timeout: seconds(60),
-        }))
+        one(Attributes::StartTimerCommandAttributes(
+            command::StartTimerCommandAttributes {
+                timer_id: "t".into(),
+                start_to_fire_timeout: seconds(60),
+            },
+        ))
     };
     let cancel = || {
-        one(Attributes::CancelTimerCommandAttributes(command::CancelTimerCommandAttributes {
-            timer_id: "t".into(),
-        }))
+        one(Attributes::CancelTimerCommandAttributes(
+            command::CancelTimerCommandAttributes { timer_id: "t".into() },
+        ))
     };
     let activity = || {
         one(Attributes::ScheduleActivityTaskCommandAttributes(
@@ -321,7 +407,9 @@ fn workflows() -> Vec<Seed> {
         ))
     };
     let complete = || {
-        one(Attributes::CompleteWorkflowExecutionCommandAttributes(Default::default()))
+        one(Attributes::CompleteWorkflowExecutionCommandAttributes(
+            Default::default(),
+        ))
     };
     let again = || {
         one(Attributes::ContinueAsNewWorkflowExecutionCommandAttributes(
@@ -383,7 +471,10 @@ fn structure() -> Vec<u8> {
             ..calendar
         }],
         interval: vec![schedule::IntervalSpec {
-            interval: Some(prost_wkt_types::Duration { seconds: -300, nanos: 0 }),
+            interval: Some(prost_wkt_types::Duration {
+                seconds: -300,
+                nanos: 0,
+            }),
             phase: None,
         }],
         ..Default::default()

@@ -7,7 +7,9 @@ use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt as _;
 use serde::de::DeserializeOwned;
 
-use crate::control::{builds, create, life, network, recipe, snapshots, tags, templates, volume_content, volumes};
+use crate::control::{
+    builds, create, life, network, recipe, snapshots, tags, templates, volume_content, volumes,
+};
 use crate::edge;
 use crate::envd::connect::{self, Codec, Frame};
 use crate::envd::{files, messages, multipart};
@@ -59,7 +61,11 @@ pub fn recipe(from: &str, steps: &[u8]) -> Option<String> {
     for copied in made.copies.clone() {
         made.goes_to_parent(&copied.directory);
     }
-    assert_eq!(made.dockerfile.lines().count(), lines, "a copy changed the number of lines");
+    assert_eq!(
+        made.dockerfile.lines().count(),
+        lines,
+        "a copy changed the number of lines"
+    );
     Some(made.dockerfile)
 }
 
@@ -138,11 +144,17 @@ pub fn host(authority: &str, domains: &[String]) -> Place {
 
 /// Whether a link to a file opens it for whoever has this token.
 pub fn link(query: &str, token: &str, writes: bool) -> Option<bool> {
-    let request = Request::builder().uri(format!("/files?{query}")).body(Body::empty()).ok()?;
+    let request = Request::builder()
+        .uri(format!("/files?{query}"))
+        .body(Body::empty())
+        .ok()?;
     let query = files::FileQuery::of(&request).ok()?;
     let signed = query.signed(writes);
     let opens = signed.check(token, 0).is_ok();
-    assert!(!opens || signed.matches(token), "a link opens without its signature");
+    assert!(
+        !opens || signed.matches(token),
+        "a link opens without its signature"
+    );
     assert!(
         !(opens && signed.check("another", 0).is_ok()),
         "a link opens for two tokens"

@@ -4,8 +4,8 @@ use atoll_types::{NetworkPolicy, SandboxId};
 
 use crate::extract::{parse_json, parse_private_json, query};
 use crate::{
-    approvals, artifacts, commands, exec, files, host, keys, ledger, network, projects, range, run, sandboxes,
-    secrets, session, snapshots, templates, transfer, volumes, workflows,
+    approvals, artifacts, commands, exec, files, host, keys, ledger, network, projects, range, run,
+    sandboxes, secrets, session, snapshots, templates, transfer, volumes, workflows,
 };
 
 /// Reads a body as each of the types, and again with a field that no route knows, which must be refused.

@@ -27,7 +27,11 @@ pub fn heads(stream: &[u8]) -> (Vec<Head>, io::Result<()>) {
         // What only other programs write (devices, GNU's old maps of holes) has no form of ours.
         if entry.map.is_none() && entry.kind != header::Kind::Device && entry.write(&mut again).is_ok() {
             let read = header::read(&mut &again[..]).ok().flatten();
-            assert_eq!(read.as_ref(), Some(&entry), "an entry that was written is not what is read");
+            assert_eq!(
+                read.as_ref(),
+                Some(&entry),
+                "an entry that was written is not what is read"
+            );
         }
         let skipped = entry.size + header::padding(entry.size).len() as u64;
         found.push(Head {

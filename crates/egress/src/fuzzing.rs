@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use atoll_policy::{Floor, FloorConfig, Name, Policy};
 use atoll_types::{NetworkPolicy, ProjectId, SandboxId};
+use hickory_proto::op::Message;
 use hickory_proto::rr::RecordType;
 
 use crate::dns::answer::{Room, answer};
@@ -78,6 +79,11 @@ pub async fn answer_question(question: &[u8], policy: &NetworkPolicy, stream: bo
     let resolver = Resolver::new(vec![nobody], own, Duration::from_millis(10));
     let room = if stream { Room::Stream } else { Room::Datagram };
     answer(&resolver, &tenant, question, room).await
+}
+
+/// Reads a message, as guests and resolvers send them.
+pub fn message(bytes: &[u8]) -> Option<Message> {
+    parse(bytes)
 }
 
 /// Reads a resolver's answer about a name; how many records are kept of it, and for how long.

@@ -10,12 +10,18 @@ pub fn manifest(body: &[u8]) -> bool {
     let Some(manifest) = decode_body(&mut Cursor(body), &secrets) else {
         return false;
     };
-    let streams: u64 = manifest.streams.iter().map(|stream| stream.len()).fold(0, u64::saturating_add);
+    let streams: u64 = manifest
+        .streams
+        .iter()
+        .map(|stream| stream.len())
+        .fold(0, u64::saturating_add);
     for chunk in manifest.chunks() {
         let (from, to) = manifest.extent(chunk);
         assert!(from <= to, "a chunk ends before it begins");
     }
-    let written = manifest.encode(&secrets).expect("without a key it is always written");
+    let written = manifest
+        .encode(&secrets)
+        .expect("without a key it is always written");
     let again = Manifest::decode(written, &manifest.id, &secrets).expect("what was written is read");
     assert_eq!(again.streams, manifest.streams);
     assert_eq!(again.packs, manifest.packs);

@@ -78,7 +78,10 @@ fn rewrite(tree: &Tree) {
 /// the same names and sizes.
 pub fn tar_heads(input: &[u8]) {
     let (ours, end) = atoll_archive::fuzzing::heads(input);
-    assert!(ours.len() <= input.len() / 512 + 1, "more heads than there is room for");
+    assert!(
+        ours.len() <= input.len() / 512 + 1,
+        "more heads than there is room for"
+    );
     for head in &ours {
         let climbs = head.path.split(|byte| *byte == b'/').any(|part| part == b"..");
         assert!(!climbs && head.path.first() != Some(&b'/'), "{head:?} leads out");
@@ -145,20 +148,30 @@ pub fn tar_unpack(input: &[u8]) {
             depth: 20,
             private: true,
         };
-        let done = atoll_archive::unpack_within(open.as_fd(), Dialect::Plain, Ids::Own, &mut budget, &mut stream);
+        let done =
+            atoll_archive::unpack_within(open.as_fd(), Dialect::Plain, Ids::Own, &mut budget, &mut stream);
         let tally = done.ok()?;
-        assert!(tally.entries <= 200 && tally.bytes <= 1 << 20, "{tally:?} is beyond the budget");
+        assert!(
+            tally.entries <= 200 && tally.bytes <= 1 << 20,
+            "{tally:?} is beyond the budget"
+        );
         let mut packed = Vec::new();
-        atoll_archive::pack(open.as_fd(), Dialect::Plain, Ids::Own, &mut packed).expect("a tree can be packed");
+        atoll_archive::pack(open.as_fd(), Dialect::Plain, Ids::Own, &mut packed)
+            .expect("a tree can be packed");
         Some(packed)
     };
     let first = unpacked("one", input);
     assert_eq!(std::fs::read(&beside).expect("it is still there"), b"untouched");
-    let entries = std::fs::read_dir(directory.path()).expect("a directory can be read").count();
+    let entries = std::fs::read_dir(directory.path())
+        .expect("a directory can be read")
+        .count();
     assert_eq!(entries, 2, "something was made beside the directory");
     if let Some(packed) = first {
         let again = unpacked("two", &packed).expect("what was packed can be unpacked");
-        assert!(again == packed, "a tree was packed differently after it was packed and unpacked");
+        assert!(
+            again == packed,
+            "a tree was packed differently after it was packed and unpacked"
+        );
     }
 }
 
@@ -168,7 +181,9 @@ pub fn oci_documents(input: &[u8]) {
 
 /// The shape of a parsed file stays within its text, and words expand to what is there.
 pub fn dockerfile(input: &[u8]) {
-    let Some(text) = texts(input).map(|texts| texts[0]) else { return };
+    let Some(text) = texts(input).map(|texts| texts[0]) else {
+        return;
+    };
     for word in text.lines().take(20) {
         let lookup = |name: &str| (name.len() < 4).then(|| "value".to_owned());
         if let Ok(expanded) = atoll_image::fuzzing::expand(word, '\\', &lookup) {
@@ -182,9 +197,17 @@ pub fn dockerfile(input: &[u8]) {
     let lines = text.lines().count();
     let mut steps = 0;
     for stage in &parsed.stages {
-        assert!((1..=lines).contains(&stage.line), "a stage at line {} of {lines}", stage.line);
+        assert!(
+            (1..=lines).contains(&stage.line),
+            "a stage at line {} of {lines}",
+            stage.line
+        );
         for step in &stage.steps {
-            assert!((1..=lines).contains(&step.line), "a step at line {} of {lines}", step.line);
+            assert!(
+                (1..=lines).contains(&step.line),
+                "a step at line {} of {lines}",
+                step.line
+            );
             steps += 1;
         }
     }
@@ -197,10 +220,20 @@ pub fn dockerignore(input: &[u8]) {
     let Some(texts) = texts(input) else { return };
     let ignore = texts[0];
     let path = texts.get(1).copied().unwrap_or("a/b/c");
-    let parts: Vec<&[u8]> = path.split('/').filter(|part| !part.is_empty()).map(str::as_bytes).collect();
+    let parts: Vec<&[u8]> = path
+        .split('/')
+        .filter(|part| !part.is_empty())
+        .map(str::as_bytes)
+        .collect();
     if !parts.is_empty() {
-        assert!(leaves_out(&format!("{ignore}\n**"), &parts), "a last rule about everything");
-        assert!(!leaves_out(&format!("{ignore}\n!**"), &parts), "a last exception for everything");
+        assert!(
+            leaves_out(&format!("{ignore}\n**"), &parts),
+            "a last rule about everything"
+        );
+        assert!(
+            !leaves_out(&format!("{ignore}\n!**"), &parts),
+            "a last exception for everything"
+        );
     }
     for pattern in ignore.lines().take(4) {
         let name = parts.first().copied().unwrap_or(b"x");
@@ -228,12 +261,16 @@ pub fn snapshot_file(input: &[u8]) {
         return;
     };
     let mut exported = Vec::new();
-    vault.export("one", &header, &mut exported).expect("what was imported can be exported");
+    vault
+        .export("one", &header, &mut exported)
+        .expect("what was imported can be exported");
     let (again, _) = vault
         .import(&mut &exported[..], "two", "domain", MOST)
         .expect("what was exported can be imported");
     assert_eq!(again, header);
     let mut twice = Vec::new();
-    vault.export("two", &again, &mut twice).expect("and exported again");
+    vault
+        .export("two", &again, &mut twice)
+        .expect("and exported again");
     assert!(exported == twice, "an export changed on its way");
 }

@@ -4,8 +4,8 @@ use std::io::{Read as _, Write as _};
 use std::time::Duration;
 
 use atoll_guest_protocol::{
-    Decoder, FILLER_LEN, Failure, FrameKind, GENERATION, HEADER_LEN, Hello, MAX_PAYLOAD, Message, Request, Welcome,
-    decode, encode, encode_into,
+    Decoder, FILLER_LEN, Failure, FrameKind, GENERATION, HEADER_LEN, Hello, MAX_PAYLOAD, Message, Request,
+    Welcome, decode, encode, encode_into,
 };
 use atoll_runtime::channel::{AgentState, ChannelError, Connect, Fifos, Guest};
 
@@ -28,7 +28,10 @@ fn frames(input: &[u8], piece: usize, runs: bool) -> (Vec<Owned>, u64) {
                 let (kind, sub, stream) = (run.first.kind, run.first.sub, run.first.stream);
                 found.push((kind, sub, stream, run.first.payload.to_vec()));
                 for payload in run.more {
-                    assert!(!payload.is_empty(), "an empty frame means something, and is in no run");
+                    assert!(
+                        !payload.is_empty(),
+                        "an empty frame means something, and is in no run"
+                    );
                     found.push((kind, sub, stream, payload.to_vec()));
                 }
             }
@@ -103,7 +106,10 @@ pub fn guest_channel(input: &[u8]) {
                     FrameKind::Hello if !welcomed => {
                         let nonce = decode::<Hello>(frame.payload).map_or(0, |hello| hello.nonce);
                         let mut welcome = Vec::new();
-                        let words = encode(&Welcome { generation: GENERATION, nonce });
+                        let words = encode(&Welcome {
+                            generation: GENERATION,
+                            nonce,
+                        });
                         encode_into(&mut welcome, FrameKind::Welcome, 0, 0, &words);
                         to_host.write_all(&welcome)?;
                         welcomed = true;
@@ -118,7 +124,13 @@ pub fn guest_channel(input: &[u8]) {
         to_host.write_all(&vec![0; FILLER_LEN + HEADER_LEN])?;
         let mut ends = Vec::new();
         for stream in 1..=STREAMS {
-            encode_into(&mut ends, FrameKind::End, 0, stream, &encode(&Ok::<(), Failure>(())));
+            encode_into(
+                &mut ends,
+                FrameKind::End,
+                0,
+                stream,
+                &encode(&Ok::<(), Failure>(())),
+            );
         }
         to_host.write_all(&ends)?;
         // The host reads until all of it was written.
@@ -153,7 +165,10 @@ pub fn guest_channel(input: &[u8]) {
             assert!(drained.is_ok(), "a stream that was ended has not ended");
         }
         let heard = tokio::time::timeout(SOON, is_done).await;
-        assert!(matches!(heard, Ok(Ok(()))), "the host no longer reads what the guest writes");
+        assert!(
+            matches!(heard, Ok(Ok(()))),
+            "the host no longer reads what the guest writes"
+        );
         assert!(!host.is_closed(), "one guest's nonsense ended the channel");
         host.close();
     });

@@ -2,8 +2,8 @@
 
 use atoll_dialects::screen::{Action, KNOWN, Screen};
 use atoll_dialects::{
-    Answer, Ask, Dialect, Event, Peek, ReadStream, Rewrite, Stamp, Watch, WriteStream, ai_sdk, chat, converse,
-    embeddings, event_stream, failure, gemini, messages, responses, sse,
+    Answer, Ask, Dialect, Event, Peek, ReadStream, Rewrite, Stamp, Watch, WriteStream, ai_sdk, chat,
+    converse, embeddings, event_stream, failure, gemini, messages, responses, sse,
 };
 use bytes::Bytes;
 use serde_json::{Value, json};
@@ -30,8 +30,15 @@ pub fn sse(input: &[u8]) {
         (events, rest)
     };
     let (whole, rest) = split(usize::MAX);
-    let joined: Vec<u8> = whole.iter().chain(&rest).flat_map(|event| event.0.to_vec()).collect();
-    assert!(joined == input, "the bytes of events are not the bytes of the stream");
+    let joined: Vec<u8> = whole
+        .iter()
+        .chain(&rest)
+        .flat_map(|event| event.0.to_vec())
+        .collect();
+    assert!(
+        joined == input,
+        "the bytes of events are not the bytes of the stream"
+    );
     for event in &whole {
         let data = event.data().map_or(0, |data| data.len());
         assert!(data <= event.0.len());
@@ -59,7 +66,11 @@ pub fn event_stream(input: &[u8]) {
         let lines = event.0.iter().filter(|byte| **byte == b'\n').count();
         assert_eq!(lines, 2, "an event of several lines");
     }
-    assert!(count <= input.len() / 16, "{count} events in {} bytes", input.len());
+    assert!(
+        count <= input.len() / 16,
+        "{count} events in {} bytes",
+        input.len()
+    );
     // As if the checksums were right: the input as the headers and the payload of a message.
     if let Some((first, rest)) = input.split_first() {
         let headers = usize::from(*first).min(rest.len());
@@ -70,12 +81,19 @@ pub fn event_stream(input: &[u8]) {
             assert!(event.data().is_some(), "an event without data");
         }
     }
-    let name: String = String::from_utf8_lossy(input).chars().filter(char::is_ascii_alphanumeric).take(40).collect();
+    let name: String = String::from_utf8_lossy(input)
+        .chars()
+        .filter(char::is_ascii_alphanumeric)
+        .take(40)
+        .collect();
     let mut written = Vec::new();
     event_stream::write(&mut written, &name, input);
     let mut splitter = event_stream::Splitter::default();
     splitter.push(&written);
-    assert!(matches!(splitter.take(), Ok(Some(_))), "what was written cannot be read");
+    assert!(
+        matches!(splitter.take(), Ok(Some(_))),
+        "what was written cannot be read"
+    );
 }
 
 fn with_checksums(headers: &[u8], payload: &[u8]) -> Vec<u8> {
@@ -102,7 +120,10 @@ pub fn model_peek(input: &[u8]) {
         return;
     };
     assert_eq!(peek.model.as_deref(), object.get("model").and_then(Value::as_str));
-    assert_eq!(peek.stream, object.get("stream").and_then(Value::as_bool).unwrap_or(false));
+    assert_eq!(
+        peek.stream,
+        object.get("stream").and_then(Value::as_bool).unwrap_or(false)
+    );
     let rewrite = Rewrite {
         model: Some("other\"model"),
         ask_usage: true,
@@ -116,16 +137,29 @@ pub fn model_peek(input: &[u8]) {
     if expected.contains_key("model") && !expected["model"].is_null() {
         expected["model"] = json!("other\"model");
     }
-    let written: Value = serde_json::from_slice(&written)
-        .unwrap_or_else(|error| panic!("a rewritten body is no JSON: {error}: {:?}", String::from_utf8_lossy(&written)));
+    let written: Value = serde_json::from_slice(&written).unwrap_or_else(|error| {
+        panic!(
+            "a rewritten body is no JSON: {error}: {:?}",
+            String::from_utf8_lossy(&written)
+        )
+    });
     let options = written["stream_options"].clone();
-    let options_were_wrong = object.get("stream_options").is_some_and(|options| !options.is_object() && !options.is_null());
-    assert!(options_were_wrong || options["include_usage"] == true, "usage is not asked for");
+    let options_were_wrong = object
+        .get("stream_options")
+        .is_some_and(|options| !options.is_object() && !options.is_null());
+    assert!(
+        options_were_wrong || options["include_usage"] == true,
+        "usage is not asked for"
+    );
     expected.insert("stream_options".to_owned(), options);
     for (name, value) in &expected {
         assert_eq!(written.get(name), Some(value), "`{name}` was changed");
     }
-    assert_eq!(written.as_object().map(serde_json::Map::len), Some(expected.len()), "fields were added or lost");
+    assert_eq!(
+        written.as_object().map(serde_json::Map::len),
+        Some(expected.len()),
+        "fields were added or lost"
+    );
 }
 
 /// On every wire that providers speak; what is written for one has a text form and is not much longer than what was asked.
@@ -140,7 +174,11 @@ fn write_everywhere(ask: &Ask, input: &[u8]) {
     ];
     for value in written.into_iter().flatten() {
         let length = value.to_string().len();
-        assert!(length <= most, "a request of {} bytes became one of {length}", input.len());
+        assert!(
+            length <= most,
+            "a request of {} bytes became one of {length}",
+            input.len()
+        );
     }
 }
 
@@ -157,14 +195,23 @@ pub fn model_request(input: &[u8]) {
         write_everywhere(&ask, input);
         if let Ok(chat) = chat::write_request(&ask, "model") {
             let again = chat::read_request(chat.to_string().as_bytes());
-            assert!(again.is_ok(), "what is written for chat cannot be read: {again:?}");
+            assert!(
+                again.is_ok(),
+                "what is written for chat cannot be read: {again:?}"
+            );
         }
         if let Ok(written) = messages::write_request(&ask, "model", Some(1000)) {
             let again = messages::read_request(written.to_string().as_bytes());
-            assert!(again.is_ok(), "what is written for messages cannot be read: {again:?}");
+            assert!(
+                again.is_ok(),
+                "what is written for messages cannot be read: {again:?}"
+            );
         }
     }
-    for ask in [embeddings::read_request(input), embeddings::read_ai_sdk(input)].into_iter().flatten() {
+    for ask in [embeddings::read_request(input), embeddings::read_ai_sdk(input)]
+        .into_iter()
+        .flatten()
+    {
         let _ = embeddings::write_openai(&ask, "model");
         let _ = embeddings::write_gemini(&ask, "model");
     }
@@ -179,12 +226,22 @@ fn write_answer(answer: &Answer, input: &[u8]) {
         ai_sdk::write_answer(answer, &stamp(), "now", &Value::Null),
     ] {
         let length = value.to_string().len();
-        assert!(length <= most, "an answer of {} bytes became one of {length}", input.len());
+        assert!(
+            length <= most,
+            "an answer of {} bytes became one of {length}",
+            input.len()
+        );
     }
     let again = chat::read_answer(chat::write_answer(answer, &stamp()).to_string().as_bytes());
-    assert!(again.is_ok(), "an answer that was written for chat cannot be read: {again:?}");
+    assert!(
+        again.is_ok(),
+        "an answer that was written for chat cannot be read: {again:?}"
+    );
     let again = messages::read_answer(messages::write_answer(answer, &stamp()).to_string().as_bytes());
-    assert!(again.is_ok(), "an answer that was written for messages cannot be read: {again:?}");
+    assert!(
+        again.is_ok(),
+        "an answer that was written for messages cannot be read: {again:?}"
+    );
     // As a stream and back it says the same.
     let collected = Answer::collect(answer.clone().into_events());
     assert_eq!(collected.finish, answer.finish);
@@ -201,11 +258,19 @@ pub fn model_answer(input: &[u8]) {
     for answer in answers.into_iter().flatten() {
         write_answer(&answer, input);
     }
-    for dialect in [Dialect::Chat, Dialect::Responses, Dialect::Messages, Dialect::Embeddings] {
+    for dialect in [
+        Dialect::Chat,
+        Dialect::Responses,
+        Dialect::Messages,
+        Dialect::Embeddings,
+    ] {
         let mut watch = Watch::new(dialect);
         watch.body(input);
     }
-    for answer in [embeddings::read_openai(input), embeddings::read_gemini(input)].into_iter().flatten() {
+    for answer in [embeddings::read_openai(input), embeddings::read_gemini(input)]
+        .into_iter()
+        .flatten()
+    {
         let _ = embeddings::write_openai_answer(&answer, "model", true);
         let _ = embeddings::write_openai_answer(&answer, "model", false);
         let _ = embeddings::write_ai_sdk_answer(&answer, &Value::Null);
@@ -223,7 +288,9 @@ fn writers() -> Vec<Box<dyn WriteStream>> {
 
 /// The first byte says which provider; the rest is its stream. What is written for clients is a stream of whole events.
 pub fn model_stream(input: &[u8]) {
-    let Some((which, stream)) = input.split_first() else { return };
+    let Some((which, stream)) = input.split_first() else {
+        return;
+    };
     let mut readers: [Box<dyn ReadStream>; 4] = [
         Box::new(chat::Reader::default()),
         Box::new(messages::Reader::default()),
@@ -245,10 +312,16 @@ pub fn model_stream(input: &[u8]) {
         }
     }
     reader.end(&mut events);
-    let finishes = events.iter().filter(|event| matches!(event, Event::Finish { .. })).count();
+    let finishes = events
+        .iter()
+        .filter(|event| matches!(event, Event::Finish { .. }))
+        .count();
     assert!(finishes <= 1, "a stream ends {finishes} times");
     if finishes == 1 {
-        assert!(matches!(events.last(), Some(Event::Finish { .. })), "something follows the end");
+        assert!(
+            matches!(events.last(), Some(Event::Finish { .. })),
+            "something follows the end"
+        );
     }
     let most = 512 * stream.len() + 16_384;
     for mut writer in writers() {
@@ -256,7 +329,12 @@ pub fn model_stream(input: &[u8]) {
         for event in &events {
             writer.write(event, &mut out);
         }
-        assert!(out.len() <= most, "a stream of {} bytes became one of {}", stream.len(), out.len());
+        assert!(
+            out.len() <= most,
+            "a stream of {} bytes became one of {}",
+            stream.len(),
+            out.len()
+        );
         let mut splitter = sse::Splitter::default();
         splitter.push(&out);
         while let Ok(Some(_)) = splitter.take() {}
@@ -275,7 +353,9 @@ fn same_shape(one: &Value, other: &Value) -> bool {
         }
         (Value::Object(one), Value::Object(other)) => {
             one.len() == other.len()
-                && one.iter().all(|(name, one)| other.get(name).is_some_and(|other| same_shape(one, other)))
+                && one
+                    .iter()
+                    .all(|(name, one)| other.get(name).is_some_and(|other| same_shape(one, other)))
         }
         _ => one == other,
     }
@@ -287,14 +367,21 @@ pub fn screen(input: &[u8]) {
     let rules = KNOWN.map(|name| (name, None, Action::Redact));
     let screen = Screen::new(rules).expect("the known rules can be used together");
     let Ok(screened) = screen.apply(&body) else { return };
-    let Ok(before) = serde_json::from_slice::<Value>(input) else { return };
+    let Ok(before) = serde_json::from_slice::<Value>(input) else {
+        return;
+    };
     let after = serde_json::from_slice::<Value>(&screened);
-    assert!(after.is_ok_and(|after| same_shape(&before, &after)), "screening changed more than texts");
+    assert!(
+        after.is_ok_and(|after| same_shape(&before, &after)),
+        "screening changed more than texts"
+    );
     // A pattern of a tenant's own, as long as it may be.
     if let Ok(own) = std::str::from_utf8(input) {
         let own: String = own.chars().take(200).collect();
         if let Ok(screen) = Screen::new([("own", Some(own.as_str()), Action::Redact)]) {
-            let _ = screen.apply(&Bytes::from_static(br#"{"a":"some text of 123 letters aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"}"#));
+            let _ = screen.apply(&Bytes::from_static(
+                br#"{"a":"some text of 123 letters aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"}"#,
+            ));
         }
     }
 }

@@ -23,7 +23,11 @@ pub fn tls_hello(input: &[u8]) {
     }
     if let Some(Some(read)) = &ours {
         let more = [input, b"\x17\x03\x03\x00\x01x"].concat();
-        assert_eq!(egress::hello(&more), Some(Some(read.clone())), "what follows a hello changed it");
+        assert_eq!(
+            egress::hello(&more),
+            Some(Some(read.clone())),
+            "what follows a hello changed it"
+        );
     }
     let mut acceptor = rustls::server::Acceptor::default();
     let mut cursor = Cursor::new(input);
@@ -75,7 +79,11 @@ pub fn http_head(input: &[u8]) {
     };
     let text = String::from_utf8_lossy(theirs).to_ascii_lowercase();
     let without_port = text.rsplit_once(':').map_or(text.as_str(), |(host, _)| host);
-    assert_eq!(name.as_str(), without_port.trim(), "another host than httparse reads");
+    assert_eq!(
+        name.as_str(),
+        without_port.trim(),
+        "another host than httparse reads"
+    );
 }
 
 /// An answer is an answer to the question, and fits where it goes.
@@ -94,37 +102,55 @@ pub fn dns_question(input: &[u8]) {
     assert_eq!(answer[..2], question[..2], "an answer to somebody else");
     assert!(answer[2] & 0x80 != 0, "a question is answered with a question");
     let read = Message::from_vec(&answer).expect("our answers can be read");
-    let has_edns = Message::from_vec(question).is_ok_and(|asked| asked.edns.is_some());
+    let has_edns = egress::message(question).is_some_and(|asked| asked.edns.is_some());
     let most = match (stream, has_edns) {
         (true, _) => 65_535,
         (false, true) => 1232,
         (false, false) => 512,
     };
-    assert!(answer.len() <= most, "an answer of {} bytes where {most} fit", answer.len());
-    assert!(read.answers.len() <= 1, "{} answers about one name", read.answers.len());
+    assert!(
+        answer.len() <= most,
+        "an answer of {} bytes where {most} fit",
+        answer.len()
+    );
+    assert!(
+        read.answers.len() <= 1,
+        "{} answers about one name",
+        read.answers.len()
+    );
 }
 
 /// What is kept of an answer is bounded, and for how long.
 pub fn dns_answer(input: &[u8]) {
-    let name = Message::from_vec(input)
-        .ok()
+    let name = egress::message(input)
         .and_then(|message| Name::from_labels(message.queries.first()?.name.iter()).ok());
-    let Some(name) = name.or_else(|| Name::parse("a.example").ok()) else { return };
+    let Some(name) = name.or_else(|| Name::parse("a.example").ok()) else {
+        return;
+    };
     for kind in [1, 28, 5, 16, 33] {
         let Some((records, ttl)) = egress::read_reply(input, &name, kind) else {
             return;
         };
         assert!(records <= 64, "{records} records are kept");
-        assert!(ttl >= Duration::from_secs(5) && ttl <= Duration::from_secs(300), "kept for {ttl:?}");
+        assert!(
+            ttl >= Duration::from_secs(5) && ttl <= Duration::from_secs(300),
+            "kept for {ttl:?}"
+        );
     }
 }
 
 /// A target, a method and a policy: decisions and explanations agree, a denial of everything denies it.
 pub fn policy(input: &[u8]) {
     let Some(texts) = texts(input) else { return };
-    let [target, method, words] = texts[..] else { return };
+    let [target, method, words] = texts[..] else {
+        return;
+    };
     if let Ok(name) = Name::parse(target) {
-        assert_eq!(Name::parse(name.as_str()).as_ref(), Ok(&name), "a name is not what it reads as");
+        assert_eq!(
+            Name::parse(name.as_str()).as_ref(),
+            Ok(&name),
+            "a name is not what it reads as"
+        );
     }
     let Some(policy) = atoll_api_native::fuzzing::policy(words.as_bytes())
         .or_else(|| serde_json::from_str::<NetworkPolicy>(words).ok())
@@ -132,7 +158,10 @@ pub fn policy(input: &[u8]) {
         return;
     };
     let text = serde_json::to_string(&policy).expect("a policy has a text form");
-    assert_eq!(serde_json::from_str::<NetworkPolicy>(&text).ok().as_ref(), Some(&policy));
+    assert_eq!(
+        serde_json::from_str::<NetworkPolicy>(&text).ok().as_ref(),
+        Some(&policy)
+    );
     let floor = Floor::new(&FloorConfig::default()).expect("the floor stands by itself");
     let Ok(compiled) = Policy::compile(&policy, &floor, &[]) else {
         return;
@@ -159,16 +188,26 @@ pub fn policy(input: &[u8]) {
     };
     let decision = decide(&compiled);
     let explained = compiled.explain(&question, Timestamp(0)).decision;
-    assert_eq!(explained.verdict, decision.verdict, "{target}: {decision:?} {explained:?}");
+    assert_eq!(
+        explained.verdict, decision.verdict,
+        "{target}: {decision:?} {explained:?}"
+    );
     if decision.is_allowed() {
-        assert!(compiled.connect(&flow).is_allowed(), "a request is allowed on a connection that is not");
+        assert!(
+            compiled.connect(&flow).is_allowed(),
+            "a request is allowed on a connection that is not"
+        );
     }
     let mut denied = policy.clone();
     for to in ["*", "0.0.0.0/0", "::/0"] {
         denied.rules.push(NetworkRule::new(RuleAction::Deny, to));
     }
     if let Ok(denied) = Policy::compile(&denied, &floor, &[]) {
-        assert_eq!(decide(&denied).verdict, EgressVerdict::Denied, "a denial of everything does not win");
+        assert_eq!(
+            decide(&denied).verdict,
+            EgressVerdict::Denied,
+            "a denial of everything does not win"
+        );
     }
 }
 
@@ -176,7 +215,9 @@ pub fn policy(input: &[u8]) {
 pub fn host_names(input: &[u8]) {
     use atoll_api_e2b::fuzzing::Place as E2b;
     use atoll_api_native::fuzzing::Place as Native;
-    let Some(host) = texts(input).map(|texts| texts[0]) else { return };
+    let Some(host) = texts(input).map(|texts| texts[0]) else {
+        return;
+    };
     let domains = ["localhost".to_owned(), "boxes.example.org".to_owned()];
     let native = atoll_api_native::fuzzing::host(host, &domains);
     let e2b = atoll_api_e2b::fuzzing::host(host, &domains);

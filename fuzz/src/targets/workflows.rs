@@ -3,7 +3,8 @@
 #![allow(deprecated, reason = "clients still send what the wire has deprecated")]
 
 use atoll_workflow_core::{
-    Completion, Cron, Limits, Run, ScheduleSpec, Scheduler, Start, State, TaskToken, Turn, parse_length, parse_time, validate,
+    Completion, Cron, Limits, Run, ScheduleSpec, Scheduler, Start, State, TaskToken, Turn, parse_length,
+    parse_time, validate,
 };
 use prost::Message as _;
 use temporalio_protos::temporal::api::history::v1::History;
@@ -41,7 +42,10 @@ fn in_words(text: &str) -> schedule::ScheduleSpec {
             }),
             Some("zone") => spec.timezone_name = words.next().unwrap_or_default().to_owned(),
             Some(bound @ ("from" | "to")) => {
-                let at = Some(prost_wkt_types::Timestamp { seconds: seconds(words.next()), nanos: 0 });
+                let at = Some(prost_wkt_types::Timestamp {
+                    seconds: seconds(words.next()),
+                    nanos: 0,
+                });
                 if bound == "from" {
                     spec.start_time = at;
                 } else {
@@ -69,7 +73,10 @@ pub fn schedule(input: &[u8]) {
     let Some(spec) = &plan.spec else { return };
     if let Ok(parsed) = ScheduleSpec::parse(spec) {
         let canonical = parsed.canonical(spec);
-        assert!(ScheduleSpec::parse(&canonical).is_ok(), "a schedule cannot be read as it is shown: {canonical:?}");
+        assert!(
+            ScheduleSpec::parse(&canonical).is_ok(),
+            "a schedule cannot be read as it is shown: {canonical:?}"
+        );
     }
     // What is started does not matter here, but there has to be something.
     plan.action.get_or_insert_with(|| schedule::ScheduleAction {
@@ -95,7 +102,10 @@ pub fn schedule(input: &[u8]) {
     let _ = scheduler.future(NOW, 5);
     let _ = scheduler.tick(NOW + 60 * SECOND);
     if let (Some(next), Some(after)) = (next, scheduler.next_at()) {
-        assert!(after >= next || next <= NOW + 60 * SECOND, "the next time went back");
+        assert!(
+            after >= next || next <= NOW + 60 * SECOND,
+            "the next time went back"
+        );
     }
 }
 
@@ -106,7 +116,10 @@ pub fn cron(input: &[u8]) {
     if let Ok(cron) = Cron::parse(text) {
         for (started, now) in [(NOW, NOW), (NOW, NOW + 10 * HOUR), (0, NOW)] {
             if let Some(next) = cron.next_after(started, now) {
-                assert!(next > started && next >= now, "{next} is not after {started} and {now}");
+                assert!(
+                    next > started && next >= now,
+                    "{next} is not after {started} and {now}"
+                );
             }
         }
     }
@@ -149,7 +162,12 @@ pub fn workflow_task(input: &[u8]) {
     };
     let mut now = NOW;
     for _ in 0..3 {
-        let stamp = run.state.task.as_ref().filter(|task| task.started_id == 0).map(|task| task.stamp);
+        let stamp = run
+            .state
+            .task
+            .as_ref()
+            .filter(|task| task.started_id == 0)
+            .map(|task| task.stamp);
         if let Some(stamp) = stamp
             && let Ok(task) = run.start_task(stamp, "worker", "", turn(now))
         {
@@ -191,7 +209,9 @@ pub fn workflow_history(input: &[u8]) {
 
 /// A query is refused or has an answer.
 pub fn workflow_query(input: &[u8]) {
-    let Some(text) = texts(input).map(|texts| texts[0]) else { return };
+    let Some(text) = texts(input).map(|texts| texts[0]) else {
+        return;
+    };
     let serde_json::Value::Object(object) = serde_json::json!({
         "WorkflowId": "order-1", "CustomKeyword": "a", "CustomInt": 1, "CustomDouble": 0.5, "CustomBool": true,
         "CustomTime": "2026-01-01T00:00:00Z", "CustomList": ["a", "b"], "CustomText": "some words",

@@ -32,7 +32,11 @@ mod tests {
     fn what_fits_is_read_and_what_cannot_fit_is_not() {
         let mut message = Message::query();
         message.add_query(Query::query(Name::root(), RecordType::NS));
-        message.add_answer(Record::from_rdata(Name::root(), 1, RData::A(A::new(192, 0, 2, 1))));
+        message.add_answer(Record::from_rdata(
+            Name::root(),
+            1,
+            RData::A(A::new(192, 0, 2, 1)),
+        ));
         let bytes = message.to_vec().unwrap();
         assert_eq!(parse(&bytes), Some(message));
         for (at, count) in [(4, 2_u16), (4, 0xffff), (6, 3), (8, 0xffff), (10, 0xffff)] {
