@@ -179,7 +179,10 @@ mod tests {
                 ..signed
             },
             Signed { user: "", ..signed },
-            Signed { user: "root", ..signed },
+            Signed {
+                user: "root",
+                ..signed
+            },
             Signed {
                 expires: None,
                 ..signed

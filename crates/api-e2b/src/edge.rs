@@ -29,7 +29,7 @@ const GUEST_HOST: &str = "x-atoll-host";
 const REFUSAL_BYTES: usize = 64 * 1024;
 
 #[derive(Debug, PartialEq, Eq)]
-enum Address {
+pub(crate) enum Address {
     Api,
     Port {
         sandbox: SandboxId,

@@ -20,6 +20,9 @@ mod edge;
 mod envd;
 mod error;
 mod extras;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod options;
 
 use std::sync::Arc;

@@ -19,6 +19,9 @@ mod ai_sdk;
 mod auth;
 mod calls;
 mod error;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod listing;
 mod manage;
 mod parameters;

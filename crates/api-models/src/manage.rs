@@ -2,12 +2,12 @@
 //!
 //! What must hold: what is served is documented. Routes are made from the handlers' own descriptions.
 
-mod budgets;
-mod calls;
-mod catalogue;
-mod guards;
-mod keys;
-mod providers;
+pub(crate) mod budgets;
+pub(crate) mod calls;
+pub(crate) mod catalogue;
+pub(crate) mod guards;
+pub(crate) mod keys;
+pub(crate) mod providers;
 
 use atoll_types::{Fault, ProjectId, Timestamp};
 use axum::extract::State;
@@ -46,7 +46,7 @@ async fn project(app: &App, headers: &HeaderMap) -> Result<ProjectId, Failure> {
 
 /// What is left of something that was deleted: its name.
 #[derive(Debug, Serialize, ToSchema)]
-struct Deleted {
+pub(crate) struct Deleted {
     deleted: String,
 }
 

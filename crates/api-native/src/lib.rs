@@ -22,6 +22,9 @@ mod error;
 mod exec;
 mod extract;
 mod files;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod keys;
 mod ledger;
 mod meter;

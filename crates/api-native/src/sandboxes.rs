@@ -3,7 +3,7 @@
 mod list;
 mod metrics;
 mod request;
-mod rest;
+pub(crate) mod rest;
 mod view;
 mod words;
 

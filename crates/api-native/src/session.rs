@@ -66,7 +66,7 @@ pub(crate) struct NoQuery {}
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum FromClient {
+pub(crate) enum FromClient {
     Resize(PtyRequest),
     Signal(SignalName),
     CloseStdin(bool),

@@ -1,6 +1,6 @@
 //! `/v1/templates`: what sandboxes are made from, and the making of it.
 
-mod request;
+pub(crate) mod request;
 
 use std::collections::BTreeMap;
 

@@ -21,6 +21,9 @@
 //! - The same tree gives the same bytes, so that a store can see what did not change.
 
 mod fill;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod header;
 mod paths;
 mod sparse;

@@ -10,8 +10,9 @@
 //! What must hold: a name that the policy does not allow is never sent anywhere. Each question has one answer of a
 //! bounded size, and a sandbox has a bounded number of them a second and under way.
 
-mod answer;
+pub(crate) mod answer;
 mod names;
+mod wire;
 
 use std::io;
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 pub(crate) use names::{Names, Target};
+pub(crate) use wire::parse;
 
 use crate::Shared;
 use crate::datagram::Datagrams;

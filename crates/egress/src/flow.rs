@@ -17,9 +17,9 @@
 //! names that exist for nothing but ECH are refused: behind them may be anybody. Real ECH needs the keys in HTTPS
 //! records, and those are not answered to guests.
 
-mod classify;
+pub(crate) mod classify;
 mod copy;
-mod hello;
+pub(crate) mod hello;
 mod opened;
 mod peek;
 mod refuse;

@@ -28,6 +28,9 @@ mod dns;
 mod error;
 mod events;
 mod flow;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod intercept;
 mod limits;
 mod resolve;

@@ -4,9 +4,9 @@
 //! of the name (0x20) that nobody else can know. Names are asked for as they are, without any search domain. What is
 //! kept is bounded, and no longer valid than its sender said.
 
-mod answer;
+pub(crate) mod answer;
 mod cache;
-mod upstream;
+pub(crate) mod upstream;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;

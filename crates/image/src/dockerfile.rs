@@ -12,9 +12,9 @@
 
 mod build;
 mod copy;
-mod expand;
+pub(crate) mod expand;
 mod parse;
-mod pattern;
+pub(crate) mod pattern;
 mod state;
 #[cfg(test)]
 mod tests;

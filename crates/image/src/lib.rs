@@ -31,6 +31,9 @@ mod erofs;
 mod error;
 #[cfg(test)]
 mod fixture;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod layer;
 mod machine;
 mod oci;

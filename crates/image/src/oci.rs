@@ -5,7 +5,7 @@
 //! filesystem. No size that an image declares is believed beyond [`OciOptions::limits`].
 
 mod access;
-mod format;
+pub(crate) mod format;
 mod layout;
 mod registry;
 #[cfg(test)]

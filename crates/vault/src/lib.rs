@@ -30,6 +30,9 @@
 mod cut;
 mod disk;
 mod error;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod gc;
 mod key;
 mod lease;

@@ -193,7 +193,7 @@ impl Manifest {
     }
 }
 
-fn decode_body(cursor: &mut Cursor<'_>, secrets: &Secrets) -> Option<Manifest> {
+pub(crate) fn decode_body(cursor: &mut Cursor<'_>, secrets: &Secrets) -> Option<Manifest> {
     let id = cursor.text()?.to_owned();
     let domain = secrets.domain(cursor.text()?);
     let durable = cursor.byte()? != 0;

@@ -25,6 +25,9 @@ mod batches;
 mod cells;
 mod clock;
 mod filter;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod history;
 mod letters;
 mod namespaces;

@@ -1,24 +1,24 @@
 //! The control plane: sandboxes, snapshots, templates, volumes, as REST.
 
 mod build_files;
-mod builds;
-mod create;
-mod life;
+pub(crate) mod builds;
+pub(crate) mod create;
+pub(crate) mod life;
 mod list;
 mod logs;
 mod metrics;
 mod names;
-mod network;
+pub(crate) mod network;
 mod read;
-mod recipe;
-mod snapshots;
-mod tags;
+pub(crate) mod recipe;
+pub(crate) mod snapshots;
+pub(crate) mod tags;
 mod teams;
-mod templates;
+pub(crate) mod templates;
 mod uploads;
 mod view;
-mod volume_content;
-mod volumes;
+pub(crate) mod volume_content;
+pub(crate) mod volumes;
 
 use axum::Router;
 use axum::http::StatusCode;

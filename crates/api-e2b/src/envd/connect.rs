@@ -33,7 +33,7 @@ pub(crate) enum Codec {
 }
 
 impl Codec {
-    fn encode(self, message: &impl Wire) -> Bytes {
+    pub(crate) fn encode(self, message: &impl Wire) -> Bytes {
         match self {
             // These are maps with text keys, which always can be written.
             Self::Json => serde_json::to_vec(message).unwrap_or_default().into(),
@@ -41,7 +41,7 @@ impl Codec {
         }
     }
 
-    fn decode<T: Wire>(self, bytes: &[u8]) -> Result<T, Error> {
+    pub(crate) fn decode<T: Wire>(self, bytes: &[u8]) -> Result<T, Error> {
         match self {
             Self::Json if bytes.is_empty() => Ok(T::default()),
             Self::Json => serde_json::from_slice(bytes).map_err(|error| Error::invalid(error.to_string())),
@@ -268,13 +268,13 @@ pub(crate) fn receive_all<T: Wire>(
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Frame<'a> {
+pub(crate) enum Frame<'a> {
     Message(&'a [u8]),
     End,
 }
 
 /// The first whole frame, if there is one, and how many bytes it takes.
-fn take_frame(buffer: &[u8]) -> Result<Option<(Frame<'_>, usize)>, Error> {
+pub(crate) fn take_frame(buffer: &[u8]) -> Result<Option<(Frame<'_>, usize)>, Error> {
     if buffer.len() < 5 {
         return Ok(None);
     }

@@ -1,14 +1,14 @@
 //! What E2B's clients expect on port 49983 of every sandbox: processes, files, health. E2B has an agent there; we answer
 //! in its place, with our own agent behind.
 
-mod connect;
+pub(crate) mod connect;
 mod content;
 mod entries;
-mod files;
+pub(crate) mod files;
 mod filesystem;
 mod json;
-mod messages;
-mod multipart;
+pub(crate) mod messages;
+pub(crate) mod multipart;
 mod process;
 mod registry;
 mod watch;
@@ -145,12 +145,7 @@ enum Admitted {
 }
 
 /// Whether the caller holds the agent's token, or a link signed with it.
-fn admitted_to_file(
-    app: &App,
-    target: &Target,
-    request: &Request,
-    signed: Signed<'_>,
-) -> Answer<Admitted> {
+fn admitted_to_file(app: &App, target: &Target, request: &Request, signed: Signed<'_>) -> Answer<Admitted> {
     if is_open(target) {
         return Ok(Admitted::Owner);
     }

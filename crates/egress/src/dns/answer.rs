@@ -22,7 +22,7 @@ const LONGEST_TEXT: usize = 200;
 
 /// How long an answer may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Room {
+pub(crate) enum Room {
     Datagram,
     Stream,
 }
@@ -37,7 +37,7 @@ enum Extended {
 }
 
 /// The answer to `question`; `None` where it is no question.
-pub(super) async fn answer(
+pub(crate) async fn answer(
     resolver: &Resolver,
     tenant: &TenantState,
     question: &[u8],
@@ -105,8 +105,8 @@ fn read(bytes: &[u8]) -> Read {
     if flags & 0x80 != 0 {
         return Read::Nothing;
     }
-    match Message::from_vec(bytes) {
-        Ok(message) if message.metadata.message_type == MessageType::Query => Read::Question(message),
+    match super::parse(bytes) {
+        Some(message) if message.metadata.message_type == MessageType::Query => Read::Question(message),
         _ => Read::Malformed(u16::from_be_bytes([*high, *low])),
     }
 }

@@ -22,7 +22,7 @@ const LONGEST_LINE: usize = 4096;
 const MOST_HEADERS: usize = 128;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum First {
+pub(crate) enum First {
     /// Not to be told yet.
     More,
     Tls(Hello),
@@ -36,7 +36,7 @@ pub(super) enum First {
     Opaque,
 }
 
-pub(super) fn classify(bytes: &[u8]) -> First {
+pub(crate) fn classify(bytes: &[u8]) -> First {
     if bytes.is_empty() {
         return First::More;
     }
@@ -92,13 +92,14 @@ fn is_request_line(line: &[u8]) -> bool {
 }
 
 /// The host that a request names, for a connection of which nothing else is known. `Err` until its head is complete.
-pub(super) fn host_of(bytes: &[u8]) -> Result<Option<Name>, Incomplete> {
+pub(crate) fn host_of(bytes: &[u8]) -> Result<Option<Name>, Incomplete> {
     if bytes.starts_with(H2_PREFACE) {
         return Ok(None);
     }
-    let end = bytes
-        .windows(4)
-        .position(|window| window == b"\r\n\r\n")
+    // An empty line ends a head also where lines end without CR, as whoever reads the request later sees it: a host
+    // beyond it stands in the body.
+    let end = (0..bytes.len())
+        .find(|at| bytes[*at..].starts_with(b"\n\n") || bytes[*at..].starts_with(b"\n\r\n"))
         .ok_or(Incomplete)?;
     let mut hosts = bytes[..end]
         .split(|byte| *byte == b'\n')
@@ -120,7 +121,7 @@ pub(super) fn host_of(bytes: &[u8]) -> Result<Option<Name>, Incomplete> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Incomplete;
+pub(crate) struct Incomplete;
 
 #[cfg(test)]
 mod tests {
@@ -165,6 +166,26 @@ mod tests {
         ] {
             assert_eq!(classify(other.as_bytes()), First::Opaque, "{other:?}");
         }
+    }
+
+    #[test]
+    fn a_host_beyond_the_head_is_none() {
+        let host = |head: &str| host_of(head.as_bytes()).map(|name| name.map(|name| name.to_string()));
+        assert_eq!(
+            host("GET / HTTP/1.1\r\nHost: a.example\r\n\r\n"),
+            Ok(Some("a.example".into()))
+        );
+        assert_eq!(
+            host("GET / HTTP/1.1\nHost: a.example:80\n\n"),
+            Ok(Some("a.example".into()))
+        );
+        for body in [
+            "POST / HTTP/1.1\r\nX: y\r\n\nHost: a.example\r\n\r\n",
+            "POST / HTTP/1.1\nX: y\n\r\nHost: a.example\r\n\r\n",
+        ] {
+            assert_eq!(host(body), Ok(None), "{body:?}");
+        }
+        assert_eq!(host("GET / HTTP/1.1\r\nHost: a.example\r\n"), Err(Incomplete));
     }
 
     #[test]

@@ -30,7 +30,7 @@ pub(crate) struct Answer {
 impl Answer {
     /// Reads `reply`, which is known to be one to `query`. Also gives the name at which to go on asking, where the reply
     /// only leads there. `ttl` is that of the aliases that led to `query`.
-    pub(super) fn read(reply: &Message, query: &Query, ttl: Option<Duration>) -> (Self, Option<WireName>) {
+    pub(crate) fn read(reply: &Message, query: &Query, ttl: Option<Duration>) -> (Self, Option<WireName>) {
         let mut name = query.name().clone();
         let mut ttl = ttl.unwrap_or(LONGEST);
         let mut moved = false;

@@ -14,6 +14,7 @@ use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::{Instant, timeout};
 
 use super::ResolveError;
+use crate::dns::parse;
 
 /// What we can take by UDP without fragments.
 const UDP_SIZE: u16 = 1232;
@@ -31,13 +32,13 @@ const HOST_LIST: &str = "/etc/resolv.conf";
 
 /// A question as it goes out.
 #[derive(Debug, Clone)]
-pub(super) struct Query {
+pub(crate) struct Query {
     name: WireName,
     kind: RecordType,
 }
 
 impl Query {
-    pub(super) fn new(name: &Name, kind: RecordType) -> Result<Self, ResolveError> {
+    pub(crate) fn new(name: &Name, kind: RecordType) -> Result<Self, ResolveError> {
         let mut name = WireName::from_labels(name.labels().map(str::as_bytes))
             .map_err(|error| ResolveError::Failed(error.to_string()))?;
         name.set_fqdn(true);
@@ -180,7 +181,7 @@ async fn by_datagram(resolver: SocketAddr, asked: &Message, bytes: &[u8]) -> io:
     loop {
         let len = socket.recv(&mut buffer).await?;
         // What does not answer this question was sent by somebody who guesses: go on listening.
-        if let Ok(reply) = Message::from_vec(&buffer[..len])
+        if let Some(reply) = parse(&buffer[..len])
             && answers(&reply, asked)
         {
             return Ok(reply);
@@ -198,12 +199,9 @@ async fn by_stream(resolver: SocketAddr, asked: &Message, bytes: &[u8]) -> io::R
     let len = stream.read_u16().await?;
     let mut buffer = vec![0; usize::from(len)];
     stream.read_exact(&mut buffer).await?;
-    let reply = Message::from_vec(&buffer).map_err(io::Error::other)?;
-    if answers(&reply, asked) {
-        Ok(reply)
-    } else {
-        Err(io::Error::other("not an answer to what was asked"))
-    }
+    parse(&buffer)
+        .filter(|reply| answers(reply, asked))
+        .ok_or_else(|| io::Error::other("not an answer to what was asked"))
 }
 
 #[cfg(test)]

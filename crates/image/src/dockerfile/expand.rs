@@ -1,7 +1,7 @@
 //! Variables and quotes in the words of a Dockerfile.
 
 /// Removes quotes and escapes and puts in the values of variables. An unknown variable is empty, as in a shell.
-pub(super) fn expand(
+pub(crate) fn expand(
     word: &str,
     escape: char,
     lookup: &dyn Fn(&str) -> Option<String>,

@@ -11,7 +11,7 @@ const MOST_FOUND: usize = 256 << 20;
 const MOST_RULES: usize = 4096;
 
 /// Whether one path component matches: `*`, `?`, `[a-z]`, `[^x]`, and `\` before a special character.
-pub(super) fn component(pattern: &[u8], name: &[u8]) -> bool {
+pub(crate) fn component(pattern: &[u8], name: &[u8]) -> bool {
     // Where to go back to when the part after the last star does not match.
     let (mut p, mut n) = (0, 0);
     let mut star: Option<(usize, usize)> = None;
@@ -114,7 +114,7 @@ fn glob_within(tree: &Tree, pattern: &[u8], most: usize) -> Result<Vec<Vec<u8>>>
 
 /// What `.dockerignore` leaves out of the build context.
 #[derive(Debug, Default)]
-pub(super) struct Ignore(Vec<Rule>);
+pub(crate) struct Ignore(Vec<Rule>);
 
 #[derive(Debug)]
 struct Rule {
@@ -143,7 +143,7 @@ impl Ignore {
         }
     }
 
-    fn parse(text: &str) -> Self {
+    pub(crate) fn parse(text: &str) -> Self {
         let rules = text
             .lines()
             .map(str::trim)
@@ -174,7 +174,7 @@ impl Ignore {
 
     /// Whether a path, given by its components, is left out: the last rule that speaks of it or of a directory above
     /// it decides.
-    pub(super) fn leaves_out(&self, path: &[&[u8]]) -> bool {
+    pub(crate) fn leaves_out(&self, path: &[&[u8]]) -> bool {
         let mut out = false;
         for rule in &self.0 {
             if out == rule.keep && matches(&rule.parts, path) {

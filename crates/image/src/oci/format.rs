@@ -14,37 +14,37 @@ const MAX_LAYERS: usize = 1024;
 
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Descriptor {
-    pub(super) digest: String,
-    pub(super) size: u64,
-    pub(super) platform: Option<Platform>,
+pub(crate) struct Descriptor {
+    pub(crate) digest: String,
+    pub(crate) size: u64,
+    pub(crate) platform: Option<Platform>,
     #[serde(default)]
-    pub(super) annotations: BTreeMap<String, String>,
+    pub(crate) annotations: BTreeMap<String, String>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
-pub(super) struct Platform {
-    pub(super) os: String,
-    pub(super) architecture: String,
+pub(crate) struct Platform {
+    pub(crate) os: String,
+    pub(crate) architecture: String,
 }
 
 /// An index has `manifests`, an image manifest `config` and `layers`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Manifest {
-    pub(super) schema_version: Option<u32>,
-    pub(super) config: Option<Descriptor>,
-    pub(super) layers: Option<Vec<Descriptor>>,
-    pub(super) manifests: Option<Vec<Descriptor>>,
+pub(crate) struct Manifest {
+    pub(crate) schema_version: Option<u32>,
+    pub(crate) config: Option<Descriptor>,
+    pub(crate) layers: Option<Vec<Descriptor>>,
+    pub(crate) manifests: Option<Vec<Descriptor>>,
 }
 
 /// One image in the `manifest.json` of `docker save`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub(super) struct SavedImage {
-    pub(super) config: String,
-    pub(super) repo_tags: Option<Vec<String>>,
-    pub(super) layers: Vec<String>,
+    pub(crate) config: String,
+    pub(crate) repo_tags: Option<Vec<String>>,
+    pub(crate) layers: Vec<String>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -83,7 +83,7 @@ fn null_is_default<'de, D: serde::Deserializer<'de>, T: Default + Deserialize<'d
     Option::<T>::deserialize(from).map(Option::unwrap_or_default)
 }
 
-pub(super) fn parse<T: DeserializeOwned>(image: &str, what: &str, bytes: &[u8]) -> Result<T> {
+pub(crate) fn parse<T: DeserializeOwned>(image: &str, what: &str, bytes: &[u8]) -> Result<T> {
     serde_json::from_slice(bytes).map_err(|error| bad(image, format!("its {what} is not readable: {error}")))
 }
 
@@ -116,7 +116,7 @@ pub(crate) fn architecture() -> &'static str {
 }
 
 /// Picks what fits this machine from an index.
-pub(super) fn choose<'a>(image: &str, manifests: &'a [Descriptor]) -> Result<&'a Descriptor> {
+pub(crate) fn choose<'a>(image: &str, manifests: &'a [Descriptor]) -> Result<&'a Descriptor> {
     let wanted = architecture();
     let fits = |descriptor: &&Descriptor| {
         descriptor
@@ -145,7 +145,7 @@ pub(super) fn choose<'a>(image: &str, manifests: &'a [Descriptor]) -> Result<&'a
 }
 
 /// Config and layers of an image manifest, refusing what is not one.
-pub(super) fn image_parts(image: &str, manifest: Manifest) -> Result<(Descriptor, Vec<Descriptor>)> {
+pub(crate) fn image_parts(image: &str, manifest: Manifest) -> Result<(Descriptor, Vec<Descriptor>)> {
     match manifest {
         Manifest {
             schema_version: Some(1),
@@ -165,7 +165,7 @@ pub(super) fn image_parts(image: &str, manifest: Manifest) -> Result<(Descriptor
 }
 
 /// Reads a config and checks that it goes with so many layers.
-pub(super) fn config(image: &str, bytes: &[u8], layers: usize) -> Result<ImageConfig> {
+pub(crate) fn config(image: &str, bytes: &[u8], layers: usize) -> Result<ImageConfig> {
     let config: ImageConfig = parse(image, "config", bytes)?;
     if config.rootfs.diff_ids.len() != layers {
         return Err(bad(

@@ -1,0 +1,2 @@
+#![no_main]
+atoll_fuzz::libfuzzer!("event_stream");
