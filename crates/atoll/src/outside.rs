@@ -61,10 +61,12 @@ async fn way_out(
     recorder: &Arc<Recorder>,
     service: Option<Service>,
 ) -> Result<std::result::Result<WayOut, String>> {
-    let models = service.as_ref().map(|service| service.name.as_str().to_owned());
+    let models = service.as_ref().map(|service| service.name.clone());
     let floor = Floor::new(&FloorConfig {
         allow_private: config.allow_private.clone(),
         deny: config.deny.clone(),
+        // Also where there is no gateway: nobody else is asked for its name.
+        internal: vec![MODELS.parse().doing("the name of the model gateway")?],
     })
     .doing("the configuration of the network is not right")?;
     if !config.enabled {
