@@ -65,6 +65,8 @@ pub(crate) fn floor(config: &NetworkConfig) -> Result<Floor> {
     Floor::new(&FloorConfig {
         allow_private: config.allow_private.clone(),
         deny: config.deny.clone(),
+        // Also where there is no gateway: nobody else is asked for its name.
+        internal: vec![MODELS.parse().doing("the name of the model gateway")?],
     })
     .doing("the configuration of the network is not right")
 }
@@ -77,7 +79,7 @@ async fn way_out(
     recorder: &Arc<Recorder>,
     service: Option<Service>,
 ) -> Result<std::result::Result<WayOut, String>> {
-    let models = service.as_ref().map(|service| service.name.as_str().to_owned());
+    let models = service.as_ref().map(|service| service.name.clone());
     let floor = floor(config)?;
     if !config.enabled {
         return Ok(Err("it is switched off in the configuration".into()));

@@ -101,6 +101,7 @@ pub(crate) fn floor() -> Floor {
         allow_private: ["127.0.0.0/8", "127.0.0.1", "127.0.0.77"]
             .map(String::from)
             .to_vec(),
+        internal: vec!["service.internal".parse().unwrap()],
         ..FloorConfig::default()
     })
     .unwrap()

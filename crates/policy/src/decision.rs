@@ -26,6 +26,17 @@ pub struct Flow<'a> {
     pub claimed: Option<&'a Name>,
 }
 
+impl Flow<'_> {
+    /// Whether whoever asks can see each request on it, and will ask for it.
+    pub(crate) fn is_legible(&self) -> bool {
+        match self.kind {
+            FlowKind::Http => true,
+            FlowKind::Tls => self.name.is_some() && self.claimed.is_some(),
+            FlowKind::Opaque => false,
+        }
+    }
+}
+
 /// What the guest's first bytes are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FlowKind {

@@ -268,6 +268,12 @@ impl Trace<'_> {
         }
     }
 
+    pub(crate) fn misses(&mut self, rule: &Rule, why: impl FnOnce() -> String) {
+        if self.0.is_some() {
+            self.rule(rule, &format!("does not match: {}", why()));
+        }
+    }
+
     pub(crate) fn rule_decides(&mut self, rule: &Rule, verdict: EgressVerdict, reason: String) -> Decision {
         if self.0.is_some() {
             // A decision stands alone and begins with the rule's name, which is already said here.

@@ -81,6 +81,9 @@ pub struct FloorConfig {
     pub allow_private: Vec<String>,
     /// More to refuse: names, wildcards, ranges.
     pub deny: Vec<String>,
+    /// Names of the server's own services for sandboxes. No preset, wildcard or range allows them: only a rule that names
+    /// them does, and then plain HTTP alone.
+    pub internal: Vec<Name>,
 }
 
 /// Cheap to clone.
@@ -91,6 +94,7 @@ pub struct Floor(Arc<Inner>);
 struct Inner {
     exceptions: Vec<IpNet>,
     denied: Vec<(Target, RuleName)>,
+    internal: Vec<Name>,
     never: Vec<(IpNet, &'static str)>,
     ranges: Vec<(IpNet, &'static str)>,
     metadata: Vec<IpAddr>,
@@ -105,6 +109,7 @@ impl Default for Floor {
 impl Floor {
     pub fn new(config: &FloorConfig) -> Result<Self, PolicyError> {
         let mut inner = Inner::built_in();
+        inner.internal.clone_from(&config.internal);
         for (at, text) in config.allow_private.iter().enumerate() {
             let place = format!("allow_private[{at}]");
             inner.exceptions.push(inner.read_exception(text, &place)?);
@@ -151,6 +156,11 @@ impl Floor {
             format!("{address} leads to {own}, which is refused on this server: it is the server's own")
         };
         Some(Decision::deny(&RuleName::from("floor: own address"), reason))
+    }
+
+    /// Whether it is one of the server's own services: see [`FloorConfig::internal`].
+    pub(crate) fn is_internal(&self, name: &Name) -> bool {
+        self.0.internal.contains(name)
     }
 
     /// Why a name is refused, if it is, before its address is known.
@@ -373,6 +383,7 @@ mod tests {
                 "*.corp.example".into(),
                 "203.0.113.0/24".into(),
             ],
+            ..FloorConfig::default()
         })
         .unwrap();
         for (address, refused) in [

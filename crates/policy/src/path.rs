@@ -5,6 +5,7 @@
 //! understand it differently there is no form: such a path satisfies no rule that is about paths.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 
 use crate::error::Problem;
 use crate::target::shown;
@@ -14,6 +15,11 @@ const MAX_PATTERN_BYTES: usize = 512;
 const MAX_PATTERNS: usize = 64;
 const MAX_METHODS: usize = 16;
 const MAX_METHOD_BYTES: usize = 32;
+/// Steps that one path may cost against all patterns of a policy together. Rules are a tenant's and paths a guest's: with
+/// the longest of both a single decision would otherwise take minutes. Policies that people write need some thousands.
+const MOST_WORK: u32 = 1 << 20;
+/// How much of a rule's patterns is repeated where a person is told about them.
+const SHOWN_BYTES: usize = 256;
 
 /// Which requests a rule is about.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -80,8 +86,16 @@ impl Requests {
         match &path.0 {
             _ if self.paths.is_empty() => Match::Yes,
             Err(why) => Match::Unclear(why),
-            Ok(segments) if self.paths.iter().any(|glob| glob.matches(segments)) => Match::Yes,
-            Ok(_) => Match::No,
+            Ok(segments) => {
+                for glob in &self.paths {
+                    match glob.matches(segments, &path.1) {
+                        Some(true) => return Match::Yes,
+                        Some(false) => {}
+                        None => return Match::Unclear(TOO_MUCH_WORK),
+                    }
+                }
+                Match::No
+            }
         }
     }
 
@@ -94,20 +108,42 @@ impl Requests {
         if self.paths.is_empty() {
             return methods;
         }
-        let paths: Vec<&str> = self.paths.iter().map(|glob| glob.written.as_str()).collect();
-        format!("{methods} on {}", paths.join(", "))
+        let mut said = format!("{methods} on ");
+        for (at, glob) in self.paths.iter().enumerate() {
+            if said.len() + glob.written.len() > SHOWN_BYTES && at > 0 {
+                return format!("{said} and {} more", self.paths.len() - at);
+            }
+            said.push_str(if at > 0 { ", " } else { "" });
+            said.push_str(&glob.written);
+        }
+        said
     }
 }
 
 /// A path as rules see it: its segments in one form, or why there is no such form. A slash at the end does not count.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Path<'a>(Result<Vec<Cow<'a, str>>, &'static str>);
+#[derive(Debug, Clone)]
+pub(crate) struct Path<'a>(Result<Vec<Cow<'a, str>>, &'static str>, Work);
 
 impl<'a> Path<'a> {
     pub(crate) fn parse(raw: &'a str) -> Self {
-        Self(segments(raw.split('?').next().unwrap_or_default()))
+        let form = segments(raw.split('?').next().unwrap_or_default());
+        Self(form, Work(Cell::new(MOST_WORK)))
     }
 }
+
+/// How many steps are left.
+#[derive(Debug, Clone)]
+struct Work(Cell<u32>);
+
+impl Work {
+    /// `None` where none is left.
+    fn step(&self) -> Option<()> {
+        self.0.set(self.0.get().checked_sub(1)?);
+        Some(())
+    }
+}
+
+const TOO_MUCH_WORK: &str = "it takes too long to hold the path against all patterns; write fewer or shorter ones";
 
 fn segments(path: &str) -> Result<Vec<Cow<'_, str>>, &'static str> {
     if path.len() > MAX_PATH_BYTES {
@@ -247,20 +283,23 @@ impl Glob {
         })
     }
 
-    fn matches(&self, path: &[Cow<'_, str>]) -> bool {
+    /// `None` where there is no work left to find out.
+    fn matches(&self, path: &[Cow<'_, str>], work: &Work) -> Option<bool> {
         wildcard(
             &self.parts,
             path,
             |part| *part == Part::Any,
             |part, segment| match part {
-                Part::Any => false,
+                Part::Any => Some(false),
                 Part::Segment(pattern) => wildcard(
                     pattern.as_bytes(),
                     segment.as_bytes(),
                     |byte| *byte == b'*',
-                    |a, b| a == b,
+                    |a, b| Some(a == b),
+                    work,
                 ),
             },
+            work,
         )
     }
 }
@@ -271,31 +310,36 @@ fn wildcard<P, T>(
     pattern: &[P],
     text: &[T],
     any: impl Fn(&P) -> bool,
-    same: impl Fn(&P, &T) -> bool,
-) -> bool {
+    same: impl Fn(&P, &T) -> Option<bool>,
+    work: &Work,
+) -> Option<bool> {
     let (mut p, mut t) = (0, 0);
     let mut retry: Option<(usize, usize)> = None;
     while t < text.len() {
+        work.step()?;
         match pattern.get(p) {
             Some(part) if any(part) => {
                 retry = Some((p, t));
                 p += 1;
+                continue;
             }
-            Some(part) if same(part, &text[t]) => {
+            Some(part) if same(part, &text[t])? => {
                 p += 1;
                 t += 1;
+                continue;
             }
-            _ => match &mut retry {
-                Some((at, taken)) => {
-                    *taken += 1;
-                    p = *at + 1;
-                    t = *taken;
-                }
-                None => return false,
-            },
+            _ => {}
+        }
+        match &mut retry {
+            Some((at, taken)) => {
+                *taken += 1;
+                p = *at + 1;
+                t = *taken;
+            }
+            None => return Some(false),
         }
     }
-    pattern[p..].iter().all(any)
+    Some(pattern[p..].iter().all(any))
 }
 
 #[cfg(test)]
@@ -436,6 +480,26 @@ mod tests {
         assert!(parse(&[], &[&format!("/{}", "a".repeat(512))]).is_err());
     }
 
+    /// The longest of everything that a tenant and its guest may choose, on purpose so that nothing fits until the end.
+    #[test]
+    fn a_path_costs_bounded_work_whatever_the_patterns_are() {
+        let pattern = format!("/**{}/b", "/a".repeat(250));
+        let path = "/a".repeat(4000);
+        let hostile = requests(&[], &vec![pattern.as_str(); MAX_PATTERNS]);
+        let asked = Path::parse(&path);
+        // One decision asks all rules with one path.
+        for _ in 0..256 {
+            assert!(matches!(hostile.matches("GET", &asked), Match::Unclear(_)));
+        }
+        assert_eq!(asked.1.0.get(), 0);
+        // What people write is far away from that.
+        let usual = requests(&[], &["/v1/**", "/api/*/items/**/raw", "/*.tar.gz"]);
+        let asked = Path::parse("/api/things/items/a/b/c/d/e/f/raw");
+        assert_eq!(usual.matches("GET", &asked), Match::Yes);
+        assert!(asked.1.0.get() > MOST_WORK - 1000);
+        assert!(hostile.describe().len() < 1024, "{}", hostile.describe().len());
+    }
+
     /// The definition, without cleverness.
     fn slow(pattern: &[u8], text: &[u8]) -> bool {
         match pattern {
@@ -449,7 +513,8 @@ mod tests {
         #[test]
         fn wildcards_match_by_definition(pattern in "[ab*]{0,8}", text in "[ab]{0,10}") {
             let (pattern, text) = (pattern.as_bytes(), text.as_bytes());
-            prop_assert_eq!(wildcard(pattern, text, |b| *b == b'*', |a, b| a == b), slow(pattern, text));
+            let found = wildcard(pattern, text, |b| *b == b'*', |a, b| Some(a == b), &Work(Cell::new(MOST_WORK)));
+            prop_assert_eq!(found, Some(slow(pattern, text)));
         }
 
         #[test]
@@ -460,7 +525,7 @@ mod tests {
                 b if upper => format!("%{b:02X}"),
                 b => format!("%{b:02x}"),
             }).collect();
-            prop_assert_eq!(Path::parse(&plain), Path::parse(&encoded));
+            prop_assert_eq!(Path::parse(&plain).0, Path::parse(&encoded).0);
             prop_assert!(Path::parse(&plain).0.is_ok());
         }
 

@@ -16,6 +16,7 @@ use crate::explain::Trace;
 use crate::floor::carried;
 use crate::grant::{Bound, check_env};
 use crate::path::Path;
+use crate::ports::Ports;
 use crate::preset;
 use crate::rule::{REFUSED_UDP, Rule};
 use crate::target::Target;
@@ -132,9 +133,10 @@ impl Policy {
                     && rule.protocol != Some(Protocol::Udp)
             })
         };
+        // Once for all: a guest asks as often as it likes, and there may be many of both.
+        let denied = Ports::union(denies().map(|deny| &deny.ports));
         for allow in rules().filter(|rule| rule.action == RuleAction::Allow) {
-            let left = denies().fold(allow.ports.clone(), |left, deny| left.minus(&deny.ports));
-            if !left.is_empty() {
+            if !allow.ports.minus(&denied).is_empty() {
                 return Decision::allow(&allow.name, format!("{name} is within `{}`", allow.target));
             }
         }
@@ -142,7 +144,7 @@ impl Policy {
             Some(deny) => Decision::deny(&deny.name, format!("{} denies `{}`", deny.name, deny.target)),
             None => Decision::deny(
                 &RuleName::DEFAULT.into(),
-                format!("no rule allows the name {name}{}", self.bound_hint(name)),
+                format!("no rule allows the name {name}{}", self.hint(name)),
             ),
         }
     }
@@ -170,6 +172,14 @@ impl Policy {
             .map(|at| &self.rules[at])
             .any(|rule| rule.reads_requests() && rule.covers(Protocol::Tcp, port))
             || self.bounds.iter().any(|bound| bound.covers(name, port))
+    }
+
+    /// Whether answers from it are to be searched for echoes of a secret.
+    pub fn redacts(&self, name: &Name) -> bool {
+        self.grants
+            .iter()
+            .zip(&self.bounds)
+            .any(|(grant, bound)| grant.binding.redact && bound.names(name))
     }
 
     /// Whether there is anything at all that it has to intercept: whether the sandbox must trust its authority.
@@ -231,8 +241,9 @@ impl Policy {
             if rule.action == RuleAction::Allow {
                 match question.allowed_by(rule, trace) {
                     Ok(decision) => return decision,
+                    // Only the first is told, and words for all of them would cost more than the decision.
                     Err(why) => {
-                        near_miss.get_or_insert(why);
+                        near_miss.get_or_insert_with(|| why.words(rule));
                     }
                 }
             }
@@ -244,7 +255,7 @@ impl Policy {
         });
         let why = match (near_miss, flow.name) {
             (Some(why), _) => format!(": {why}"),
-            (None, Some(name)) => self.bound_hint(name),
+            (None, Some(name)) => self.hint(name),
             (None, None) => String::new(),
         };
         let decision = Decision::deny(
@@ -284,10 +295,10 @@ impl Policy {
                     .to_owned()
             }),
         }
-        let (Some(name), Some(claimed)) = (flow.name, flow.claimed) else {
-            return None;
-        };
-        if name != claimed {
+        let name = flow.name?;
+        if let Some(claimed) = flow.claimed
+            && name != claimed
+        {
             let word = match flow.kind {
                 FlowKind::Tls => "the TLS handshake or the request in it",
                 FlowKind::Http | FlowKind::Opaque => "the request",
@@ -295,7 +306,30 @@ impl Policy {
             let reason = format!("the connection leads to {name}, but {word} names {claimed}");
             return Some(trace.deny("names", &RuleName::NAME_MISMATCH.into(), reason));
         }
-        None
+        self.unreadable(name, flow, trace)
+    }
+
+    /// Refuses what nobody could read where everything has to be: past a secret's binding no answer is searched for
+    /// echoes, and a service of our own is for requests only.
+    fn unreadable(&self, name: &Name, flow: &Flow<'_>, trace: &mut Trace<'_>) -> Option<Decision> {
+        let protocol = RuleName::PROTOCOL.into();
+        if self.floor.is_internal(name) && flow.kind != FlowKind::Http {
+            let reason = format!("{name} is a service of Atoll's own, which is spoken to in plain HTTP only");
+            return Some(trace.deny("protocol", &protocol, reason));
+        }
+        if flow.protocol != Protocol::Tcp || flow.is_legible() {
+            return None;
+        }
+        let (grant, _) = self
+            .grants
+            .iter()
+            .zip(&self.bounds)
+            .find(|(_, bound)| bound.covers(name, flow.port))?;
+        let reason = format!(
+            "the secret `{}` is bound to {name}:{}, so only HTTP that can be read goes there",
+            grant.secret.name, flow.port
+        );
+        Some(trace.deny("protocol", &protocol, reason))
     }
 
     /// All rules whose destination is the flow's, in their order.
@@ -312,7 +346,10 @@ impl Policy {
             );
         }
         if let Some(address) = flow.address {
-            found.extend(self.nets.iter().filter(|at| self.net_matches(**at, address)));
+            let internal = flow.name.is_some_and(|name| self.floor.is_internal(name));
+            found.extend(self.nets.iter().filter(|at| {
+                self.net_matches(**at, address) && !(internal && self.rules[**at].action == RuleAction::Allow)
+            }));
         }
         found.sort_unstable();
         found
@@ -339,11 +376,22 @@ impl Policy {
                     .flatten(),
             );
         }
+        if self.floor.is_internal(name) {
+            found.retain(|at| {
+                let rule = &self.rules[*at];
+                rule.action == RuleAction::Deny || matches!(rule.target, Target::Exact(_))
+            });
+        }
         found.sort_unstable();
         found
     }
 
-    fn bound_hint(&self, name: &Name) -> String {
+    /// What whoever is refused may not have thought of.
+    fn hint(&self, name: &Name) -> String {
+        if self.floor.is_internal(name) {
+            return " (it is a service of Atoll's own: only a rule that names it allows it, no wildcard, range or preset)"
+                .to_owned();
+        }
         let bound = self
             .grants
             .iter()

@@ -40,6 +40,10 @@ impl Ports {
         )
     }
 
+    pub(crate) fn union<'a>(sets: impl Iterator<Item = &'a Self>) -> Self {
+        Self::new(&sets.flat_map(|set| set.0.iter().copied()).collect::<Vec<_>>())
+    }
+
     pub(crate) fn contains(&self, port: u16) -> bool {
         self.0.iter().any(|range| range.contains(port))
     }

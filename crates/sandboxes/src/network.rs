@@ -24,7 +24,7 @@ use std::sync::Arc;
 use atoll_egress::{Broker, Egress};
 use atoll_guest_protocol::{Network as GuestNetwork, Request};
 use atoll_links::{Link, Links};
-use atoll_policy::Floor;
+use atoll_policy::{Floor, Name};
 use atoll_runtime::{CableEnd, Instance, Network};
 use atoll_store::{Fact, SandboxRow};
 use atoll_types::{
@@ -48,8 +48,8 @@ pub struct WayOut {
     pub floor: Floor,
     /// For sandboxes that say nothing, and whose template does not either.
     pub default: NetworkPolicy,
-    /// The name under which sandboxes find the model gateway, where there is one.
-    pub models: Option<String>,
+    /// The name under which sandboxes find the model gateway, where there is one. Internal to the floor.
+    pub models: Option<Name>,
 }
 
 /// All that has to do with what leaves a sandbox.

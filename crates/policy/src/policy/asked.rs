@@ -25,7 +25,7 @@ impl Asked<'_> {
         }
         let reason = if !rule.reads_requests() {
             format!("{} denies {}", rule.name, self.what())
-        } else if !self.requests_can_be_read() {
+        } else if !self.flow.is_legible() {
             format!(
                 "{} denies some requests, and what is in this connection cannot be read",
                 rule.name
@@ -52,78 +52,44 @@ impl Asked<'_> {
     }
 
     /// The decision, or why the rule does not allow it.
-    pub(super) fn allowed_by(&self, rule: &Rule, trace: &mut Trace<'_>) -> Result<Decision, String> {
-        let flow = self.flow;
-        let by_address = matches!(rule.target, Target::Net(_));
-        let why_not = if !rule.covers(flow.protocol, flow.port) {
-            let protocol = rule.protocol.unwrap_or(Protocol::Tcp);
-            Some(format!(
-                "{} allows {protocol} ports {} only",
-                rule.name, rule.ports
-            ))
-        } else if by_address {
-            None
-        } else {
-            self.name_does_not_count(rule)
-        };
-        if let Some(why) = why_not {
-            trace.rule(rule, &format!("does not match: {why}"));
+    pub(super) fn allowed_by(&self, rule: &Rule, trace: &mut Trace<'_>) -> Result<Decision, WhyNot> {
+        if let Some(why) = self.not_allowed_by(rule) {
+            trace.misses(rule, || why.words(rule));
             return Err(why);
         }
-        let reason = if !rule.reads_requests() {
-            format!("{} allows {}", rule.name, self.what())
-        } else if let Some((method, path)) = &self.request {
-            let why = match rule.requests.matches(method, path) {
-                Match::Yes => None,
-                Match::No => Some(format!("{} allows {} only", rule.name, rule.requests.describe())),
-                Match::Unclear(why) => Some(format!(
-                    "{} allows some paths, and this one is not clear: {why}",
-                    rule.name
-                )),
-            };
-            if let Some(why) = why {
-                trace.rule(rule, &format!("does not match: {why}"));
-                return Err(why);
-            }
-            format!("{} allows {}", rule.name, self.what())
-        } else {
-            format!(
-                "{} allows {}, and each request is checked",
-                rule.name,
-                self.what()
-            )
+        let checked = match &self.request {
+            None if rule.reads_requests() => ", and each request is checked",
+            _ => "",
         };
+        let reason = format!("{} allows {}{checked}", rule.name, self.what());
         Ok(trace.rule_decides(rule, EgressVerdict::Allowed, reason))
     }
 
-    /// Why an allow by name cannot vouch for this flow, although it is about its name and port.
-    fn name_does_not_count(&self, rule: &Rule) -> Option<String> {
-        match self.flow.kind {
-            FlowKind::Tls if self.flow.claimed.is_none() => Some(
-                "the TLS handshake names no host (SNI), so only a rule about addresses could allow it"
-                    .to_owned(),
-            ),
-            FlowKind::Http if self.flow.claimed.is_none() => {
-                Some("the request names no host, so only a rule about addresses could allow it".to_owned())
-            }
-            FlowKind::Opaque if rule.reads_requests() => Some(format!(
-                "{} is about HTTP requests, and this connection is neither TLS nor HTTP",
-                rule.name
-            )),
-            FlowKind::Opaque if !rule.ports_written => Some(format!(
-                "the connection is neither TLS nor HTTP, and {} does not list its port",
-                rule.name
-            )),
-            FlowKind::Tls | FlowKind::Http | FlowKind::Opaque => None,
+    fn not_allowed_by(&self, rule: &Rule) -> Option<WhyNot> {
+        if !rule.covers(self.flow.protocol, self.flow.port) {
+            return Some(WhyNot::Ports);
+        }
+        if !matches!(rule.target, Target::Net(_))
+            && let Some(why) = self.name_does_not_count(rule)
+        {
+            return Some(why);
+        }
+        let (method, path) = self.request.as_ref().filter(|_| rule.reads_requests())?;
+        match rule.requests.matches(method, path) {
+            Match::Yes => None,
+            Match::No => Some(WhyNot::Request),
+            Match::Unclear(why) => Some(WhyNot::Unclear(why)),
         }
     }
 
-    /// Whether whoever asks can see each request, and will ask for it.
-    fn requests_can_be_read(&self) -> bool {
+    /// Why an allow by name cannot vouch for this flow, although it is about its name and port.
+    fn name_does_not_count(&self, rule: &Rule) -> Option<WhyNot> {
         match self.flow.kind {
-            FlowKind::Http => true,
-            FlowKind::Tls => self.flow.name.is_some() && self.flow.claimed.is_some(),
-            FlowKind::Opaque => false,
+            FlowKind::Tls if self.flow.claimed.is_none() => Some(WhyNot::NoSni),
+            FlowKind::Http if self.flow.claimed.is_none() => Some(WhyNot::NoHost),
+            FlowKind::Opaque if rule.reads_requests() => Some(WhyNot::NotHttp),
+            FlowKind::Opaque if !rule.ports_written => Some(WhyNot::PortNotListed),
+            FlowKind::Tls | FlowKind::Http | FlowKind::Opaque => None,
         }
     }
 
@@ -145,6 +111,44 @@ impl Asked<'_> {
         match &self.request {
             Some((method, _)) => format!("{} to {place}", shown(method)),
             None => format!("{place} over {protocol}"),
+        }
+    }
+}
+
+/// Why a rule does not allow something. Words are made of it only for who reads them: there may be many rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WhyNot {
+    Ports,
+    NoSni,
+    NoHost,
+    NotHttp,
+    PortNotListed,
+    Request,
+    Unclear(&'static str),
+}
+
+impl WhyNot {
+    pub(super) fn words(self, rule: &Rule) -> String {
+        let name = &rule.name;
+        match self {
+            Self::Ports => {
+                let protocol = rule.protocol.unwrap_or(Protocol::Tcp);
+                format!("{name} allows {protocol} ports {} only", rule.ports)
+            }
+            Self::NoSni => {
+                "the TLS handshake names no host (SNI), so only a rule about addresses could allow it".to_owned()
+            }
+            Self::NoHost => {
+                "the request names no host, so only a rule about addresses could allow it".to_owned()
+            }
+            Self::NotHttp => {
+                format!("{name} is about HTTP requests, and this connection is neither TLS nor HTTP")
+            }
+            Self::PortNotListed => {
+                format!("the connection is neither TLS nor HTTP, and {name} does not list its port")
+            }
+            Self::Request => format!("{name} allows {} only", rule.requests.describe()),
+            Self::Unclear(why) => format!("{name} allows some paths, and this one is not clear: {why}"),
         }
     }
 }

@@ -608,6 +608,97 @@ fn secrets_go_where_they_are_bound_and_nowhere_else() {
     assert_eq!(policy.all_grants().len(), 4);
 }
 
+/// Only a rule that names the service lets anybody to it, and only to speak HTTP.
+#[test]
+fn a_service_of_our_own_is_allowed_by_its_name_alone() {
+    let service = "models.atoll.internal";
+    let floor = Floor::new(&crate::FloorConfig {
+        internal: vec![name(service)],
+        ..crate::FloorConfig::default()
+    })
+    .unwrap();
+    let compiled = |preset, rules| {
+        let words = NetworkPolicy {
+            preset,
+            rules,
+            ..NetworkPolicy::default()
+        };
+        Policy::compile(&words, &floor, &[]).unwrap()
+    };
+    for (preset, rules) in [
+        (Some(Preset::AllPublic), vec![]),
+        (Some(Preset::PackageRegistries), vec![]),
+        (None, vec![ports(allow("*"), &["1-65535"])]),
+        (None, vec![ports(allow("*.internal"), &["1-65535"])]),
+        (None, vec![allow("*.atoll.internal"), allow("0.0.0.0/0"), allow("::/0")]),
+        (None, vec![allow("192.0.2.80"), requests(allow("*"), &["GET"], &[])]),
+    ] {
+        let policy = compiled(preset, rules.clone());
+        let refused = policy.name(&name(service));
+        assert!(!refused.is_allowed(), "{preset:?} {rules:?}");
+        assert!(refused.reason.contains("only a rule that names it"), "{}", refused.reason);
+        for flow in [http(service, 80), tls(service, 443), opaque(service, 80)] {
+            let flow = flow.leading_to("192.0.2.80");
+            assert!(!flow.ask(&policy, None).is_allowed(), "{preset:?} {rules:?}");
+            assert!(!flow.ask(&policy, Some(("GET", "/"))).is_allowed());
+        }
+    }
+    // By its name, in any spelling; also beside a preset. A deny still counts, however wide.
+    for to in [service, "Models.Atoll.INTERNAL", "ｍodels.atoll.internal"] {
+        let policy = compiled(Some(Preset::AllPublic), vec![ports(allow(to), &["1-65535"])]);
+        assert!(policy.name(&name(service)).is_allowed(), "{to}");
+        assert_eq!(http(service, 80).leading_to("192.0.2.80").outcome(&policy), "+rules[0]");
+        assert_eq!(opaque(service, 80).outcome(&policy), "-protocol");
+        assert_eq!(tls(service, 80).outcome(&policy), "-protocol");
+    }
+    let denied = compiled(None, vec![allow(service), deny("*.atoll.internal")]);
+    assert_eq!(http(service, 80).outcome(&denied), "-rules[1]");
+    // Names beside it are like any other.
+    let wide = compiled(Some(Preset::AllPublic), vec![]);
+    assert!(http("other.atoll.internal", 80).ask(&wide, None).is_allowed());
+}
+
+/// Where a secret is bound, answers are searched for it; so nothing goes there that cannot be read.
+#[test]
+fn what_cannot_be_read_does_not_go_where_a_secret_is_bound() {
+    let rules = words(vec![ports(allow("*"), &["1-65535"]), allow("0.0.0.0/0")]);
+    let mut plain = grant("plain", &["plain.test"]);
+    plain.binding.plain_http = true;
+    plain.binding.ports = vec![PortRange::single(80).unwrap()];
+    let grants = [grant("key", &["api.test"]), plain];
+    let policy = Policy::compile(&rules, &Floor::default(), &grants).unwrap();
+    for (flow, outcome) in [
+        (opaque("api.test", 443), "-protocol"),
+        (tls("api.test", 443).claiming(None), "-protocol"),
+        (opaque("plain.test", 80), "-protocol"),
+        (tls("api.test", 443), "+rules[0]"),
+        (http("plain.test", 80), "+rules[0]"),
+        (opaque("api.test", 22), "+rules[0]"),
+        (opaque("other.test", 443), "+rules[0]"),
+        (opaque("203.0.113.7", 443), "+rules[1]"),
+    ] {
+        assert_eq!(flow.outcome(&policy), outcome, "{}:{}", flow.to, flow.port);
+    }
+}
+
+/// Hosts of a binding are compared as names, in whichever script they were written.
+#[test]
+fn hosts_of_bindings_are_the_same_in_every_spelling() {
+    for host in ["bücher.test", "BÜCHER.Test", "xn--bcher-kva.test", "XN--BCHER-KVA.test", "*.Bücher.test"] {
+        let mut bound = grant("key", &[host]);
+        bound.binding.redact = true;
+        let policy = Policy::compile(&words(vec![allow("*")]), &Floor::default(), &[bound]).unwrap();
+        let asked = match host.starts_with('*') {
+            true => "shop.xn--bcher-kva.test",
+            false => "xn--bcher-kva.test",
+        };
+        assert!(policy.redacts(&name(asked)), "{host}");
+        assert!(policy.inspects(&name(asked), 443), "{host}");
+        assert!(!policy.redacts(&name("bcher.test")), "{host}");
+    }
+    assert!(Target::parse("api.test.").is_err(), "a dot at the end is refused, not guessed about");
+}
+
 #[test]
 fn a_secret_opens_no_way() {
     let policy = Policy::compile(

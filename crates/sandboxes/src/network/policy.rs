@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
 
 use atoll_egress::{Tenant, TrustId, Used};
-use atoll_policy::{Explanation, Grant, Policy, Question, Step};
+use atoll_policy::{Explanation, Grant, Name, Policy, Question, Step};
 use atoll_store::{SandboxRow, SecretRow};
 use atoll_types::{
     Fault, FaultKind, NetworkPolicy, NetworkRule, Preset, ProjectId, RuleAction, SandboxId, SandboxSpec,
@@ -158,12 +158,13 @@ impl Sandboxes {
                 env: used.env.clone(),
             });
         }
+        let compiled = Policy::compile(&policy, &way.floor, &grants)?;
+        // Allowed only where a rule says its name: one that allows every name does not mean the gateway, which costs money.
         if let Some(host) = &way.models
-            && names(&policy, host)
+            && compiled.name(host).is_allowed()
         {
             env.extend(self.model_variables(row, host));
         }
-        let compiled = Policy::compile(&policy, &way.floor, &grants)?;
         let limits = policy.limits;
         let used = if limits.total_bytes.is_some() || limits.total_connections.is_some() {
             self.network_used(&row.id).await?
@@ -183,7 +184,7 @@ impl Sandboxes {
 
     /// What clients of models look for in their environment: where to go, and a token that is this sandbox's alone. What
     /// the sandbox was created with wins.
-    fn model_variables(&self, row: &SandboxRow, host: &str) -> Vec<(String, String)> {
+    fn model_variables(&self, row: &SandboxRow, host: &Name) -> Vec<(String, String)> {
         let token = self.token(&crate::Opens::Models { sandbox: &row.id });
         let variables = [
             ("OPENAI_BASE_URL", format!("http://{host}/v1")),
@@ -236,12 +237,6 @@ impl Sandboxes {
         }
         Ok(found)
     }
-}
-
-/// Whether a rule allows exactly this name. One that allows every name does not mean the gateway, which costs money.
-fn names(policy: &NetworkPolicy, host: &str) -> bool {
-    let mut rules = policy.rules.iter();
-    rules.any(|rule| rule.action == RuleAction::Allow && rule.to.eq_ignore_ascii_case(host))
 }
 
 /// Whether there is nothing that it could let out.

@@ -297,18 +297,32 @@ async fn a_service_of_our_own_is_reached_by_its_name_alone() {
     let world = World::serving(to).await;
     // Whatever a resolver says about the name, it is not asked.
     world.resolver.address_for("service.internal", "169.254.169.254");
-    world.admit(
-        GUEST,
-        &json!({ "rules": [{ "action": "allow", "to": "127.0.0.0/8" }] }),
-    );
-    assert!(is_turned_away(&world, GUEST, to).await);
-    let denied = world
-        .ask(GUEST, "service.internal.", hickory_proto::rr::RecordType::A)
-        .await;
-    assert!(
-        denied.answers.is_empty(),
-        "without a rule the name does not exist"
-    );
+    for policy in [
+        json!({ "rules": [{ "action": "allow", "to": "127.0.0.0/8" }] }),
+        json!({ "preset": "all-public" }),
+        json!({ "rules": [{ "action": "allow", "to": "*", "ports": ["1-65535"] }] }),
+        json!({ "preset": "all-public", "rules": [{ "action": "allow", "to": "*.internal", "ports": [80] }] }),
+    ] {
+        world.admit(GUEST, &policy);
+        assert!(is_turned_away(&world, GUEST, to).await);
+        let denied = world
+            .ask(GUEST, "service.internal.", hickory_proto::rr::RecordType::A)
+            .await;
+        assert!(
+            denied.answers.is_empty(),
+            "without a rule that names it the name does not exist: {policy}"
+        );
+        // Nor by an address that stood for it once, or for nothing.
+        let stale = "198.18.99.99:80".parse().unwrap();
+        let mut guest = world.connect(GUEST, stale).await;
+        guest
+            .write_all(b"GET /v1/models HTTP/1.1\r\nhost: service.internal\r\n\r\n")
+            .await
+            .unwrap();
+        let mut reply = String::new();
+        guest.read_to_string(&mut reply).await.unwrap();
+        assert!(reply.starts_with("HTTP/1.1 403 "), "{policy}: {reply}");
+    }
 
     world.admit(
         GUEST,
@@ -322,8 +336,16 @@ async fn a_service_of_our_own_is_reached_by_its_name_alone() {
     let (mut served, _) = listener.accept().await.unwrap();
     let request = read(&mut served, 18).await;
     assert_eq!(request, b"GET /v1/models HTT");
-    // Its other ports lead nowhere.
-    let mut tls = world.connect_name(GUEST, "service.internal.", 443).await;
-    tls.write_all(&hello_for("service.internal")).await.unwrap();
-    assert!(matches!(tls.read(&mut [0; 16]).await, Ok(0) | Err(_)));
+    // Nothing but requests gets there, and its other ports lead nowhere.
+    world.admit(
+        GUEST,
+        &json!({ "rules": [{ "action": "allow", "to": "service.internal", "ports": ["1-65535"] }] }),
+    );
+    for (port, first) in [(443, hello_for("service.internal")), (80, hello_for("service.internal")), (80, vec![0, 1, 2])] {
+        let mut other = world.connect_name(GUEST, "service.internal.", port).await;
+        other.write_all(&first).await.unwrap();
+        assert!(matches!(other.read(&mut [0; 16]).await, Ok(0) | Err(_)));
+    }
+    let nobody = tokio::time::timeout(Duration::from_millis(100), listener.accept()).await;
+    assert!(nobody.is_err());
 }
