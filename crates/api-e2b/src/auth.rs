@@ -30,7 +30,7 @@ impl FromRequestParts<App> for Auth {
             Some(caller) => Ok(Self(caller)),
             None => Err(refused(
                 "this API key is unknown or was revoked; `atoll key create` makes one",
-                Some(&secret),
+                Some(secret.as_str()).filter(|secret| !secret.starts_with("atl_")),
             )),
         }
     }
@@ -162,7 +162,10 @@ mod tests {
                 ..signed
             },
             Signed { user: "", ..signed },
-            Signed { user: "root", ..signed },
+            Signed {
+                user: "root",
+                ..signed
+            },
             Signed {
                 expires: None,
                 ..signed

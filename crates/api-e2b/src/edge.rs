@@ -41,7 +41,9 @@ enum Address {
     Wrong(&'static str),
 }
 
-pub(crate) async fn edge(State(app): State<App>, request: Request, next: Next) -> Response {
+pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Next) -> Response {
+    // Ours to say to the native proxy, whichever way the request takes.
+    request.headers_mut().remove(GUEST_HOST);
     match address(
         request.headers(),
         request.uri().authority().map(|a| a.as_str()),
@@ -240,7 +242,7 @@ async fn to_port(app: &App, target: &Target, extras: &Extras, port: u16, mut req
         headers.insert(PORT_TOKEN, token);
     }
     // What opens the sandbox is none of the business of what runs in it, and what is ours to say nobody else says.
-    for ours in [TRAFFIC_TOKEN, "x-access-token", "x-api-key", GUEST_HOST] {
+    for ours in [TRAFFIC_TOKEN, "x-access-token", "x-api-key"] {
         headers.remove(ours);
     }
     let domain = app

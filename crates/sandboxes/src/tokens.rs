@@ -109,7 +109,10 @@ impl TokenSecret {
     pub(crate) fn open(data_dir: &Path) -> Result<Self, Fault> {
         let path = data_dir.join(SECRET_FILE);
         let failed = |what: &str, error: &io::Error| {
-            Fault::internal(format!("{what} the secret of tokens, {}: {error}", path.display()))
+            Fault::internal(format!(
+                "{what} the secret of tokens, {}: {error}",
+                path.display()
+            ))
         };
         let secret = match std::fs::read(&path) {
             Ok(bytes) => bytes.try_into().map_err(|_| {
@@ -248,7 +251,10 @@ mod tests {
 
     /// Without the prefix, which anybody can exchange.
     fn tags(secret: &TokenSecret) -> Vec<String> {
-        let (sandbox, volume) = (SANDBOX.parse().unwrap(), "vol_abcdefghijkmnpqrstuv".parse().unwrap());
+        let (sandbox, volume) = (
+            SANDBOX.parse().unwrap(),
+            "vol_abcdefghijkmnpqrstuv".parse().unwrap(),
+        );
         let tokens = all(&sandbox, &volume)
             .into_iter()
             .map(|opens| secret.token(&opens));
@@ -261,7 +267,10 @@ mod tests {
         for (at, tag) in tags.iter().enumerate() {
             assert!(!tags[at + 1..].contains(tag), "{at} is another, too");
         }
-        let (sandbox, volume) = (SANDBOX.parse().unwrap(), "vol_abcdefghijkmnpqrstuv".parse().unwrap());
+        let (sandbox, volume) = (
+            SANDBOX.parse().unwrap(),
+            "vol_abcdefghijkmnpqrstuv".parse().unwrap(),
+        );
         for opens in all(&sandbox, &volume) {
             let token = TokenSecret([7; 32]).token(&opens);
             assert!(kind_of_secret(&token).is_some(), "{token}");

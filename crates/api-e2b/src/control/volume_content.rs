@@ -61,7 +61,12 @@ impl FromRequestParts<App> for Opened {
             .await
             .map_err(|error| Refusal::invalid(error.body_text()))?;
         let token = bearer(&parts.headers).unwrap_or_default().trim();
-        let closed = || auth::refused("this does not open that volume, which its own token does", Some(token));
+        let closed = || {
+            auth::refused(
+                "this does not open that volume, which its own token does",
+                Some(token),
+            )
+        };
         let id: VolumeId = text.parse().map_err(|_| closed())?;
         match app.sandboxes.check_volume_token(&id, token).await? {
             Some(caller) => Ok(Self { caller, id }),

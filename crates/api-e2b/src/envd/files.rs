@@ -282,7 +282,11 @@ mod tests {
         let named = |name: &str| Some(name.to_owned());
         assert_eq!(acting(Admitted::Owner, None), None);
         assert_eq!(acting(Admitted::Owner, named("user")), named("user"));
-        assert_eq!(acting(Admitted::Link, None), named(""), "the template's user, not the owner");
+        assert_eq!(
+            acting(Admitted::Link, None),
+            named(""),
+            "the template's user, not the owner"
+        );
         assert_eq!(acting(Admitted::Link, named("")), named(""));
         assert_eq!(acting(Admitted::Link, named("root")), named("root"));
     }

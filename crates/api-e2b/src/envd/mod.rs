@@ -118,12 +118,7 @@ enum Admitted {
 }
 
 /// Whether the caller holds the agent's token, or a link signed with it.
-fn admitted_to_file(
-    app: &App,
-    target: &Target,
-    request: &Request,
-    signed: Signed<'_>,
-) -> Answer<Admitted> {
+fn admitted_to_file(app: &App, target: &Target, request: &Request, signed: Signed<'_>) -> Answer<Admitted> {
     if is_open(target) {
         return Ok(Admitted::Owner);
     }
