@@ -42,7 +42,9 @@ pub(crate) enum Address {
     Wrong(&'static str),
 }
 
-pub(crate) async fn edge(State(app): State<App>, request: Request, next: Next) -> Response {
+pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Next) -> Response {
+    // Ours to say to the native proxy, whichever way the request takes.
+    request.headers_mut().remove(GUEST_HOST);
     match address(request.uri(), request.headers(), &app.options.port_domains) {
         Address::Api if is_signed_file(&request) => envd::serve_signed(&app, request).await,
         Address::Api => next.run(request).await,
@@ -220,7 +222,7 @@ async fn to_port(app: &App, target: &Target, extras: &Extras, port: u16, mut req
         headers.insert(PORT_TOKEN, token);
     }
     // What opens the sandbox is none of the business of what runs in it, and what is ours to say nobody else says.
-    for ours in [TRAFFIC_TOKEN, "x-access-token", "x-api-key", GUEST_HOST] {
+    for ours in [TRAFFIC_TOKEN, "x-access-token", "x-api-key"] {
         headers.remove(ours);
     }
     let domain = app

@@ -47,7 +47,10 @@ impl FromRequestParts<App> for As {
             None => Err(Fault::new(
                 FaultKind::Unauthenticated,
                 "invalid_key",
-                "this API key is unknown or was revoked",
+                match atoll_sandboxes::kind_of_secret(secret) {
+                    Some(kind) if !secret.starts_with("atl_") => format!("this is {kind}, not an API key"),
+                    _ => "this API key is unknown or was revoked".to_owned(),
+                },
             )
             .hint(HINT)
             .into()),

@@ -35,8 +35,15 @@ use crate::pipe::Pipe;
 const TOKEN_HEADER: HeaderName = HeaderName::from_static("x-atoll-token");
 /// The `Host` that the server in the sandbox is to see instead of the one that was asked for.
 const GUEST_HOST: HeaderName = HeaderName::from_static("x-atoll-host");
-/// The cookie, and the parameter that sets it.
+/// The parameter that sets the cookie, and the cookie's name over plain HTTP.
 const TOKEN_NAME: &str = "atoll_token";
+/// Its name over TLS: by it a browser takes a cookie from this very host only, and none that another sandbox's page has set
+/// for the whole domain.
+const HOST_TOKEN_NAME: &str = "__Host-atoll_token";
+
+fn is_token_cookie(name: &str) -> bool {
+    name == TOKEN_NAME || name == HOST_TOKEN_NAME
+}
 /// More tokens than this in one request are not looked at.
 const MAX_TOKENS: usize = 8;
 /// The largest head that a guest may answer with.
@@ -125,7 +132,7 @@ fn tokens<'a>(headers: &'a HeaderMap, uri: &'a Uri) -> impl Iterator<Item = (Sou
     let from_bearer = bearer(headers).map(|token| (Source::Bearer, token));
     // several, because another host of the domain may have planted one of the same name
     let from_cookies = cookies(headers)
-        .filter(|(name, _)| *name == TOKEN_NAME)
+        .filter(|(name, _)| is_token_cookie(name))
         .map(|(_, token)| (Source::Cookie, token));
     let from_query = uri
         .query()
@@ -162,8 +169,11 @@ fn remember(app: &App, request: &Request, token: &str) -> Response {
     let scheme = &app.options.public_scheme;
     // With scheme and host: a path that begins with `//` would otherwise lead to another host.
     let location = format!("{scheme}://{host}{}", without_token(request.uri()));
-    let secure = if scheme == "https" { "; Secure" } else { "" };
-    let cookie = format!("{TOKEN_NAME}={token}; Path=/; HttpOnly; SameSite=Lax{secure}");
+    let (name, secure) = match scheme == "https" {
+        true => (HOST_TOKEN_NAME, "; Secure"),
+        false => (TOKEN_NAME, ""),
+    };
+    let cookie = format!("{name}={token}; Path=/; HttpOnly; SameSite=Lax{secure}");
     let headers = [
         (header::LOCATION, location),
         (header::SET_COOKIE, cookie),
@@ -397,7 +407,9 @@ fn clean_secrets(headers: &mut HeaderMap, token: &str) {
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(';'))
         .map(str::trim)
-        .filter(|pair| !pair.is_empty() && pair.split('=').next().map(str::trim) != Some(TOKEN_NAME))
+        .filter(|pair| {
+            !pair.is_empty() && !pair.split('=').next().map(str::trim).is_some_and(is_token_cookie)
+        })
         .collect();
     let kept = HeaderValue::from_str(&kept.join("; ")).ok();
     headers.remove(header::COOKIE);
@@ -463,7 +475,7 @@ fn clean_cookies(headers: &mut HeaderMap) {
         .filter_map(|value| {
             let text = std::str::from_utf8(value.as_bytes()).ok()?;
             let name = text.split(['=', ';']).next()?.trim();
-            if name == TOKEN_NAME {
+            if is_token_cookie(name) {
                 return None;
             }
             let confined: Vec<_> = text
@@ -501,7 +513,7 @@ mod tests {
         let headers = headers(&[
             ("x-atoll-token", "t1"),
             ("authorization", "Bearer t2"),
-            ("cookie", "a=b; atoll_token=t3; atoll_token=t4"),
+            ("cookie", "a=b; atoll_token=t3; __Host-atoll_token=t4"),
         ]);
         let uri: Uri = "/x?atoll_token=t5&y=1".parse().unwrap();
         let found: Vec<_> = tokens(&headers, &uri).collect();
@@ -522,7 +534,7 @@ mod tests {
         let mut sent = headers(&[
             ("x-atoll-token", "t"),
             ("authorization", "Bearer t"),
-            ("cookie", "a=b; atoll_token=t"),
+            ("cookie", "a=b; atoll_token=t; __Host-atoll_token=t"),
             ("cookie", "c=d"),
         ]);
         clean_secrets(&mut sent, "t");
@@ -606,6 +618,7 @@ mod tests {
         let mut sent = headers(&[
             ("set-cookie", "a=1; Domain=localhost; Path=/"),
             ("set-cookie", "atoll_token=stolen"),
+            ("set-cookie", "__Host-atoll_token=stolen; Secure; Path=/"),
             ("set-cookie", "domain=ok"),
         ]);
         clean_cookies(&mut sent);

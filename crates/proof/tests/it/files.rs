@@ -394,7 +394,7 @@ async fn a_named_user_may_what_they_may(server: &Server) {
         json!({"path": "/srv/closed", "mode": "0700", "user": "root"}),
         json!({"path": "/srv/closed/secret", "mode": "0600", "user": "root"}),
     ] {
-        sandbox.files_post("/chmod", &body).await.expect(200);
+        sandbox.files_post("/chmod", &body).await.expect(204);
     }
     sandbox
         .sh("ln -s /srv/closed/secret ~/way; mkdir ~/own")
