@@ -14,9 +14,9 @@ const SECOND: Nanos = 1_000_000_000;
 const MOST_RULES: usize = 100;
 const MOST_EXCLUSIONS: usize = 500;
 /// How many steps are made to find one time: about a millisecond. All days of a century are fewer.
-const REACH: u32 = 100_000;
+const REACH: u32 = 40_000;
 /// Steps that asking for a time costs at least.
-const QUESTION: u32 = 50;
+const QUESTION: u32 = 30;
 /// The first of January 2000. What had no time since then will have none.
 const LONG_AGO: Nanos = 946_684_800 * SECOND;
 
