@@ -11,7 +11,7 @@ impl Choice {
         Self(seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -22,7 +22,7 @@ impl Choice {
     /// Less than `end`; zero where that is nothing.
     pub fn below(&mut self, end: usize) -> usize {
         let end = end as u64;
-        usize::try_from(self.next().checked_rem(end).unwrap_or(0)).unwrap_or(0)
+        usize::try_from(self.number().checked_rem(end).unwrap_or(0)).unwrap_or(0)
     }
 
     fn of<'a, T: ?Sized>(&mut self, all: &[&'a T]) -> &'a T {
@@ -150,12 +150,12 @@ fn change(bytes: &mut Vec<u8>, other: &[u8], choice: &mut Choice) {
         }
         7 => digits(bytes, at, choice),
         8 => {
-            let byte = choice.next().to_le_bytes()[0];
+            let byte = choice.number().to_le_bytes()[0];
             bytes.splice(at..at, std::iter::repeat_n(byte, 1 << choice.below(10)));
         }
         _ => {
             if let Some(byte) = bytes.get_mut(at) {
-                let bits = choice.next().to_le_bytes();
+                let bits = choice.number().to_le_bytes();
                 *byte = if bits[0] & 1 == 0 {
                     *byte ^ (1 << (bits[1] & 7))
                 } else {

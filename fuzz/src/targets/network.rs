@@ -200,7 +200,7 @@ pub fn policy(input: &[u8]) {
             "a request is allowed on a connection that is not"
         );
     }
-    let mut denied = policy.clone();
+    let mut denied = policy;
     for to in ["*", "0.0.0.0/0", "::/0"] {
         denied.rules.push(NetworkRule::new(RuleAction::Deny, to));
     }
