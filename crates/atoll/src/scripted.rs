@@ -30,6 +30,8 @@ use crate::output::{Doing, Output, Result};
 /// A line that no honest provider sends.
 const LONG_LINE: usize = 10 * 1024 * 1024;
 const LARGEST: usize = 64 * 1024 * 1024;
+/// The most words of one answer.
+const LONGEST: usize = 1_000_000;
 
 /// What the model that writes code writes. It reaches out, as code of models does.
 const CODER: &str = r#"[scripted]
@@ -309,7 +311,10 @@ fn play(role: &str, request: &Value) -> Answer {
             answer.parts.push(Part::text(format!("[scripted] {said}")));
         }
         ("full", _) => {
-            let count = usize::try_from(most.unwrap_or(16)).unwrap_or(16);
+            // Whatever a caller asks for, a script has an end.
+            let count = usize::try_from(most.unwrap_or(16))
+                .unwrap_or(LONGEST)
+                .min(LONGEST);
             answer.parts.push(Part::text(vec!["[scripted]"; count].join(" ")));
             answer.finish = Finish::Length;
         }
