@@ -15,6 +15,8 @@ use crate::{
 use atoll_types::ModelUsage;
 
 /// What `deep` thinks where nobody sets it a limit.
+/// The most words of one answer.
+const LONGEST: usize = 1_000_000;
 const WITHOUT_LIMIT: u64 = 1_000_000;
 /// What is read of something that the provider keeps itself.
 const UNSEEN: u64 = 100_000;
@@ -253,7 +255,10 @@ fn play(role: &str, request: &Value) -> Answer {
             answer.parts.push(Part::text(format!("[scripted] {said}")));
         }
         ("full", _) => {
-            let count = usize::try_from(most.unwrap_or(16)).unwrap_or(16);
+            // Whatever a caller asks for, a script has an end.
+            let count = usize::try_from(most.unwrap_or(16))
+                .unwrap_or(LONGEST)
+                .min(LONGEST);
             answer.parts.push(Part::text(vec!["[scripted]"; count].join(" ")));
             answer.finish = Finish::Length;
         }

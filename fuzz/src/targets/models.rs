@@ -110,7 +110,9 @@ fn with_checksums(headers: &[u8], payload: &[u8]) -> Vec<u8> {
 /// What is peeked at is what a full parse finds, and a rewritten body is the same but for what was to change.
 pub fn model_peek(input: &[u8]) {
     let body = Bytes::copy_from_slice(input);
-    let Ok(peek) = Peek::at(input) else { return };
+    let Ok(peek) = Peek::at(Dialect::Chat, input) else {
+        return;
+    };
     let Ok(Value::Object(object)) = serde_json::from_slice::<Value>(input) else {
         // An array can be read as if its items were fields in their order; such a body has no names to rewrite.
         assert!(
@@ -127,6 +129,7 @@ pub fn model_peek(input: &[u8]) {
     let rewrite = Rewrite {
         model: Some("other\"model"),
         ask_usage: true,
+        limit: None,
         strip: true,
     };
     let Ok(written) = rewrite.apply(&body) else { return };

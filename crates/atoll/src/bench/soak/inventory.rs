@@ -14,7 +14,7 @@ use super::machine;
 use super::world::{PROJECTS, World};
 use crate::bench::host;
 use crate::client::Client;
-use crate::output::Result;
+use crate::output::{Error, Result};
 use crate::workflow_client::WorkflowClient;
 
 const MIB: u64 = 1 << 20;
@@ -23,6 +23,12 @@ const MEMORY: u64 = 96 * MIB;
 /// Connections of others that are being closed, and of the store.
 const DESCRIPTORS: u64 = 24;
 const THREADS: u64 = 16;
+/// Loops that look after things.
+const CPU: u64 = 300;
+/// A server at rest tells its rows within this time.
+const ROWS_WITHIN: Duration = Duration::from_secs(40);
+/// How long projects take to be emptied, at most.
+const CLEAR_WITHIN: Duration = Duration::from_secs(90);
 const DISK: u64 = 4 * MIB;
 /// Rows that stay by design (facts, closed workflows, calls), for each request, and room that a database keeps.
 const ROW: u64 = 32 * 1024;
@@ -36,6 +42,15 @@ pub(super) struct Item {
     pub(super) unit: &'static str,
     /// How much more there may be at the end.
     pub(super) allowed: u64,
+}
+
+/// The count of what the server did not tell.
+pub(super) const UNTOLD: u64 = u64::MAX;
+
+impl Item {
+    pub(super) fn is_back_at(&self, before: &Self) -> bool {
+        self.count <= before.count.saturating_add(self.allowed)
+    }
 }
 
 /// Items of one moment, in the order of the report.
@@ -57,19 +72,15 @@ impl Inventory {
         self.0
             .iter()
             .zip(&before.0)
-            .all(|(now, then)| now.count <= then.count + now.allowed)
+            .all(|(now, then)| now.is_back_at(then))
     }
 
     /// Looks until everything is back where it was, or the patience is over. Without a before: until nothing changes.
-    pub(super) async fn settled(
-        world: &Arc<World>,
-        before: Option<&Self>,
-        patience: Duration,
-    ) -> Result<Self> {
+    pub(super) async fn settled(world: &Arc<World>, before: Option<&Self>, patience: Duration) -> Self {
         let began = Instant::now();
         let mut last: Option<Self> = None;
         loop {
-            let now = Self::take(world).await?;
+            let now = Self::take(world).await;
             let done = match (before, &last) {
                 (Some(before), _) => now.is_back_at(before),
                 (None, Some(last)) => now
@@ -80,14 +91,14 @@ impl Inventory {
                 (None, None) => false,
             };
             if done || began.elapsed() > patience || world.interrupted.is_cancelled() {
-                return Ok(now);
+                return now;
             }
             last = Some(now);
             tokio::time::sleep(Duration::from_secs(2)).await;
         }
     }
 
-    pub(super) async fn take(world: &Arc<World>) -> Result<Self> {
+    pub(super) async fn take(world: &Arc<World>) -> Self {
         let mut all = Self::default();
         let (pid, home) = (world.server.pid(), &world.server.home);
         let data = home.data();
@@ -97,6 +108,7 @@ impl Inventory {
             "bytes",
             MEMORY,
         );
+        all.put("milliseconds of CPU in a second", at_rest(pid).await, "", CPU);
         all.put("descriptors", machine::count(pid, "fd"), "", DESCRIPTORS);
         all.put("threads", machine::count(pid, "task"), "", THREADS);
         let processes = machine::processes(&data, &home.cgroup, pid);
@@ -111,9 +123,14 @@ impl Inventory {
         all.put("ranges of user ids", named(&data.join("uids")), "", 0);
         let temporary = files(&home.path("tmp")) + files(&data.join("scratch"));
         all.put("temporary files", temporary, "", 0);
-        let rows = rows(world).await?;
+        let told = tokio::time::timeout(ROWS_WITHIN, rows(world)).await;
+        let told = told.unwrap_or_else(|_| Err(Error::new("it took too long")));
         for name in ROWS {
-            all.put(name, rows.get(name).copied().unwrap_or_default(), "", 0);
+            let count = match &told {
+                Ok(rows) => rows.get(name).copied().unwrap_or_default(),
+                Err(_) => UNTOLD,
+            };
+            all.put(name, count, "", 0);
         }
         let (databases, others) = disk(&data);
         all.put("disk, without databases", others, "bytes", DISK);
@@ -137,8 +154,16 @@ impl Inventory {
             "bytes",
             DATABASE + (requests + moves) * ROW,
         );
-        Ok(all)
+        all
     }
+}
+
+/// What the server does while nobody asks for anything: a task that never ends shows here.
+async fn at_rest(pid: u32) -> u64 {
+    let before = host::cpu_millis(pid).unwrap_or_default();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let spent = host::cpu_millis(pid).unwrap_or_default() - before;
+    spent.max(0.0) as u64
 }
 
 const ROWS: [&str; 10] = [
@@ -243,6 +268,11 @@ async fn schedules(world: &Arc<World>, index: usize) -> Result<Vec<String>> {
 
 /// Takes away what the projects have. What refuses to go is found by the inventory.
 pub(super) async fn clear_out(world: &Arc<World>) {
+    // Whoever hangs is not waited for: it is found.
+    let _late = tokio::time::timeout(CLEAR_WITHIN, clear_projects(world)).await;
+}
+
+async fn clear_projects(world: &Arc<World>) {
     for round in 0..30 {
         let mut left = 0;
         for index in 0..PROJECTS.len() {

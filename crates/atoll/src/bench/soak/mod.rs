@@ -51,6 +51,8 @@ use world::World;
 const SETTLE: Duration = Duration::from_secs(90);
 /// How long stories that are under way may take to end.
 const LAST_STORIES: Duration = Duration::from_secs(150);
+/// How long whoever is interrupted may take to notice.
+const LAST_WORDS: Duration = Duration::from_secs(3);
 /// The most memory that the server may ever take: what it buffers for callers has a bound.
 const PEAK: u64 = 1 << 30;
 
@@ -102,7 +104,14 @@ pub(super) async fn run(global: &Global, output: Output, args: &BenchSoakArgs) -
         attacks: args.attacks.to_vec(),
         time: Duration::from_millis(args.time),
     };
-    let outcome = Box::pin(soak.all()).await;
+    let interrupted = async {
+        world.interrupted.cancelled().await;
+        tokio::time::sleep(LAST_WORDS).await;
+    };
+    let outcome = tokio::select! {
+        outcome = Box::pin(soak.all()) => outcome,
+        () = interrupted => Err(Error::new("interrupted")),
+    };
     let (checks, progress) = (soak.checks, soak.progress);
     progress.end();
     let interrupted = world.interrupted.is_cancelled();
@@ -175,7 +184,7 @@ impl Soak {
         self.stop_if_interrupted()?;
         inventory::clear_out(&world).await;
         world.collect().await?;
-        let before = Inventory::settled(&world, None, SETTLE).await?;
+        let before = Inventory::settled(&world, None, SETTLE).await;
         let warm = world
             .tally
             .lock()
@@ -190,8 +199,12 @@ impl Soak {
         self.stop_if_interrupted()?;
         self.progress.phase("settling");
         inventory::clear_out(&world).await;
-        world.collect().await?;
-        let after = Inventory::settled(&world, Some(&before), SETTLE).await?;
+        let collected = world.collect().await;
+        if let Err(error) = collected {
+            let what = "what is not needed could not be collected";
+            world.tally.found(what, "the soak", error.to_string());
+        }
+        let after = Inventory::settled(&world, Some(&before), SETTLE).await;
         self.checks.extend(report::compare(&before, &after));
         self.figures().await?;
         self.progress.phase("stopping");

@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::hostile::Attack;
-use super::inventory::Inventory;
+use super::inventory::{Inventory, UNTOLD};
 use super::tally::Sums;
 use crate::output::Output;
 
@@ -49,13 +49,14 @@ pub(super) fn compare(before: &Inventory, after: &Inventory) -> Vec<Check> {
             0 => "the same".to_owned(),
             more => format!("{} more", amount(more, now.unit)),
         },
-        met: now.count <= then.count + now.allowed,
+        met: now.is_back_at(then),
     })
     .collect()
 }
 
 pub(super) fn amount(count: u64, unit: &str) -> String {
     match unit {
+        _ if count == UNTOLD => "cannot be told".to_owned(),
         "bytes" => format!("{:.1} MiB", count as f64 / MIB),
         _ => count.to_string(),
     }

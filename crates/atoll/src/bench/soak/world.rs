@@ -59,7 +59,8 @@ pub(super) struct Session {
     pub(super) projects: Vec<Project>,
 }
 
-/// What the hostile project knows of the others: names and ids, as they stand in logs and links.
+/// What the hostile project knows of the others: names and ids, as they stand in logs and links. None of them has a canary in
+/// it: a refusal repeats what was asked for.
 #[derive(Debug, Default)]
 pub(super) struct Board(Mutex<BTreeMap<&'static str, VecDeque<(usize, String)>>>);
 
@@ -260,7 +261,7 @@ impl World {
                 name,
                 key,
                 model_key: secret(&made),
-                namespace: format!("{name}-{}", self.canaries.of(index)),
+                namespace: format!("{name}-space"),
             };
             for model in [project.echo(), project.streams(), "scripted-full".to_owned()] {
                 let body = json!({"input": PRICE, "output": PRICE});
@@ -277,6 +278,7 @@ impl World {
             let mut wire = WorkflowClient::open(&self.server.workflows_url(), Some(&project.key)).await?;
             let request = service::RegisterNamespaceRequest {
                 namespace: project.namespace.clone(),
+                description: self.canaries.of(index).to_owned(),
                 workflow_execution_retention_period: Some(prost_wkt_types::Duration {
                     seconds: 24 * 3600,
                     nanos: 0,

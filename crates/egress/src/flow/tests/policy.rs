@@ -341,7 +341,11 @@ async fn a_service_of_our_own_is_reached_by_its_name_alone() {
         GUEST,
         &json!({ "rules": [{ "action": "allow", "to": "service.internal", "ports": ["1-65535"] }] }),
     );
-    for (port, first) in [(443, hello_for("service.internal")), (80, hello_for("service.internal")), (80, vec![0, 1, 2])] {
+    for (port, first) in [
+        (443, hello_for("service.internal")),
+        (80, hello_for("service.internal")),
+        (80, vec![0, 1, 2]),
+    ] {
         let mut other = world.connect_name(GUEST, "service.internal.", port).await;
         other.write_all(&first).await.unwrap();
         assert!(matches!(other.read(&mut [0; 16]).await, Ok(0) | Err(_)));

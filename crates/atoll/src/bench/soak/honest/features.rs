@@ -176,7 +176,7 @@ async fn fork(sandbox: &Sandbox<'_>) -> Told<()> {
 
 async fn snapshot(sandbox: &Sandbox<'_>, random: &mut Random) -> Told<()> {
     let caller = sandbox.caller;
-    let name = format!("{}-{}", &caller.canary()[..16], random.word());
+    let name = format!("{}-{}", caller.canary(), random.word());
     let mut body = json!({"name": name});
     if random.chance(2) {
         body["kind"] = "filesystem".into();
@@ -253,8 +253,9 @@ async fn artifact(sandbox: &Sandbox<'_>, random: &mut Random) -> Told<()> {
     let name = format!("{}-{}", caller.canary(), random.word());
     let body = json!({"name": name, "path": FILE});
     let request = caller.post(&sandbox.path("/artifacts"), &body);
-    caller.ask("artifact", request, &[409]).await?;
-    caller.world.board.tell("artifact", caller.project.index, &name);
+    let saved = caller.ask("artifact", request, &[409]).await?.json();
+    let id = saved["id"].as_str().unwrap_or_default();
+    caller.world.board.tell("artifact", caller.project.index, id);
     let content = caller.get(&format!("/v1/artifacts/{name}/content"));
     let content = caller.ask("artifact", content, &[]).await?;
     if content.body != sandbox.file {
