@@ -28,8 +28,6 @@ use crate::output::{Doing, Output, Result};
 /// A line that no honest provider sends.
 const LONG_LINE: usize = 10 * 1024 * 1024;
 const LARGEST: usize = 64 * 1024 * 1024;
-/// The most words of one answer.
-const LONGEST: usize = 1_000_000;
 
 #[derive(Debug, Clone, Default)]
 struct Script {

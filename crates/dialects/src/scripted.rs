@@ -14,9 +14,9 @@ use crate::{
 };
 use atoll_types::ModelUsage;
 
-/// What `deep` thinks where nobody sets it a limit.
 /// The most words of one answer.
 const LONGEST: usize = 1_000_000;
+/// What `deep` thinks where nobody sets it a limit.
 const WITHOUT_LIMIT: u64 = 1_000_000;
 /// What is read of something that the provider keeps itself.
 const UNSEEN: u64 = 100_000;
