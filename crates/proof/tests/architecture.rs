@@ -14,7 +14,7 @@ use serde_json::Value;
 /// The layers, bottom first. A crate may depend on crates of lower layers only; those that decide and those that perform
 /// are siblings, because neither may know the other.
 const LAYERS: [(&str, &[&str]); 7] = [
-    ("tools", &["archive"]),
+    ("tools", &["archive", "confine"]),
     ("words", &["types", "guest-protocol"]),
     (
         "decide, perform",
@@ -63,7 +63,9 @@ const EXCEPTIONS: [(&str, &str, &str); 3] = [
 ];
 
 /// Crates that contain `unsafe`, each block with its reasons.
-const UNSAFE: [&str; 6] = ["guest", "jailer", "links", "runtime", "vault", "volumes"];
+const UNSAFE: [&str; 7] = [
+    "confine", "guest", "jailer", "links", "runtime", "vault", "volumes",
+];
 
 /// A third-party crate, and who may depend on it.
 const OWNED: [(&str, &[&str], &str); 11] = [
@@ -100,8 +102,8 @@ const OWNED: [(&str, &[&str], &str); 11] = [
         "below the program nobody needs a client of everything, but images come from registries",
     ),
     ("oci-client", &["image"], "only images have references"),
-    ("landlock", &["jailer"], "only the jailer builds jails"),
-    ("seccompiler", &["jailer"], "only the jailer builds jails"),
+    ("landlock", &["confine"], "there is one place that speaks to the kernel about it"),
+    ("seccompiler", &["confine"], "there is one place that speaks to the kernel about it"),
 ];
 
 /// What has no place in crates that only name or decide: time, tasks, wires.
@@ -215,7 +217,7 @@ fn guest_and_jailer_stand_alone() {
             .collect()
     };
     assert_eq!(own("guest"), ["atoll-archive", "atoll-guest-protocol"]);
-    assert_eq!(own("jailer"), ["atoll-archive"]);
+    assert_eq!(own("jailer"), ["atoll-archive", "atoll-confine"]);
     for name in ["guest", "jailer"] {
         for heavy in ["tokio", "serde_json", "tracing"] {
             assert!(
