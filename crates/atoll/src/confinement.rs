@@ -1,18 +1,8 @@
-//! How the server confines itself before it does anything else. What is taken away is told in `atoll_confine::server`.
+//! What is said of the server's confinement. How it comes about is told in [`crate::parting`].
 
-use atoll_confine::server::{self, Layer};
+use atoll_confine::server::Layer;
 
-use crate::config::{Config, Confine};
 use crate::output::{Error, Result};
-
-/// Takes away what no part of the server needs. Before there are threads.
-pub(crate) fn shrink(config: &Config) -> Result<Vec<Layer>> {
-    match config.confine {
-        Confine::Off => Ok(Vec::new()),
-        Confine::On => Ok(server::shrink()),
-        Confine::Required => insist(server::shrink()),
-    }
-}
 
 /// All of them, or none of the server.
 pub(crate) fn insist(layers: Vec<Layer>) -> Result<Vec<Layer>> {

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 /// The layers, bottom first. A crate may depend on crates of lower layers only; those that decide and those that perform
 /// are siblings, because neither may know the other.
-const LAYERS: [(&str, &[&str]); 7] = [
+const LAYERS: [(&str, &[&str]); 8] = [
     ("tools", &["archive", "confine"]),
     ("words", &["types", "guest-protocol"]),
     (
@@ -34,6 +34,7 @@ const LAYERS: [(&str, &[&str]); 7] = [
             "providers",
         ],
     ),
+    ("apart", &["helper"]),
     ("application", &["sandboxes", "models", "workflows"]),
     (
         "translate",

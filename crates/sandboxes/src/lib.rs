@@ -409,6 +409,11 @@ fn artifact_dir(settings: &Settings) -> PathBuf {
     settings.data_dir.join("artifacts")
 }
 
+/// Makes what a server finds in its data directory, for one that may not make it itself.
+pub fn prepare(settings: &Settings) -> Result<(), Fault> {
+    prepare_data_dir(settings).map(drop)
+}
+
 /// Makes the directories, sweeps what an interrupted save left, and reads or makes the secret of the port tokens.
 fn prepare_data_dir(settings: &Settings) -> Result<[u8; 32], Fault> {
     use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
