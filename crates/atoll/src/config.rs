@@ -633,6 +633,22 @@ mod tests {
     }
 
     #[test]
+    fn a_server_is_confined_unless_told_otherwise() {
+        let confine = |text: &str| toml::from_str::<ConfigFile>(text).map(|file| file.confine);
+        assert_eq!(confine("").unwrap().unwrap_or_default(), Confine::On);
+        for (word, meant) in [
+            ("on", Confine::On),
+            ("off", Confine::Off),
+            ("required", Confine::Required),
+        ] {
+            assert_eq!(confine(&format!("confine = \"{word}\"")).unwrap(), Some(meant));
+        }
+        for wrong in ["confine = true", "confine = \"maybe\""] {
+            assert!(confine(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
     fn workflows_are_served_beside_the_api_unless_told_otherwise() {
         let served = |listen: Option<&str>, workflows: Option<&str>| {
             let args = ServerArgs {

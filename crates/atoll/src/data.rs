@@ -9,6 +9,7 @@
 //! <data>/templates/      images and their manifests (may be shared: --templates)
 //! <data>/artifacts/      what was saved by name
 //! <data>/instances/      one directory per running instance
+//! <data>/packages/       where Debian packages are being installed for a template
 //! <data>/bin/<digest>/   the guest agent, its image and the jailer that this binary carries
 //! <data>/embedded/<pid>/ data of an `atoll run` that found the directory taken by another `atoll run`
 //! ```
@@ -125,7 +126,9 @@ impl DataDir {
 
     fn keep(&self, what: Kept, name: &str, bytes: &[u8], mode: u32) -> Result<()> {
         match &self.helper {
-            Some(helper) => helper.keep(what, bytes.to_vec()).doing(format_args!("cannot write {name}")),
+            Some(helper) => helper
+                .keep(what, bytes.to_vec())
+                .doing(format_args!("cannot write {name}")),
             None => write_whole(&self.path.join(name), bytes, mode),
         }
     }
@@ -149,7 +152,12 @@ impl DataDir {
     }
 
     pub(crate) fn keep_admin_key(&self, secret: &str) -> Result<()> {
-        self.keep(Kept::AdminKey, "admin.key", format!("{secret}\n").as_bytes(), 0o600)
+        self.keep(
+            Kept::AdminKey,
+            "admin.key",
+            format!("{secret}\n").as_bytes(),
+            0o600,
+        )
     }
 }
 

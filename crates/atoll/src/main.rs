@@ -63,7 +63,9 @@ fn serve(global: &Global, args: &ServerArgs) -> Result<u8> {
     let config = Config::load(args, global.data.as_deref())?;
     server::raise_limits();
     match parting::part(&config)? {
-        Half::Front(start) => in_runtime(async { Box::pin(server::run(global, &config, start)).await.map(|()| 0) }),
+        Half::Front(start) => {
+            in_runtime(async { Box::pin(server::run(global, &config, start)).await.map(|()| 0) })
+        }
         Half::Helper { data, front } => {
             in_runtime(async { Box::pin(parting::help(&config, &data, front)).await.map(|()| 0) })
         }

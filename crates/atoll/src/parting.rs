@@ -19,7 +19,6 @@ use atoll_confine::capabilities::NET_BIND_SERVICE;
 use atoll_confine::server::{self as walls, Layer, View};
 use atoll_confine::sys::{self, Fork};
 use atoll_helper::served::{self, Works};
-use atoll_image::Templates;
 use atoll_links::LinksConfig;
 use atoll_sandboxes::Settings;
 use atoll_store::Store;
@@ -66,7 +65,8 @@ pub(crate) fn part(config: &Config) -> Result<Half> {
             drop(ours);
             rustix::thread::set_name(c"atoll-helper").doing("cannot name the helper")?;
             // It notices the end of the front by itself; this is for a front that ends while it cannot look.
-            let killed = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+            let killed =
+                rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
             killed.doing("cannot bind the helper to the server")?;
             Ok(Half::Helper { data, front: theirs })
         }
@@ -89,13 +89,18 @@ pub(crate) fn part(config: &Config) -> Result<Half> {
 /// A word before the conversation begins: nothing, or why there will be none.
 fn wait_until_prepared(mut helper: &UnixStream) -> Result<()> {
     let mut length = [0; 4];
-    helper.read_exact(&mut length).doing("the server's helper ended while it was starting")?;
+    helper
+        .read_exact(&mut length)
+        .doing("the server's helper ended while it was starting")?;
     let length = u32::from_le_bytes(length);
     if length == 0 {
         return Ok(());
     }
     let mut why = String::new();
-    helper.take(length.into()).read_to_string(&mut why).doing("the server's helper failed")?;
+    helper
+        .take(length.into())
+        .read_to_string(&mut why)
+        .doing("the server's helper failed")?;
     let (what, hint) = why.split_once('\n').unwrap_or((&why, ""));
     let failed = Error::new(what);
     Err(match hint {
@@ -150,9 +155,11 @@ async fn prepare(config: &Config, data: &Path) -> Result<()> {
     for name in ["artifacts", "vault"] {
         let mut made = std::fs::DirBuilder::new();
         made.recursive(true).mode(0o700);
-        made.create(data.join(name)).doing(format_args!("cannot create {name}"))?;
+        made.create(data.join(name))
+            .doing(format_args!("cannot create {name}"))?;
     }
-    Templates::open(&config.templates).doing(format_args!(
+    // Only this: what is in there is the front's, and nothing that the front has written is read with powers.
+    std::fs::create_dir_all(&config.templates).doing(format_args!(
         "cannot open the templates in {}",
         config.templates.display()
     ))?;
@@ -167,15 +174,19 @@ async fn prepare(config: &Config, data: &Path) -> Result<()> {
     }
     for path in databases {
         let shown = path.clone();
-        let store = tokio::task::spawn_blocking(move || Store::open(&path));
-        let store = store.await.doing("opening the database")?;
-        let store = store.doing(format_args!("cannot open the database {}", shown.display()))?;
-        store.close().await;
+        if std::fs::metadata(&path).map_or(0, |found| found.len()) == 0 {
+            let store = tokio::task::spawn_blocking(move || Store::open(&path));
+            let store = store.await.doing("opening the database")?;
+            let store = store.doing(format_args!("cannot open the database {}", shown.display()))?;
+            store.close().await;
+        }
         // SQLite makes these beside it, which takes power over the directory, and finds them as well.
         for beside in beside(&shown) {
             let mut options = std::fs::OpenOptions::new();
             options.append(true).create(true).mode(0o600);
-            options.open(&beside).doing(format_args!("cannot create {}", beside.display()))?;
+            options
+                .open(&beside)
+                .doing(format_args!("cannot create {}", beside.display()))?;
         }
     }
     Ok(())
@@ -224,7 +235,11 @@ fn view(config: &Config, data: &Path) -> View {
     let mut read: Vec<PathBuf> = HOST.iter().map(PathBuf::from).collect();
     let of_data = ["secrets.key", "port-token.secret", "admin.key", "tls"];
     read.extend(of_data.map(|name| data.join(name)));
-    let configured = [&config.vault_key, &config.secrets_key, &config.network.extra_roots];
+    let configured = [
+        &config.vault_key,
+        &config.secrets_key,
+        &config.network.extra_roots,
+    ];
     read.extend(configured.into_iter().flatten().cloned());
     let tls = config.tls.iter().flat_map(|tls| [&tls.certificate, &tls.key]);
     read.extend(tls.flatten().cloned());
@@ -241,7 +256,10 @@ fn view(config: &Config, data: &Path) -> View {
 
 /// None, unless a port wants one.
 fn capabilities(config: &Config) -> u64 {
-    let secured = config.tls.as_ref().map(|tls| tls.listen.map_or(DEFAULT_TLS_PORT, |at| at.port()));
+    let secured = config
+        .tls
+        .as_ref()
+        .map(|tls| tls.listen.map_or(DEFAULT_TLS_PORT, |at| at.port()));
     let ports = [
         Some(config.listen.port()),
         config.workflows_listen.map(|at| at.port()),

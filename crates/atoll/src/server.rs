@@ -25,8 +25,8 @@ use tokio_util::sync::CancellationToken;
 use crate::args::Global;
 use crate::assets;
 use crate::client::Client;
-use crate::confinement;
 use crate::config::{Config, DEFAULT_TLS_PORT};
+use crate::confinement;
 use crate::data::{DataDir, ServerFile, Taken};
 use crate::logging;
 use crate::output::{Doing, Error, OWN_FAILURE, Output, Result};
@@ -49,7 +49,9 @@ pub(crate) async fn run(global: &Global, config: &Config, start: Start) -> Resul
 
     let mut data = start.data;
     let helper = start.helper.map(|socket| Helper::new(socket, leave_with_helper));
-    let helper = helper.transpose().doing("cannot speak with the server's helper")?;
+    let helper = helper
+        .transpose()
+        .doing("cannot speak with the server's helper")?;
     match &helper {
         // It has swept already.
         Some(helper) => data.kept_by(helper.clone()),
@@ -79,7 +81,10 @@ pub(crate) async fn run(global: &Global, config: &Config, start: Start) -> Resul
 }
 
 /// Without its helper a server can do nothing; whoever started it starts another, which takes over the sandboxes.
-#[expect(clippy::exit, reason = "called from the thread that noticed, and there is nothing left to wait for")]
+#[expect(
+    clippy::exit,
+    reason = "called from the thread that noticed, and there is nothing left to wait for"
+)]
 fn leave_with_helper() {
     tracing::error!("the server's helper is gone; this server ends, and its sandboxes go on");
     std::process::exit(i32::from(OWN_FAILURE));
@@ -333,7 +338,10 @@ impl Machine {
     pub(crate) async fn look(config: &Config, data: &Path) -> Result<Self> {
         let (raisers, tiers) = Self::raise(config, data).await?;
         Ok(Self {
-            runtimes: raisers.into_iter().map(|raiser| raiser as Arc<dyn Runtime>).collect(),
+            runtimes: raisers
+                .into_iter()
+                .map(|raiser| raiser as Arc<dyn Runtime>)
+                .collect(),
             tiers,
             templates: open_templates(config)?,
         })

@@ -7,7 +7,9 @@
 //! are other threads, or they would keep what was taken.
 
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
-compile_error!("atoll-confine knows the system call table of x86_64 Linux only; add one to seccomp.rs for this target");
+compile_error!(
+    "atoll-confine knows the system call table of x86_64 Linux only; add one to seccomp.rs for this target"
+);
 
 pub mod capabilities;
 pub mod error;

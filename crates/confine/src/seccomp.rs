@@ -12,11 +12,20 @@ pub enum Verdict {
     Allow,
     Errno(u16),
     /// Allowed unless the argument has one of these bits; else `EPERM`.
-    UnlessBits { argument: u8, bits: u32 },
+    UnlessBits {
+        argument: u8,
+        bits: u32,
+    },
     /// Allowed if the argument has all of these bits; else `EPERM`.
-    WithBits { argument: u8, bits: u32 },
+    WithBits {
+        argument: u8,
+        bits: u32,
+    },
     /// Allowed if the argument is this; else `EPERM`.
-    Is { argument: u8, value: u32 },
+    Is {
+        argument: u8,
+        value: u32,
+    },
     /// Allowed if the argument is one of these; else the errno.
     OneOf {
         argument: u8,
@@ -294,7 +303,6 @@ fn ret(value: u32) -> sock_filter {
         k: value,
     }
 }
-
 
 /// Runs a program as the kernel would, and says what comes out; for tests. `None`: it is no program of ours.
 pub fn simulate(program: &[sock_filter], arch: u32, call: c_long, arguments: [u64; 6]) -> Option<u32> {

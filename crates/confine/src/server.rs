@@ -394,9 +394,17 @@ mod tests {
         ] {
             assert_eq!(run(&filter, call, &[]), SECCOMP_RET_ALLOW, "call {call}");
         }
-        for call in [libc::SYS_init_module, libc::SYS_kexec_load, libc::SYS_settimeofday] {
+        for call in [
+            libc::SYS_init_module,
+            libc::SYS_kexec_load,
+            libc::SYS_settimeofday,
+        ] {
             assert_eq!(run(&filter, call, &[]), errno(EPERM), "call {call}");
         }
-        assert_eq!(KEPT & (1 << 16 | 1 << 17 | 1 << 22 | 1 << 25), 0, "modules, raw I/O, boot, time");
+        assert_eq!(
+            KEPT & (1 << 16 | 1 << 17 | 1 << 22 | 1 << 25),
+            0,
+            "modules, raw I/O, boot, time"
+        );
     }
 }

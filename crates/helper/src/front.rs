@@ -104,7 +104,9 @@ impl Helper {
             udp4: take(4).map(UdpSocket::from).ok_or_else(confused)?,
             udp6: take(5).map(UdpSocket::from),
         };
-        let leases = leases.into_iter().filter_map(|(address, id)| Some((slot(address)?, id)));
+        let leases = leases
+            .into_iter()
+            .filter_map(|(address, id)| Some((slot(address)?, id)));
         Ok((Links::elsewhere(Box::new(self.clone()), leases), sockets))
     }
 
@@ -206,7 +208,9 @@ impl atoll_links::Elsewhere for Helper {
     async fn release(&self, instance: &InstanceId) -> atoll_links::Result<()> {
         let id = instance.clone();
         let released = self.ask(&Ask::Release { id }, Vec::new()).await;
-        released.map(drop).map_err(|error| link_error("cutting a link", error))
+        released
+            .map(drop)
+            .map_err(|error| link_error("cutting a link", error))
     }
 
     async fn close(&self) -> atoll_links::Result<bool> {
@@ -332,10 +336,7 @@ impl Installer for Helper {
         let failed = |error: io::Error| atoll_image::Error::Invalid(error.to_string());
         let number = self.number();
         lock(&self.builds).insert(number, Hears(progress));
-        let _stops = Stops {
-            helper: self,
-            number,
-        };
+        let _stops = Stops { helper: self, number };
         let ask = Ask::Debian {
             suite: options.suite.clone(),
             packages: options.packages.clone(),

@@ -11,8 +11,9 @@
 //! the helper for what [`words`] lets it say and for nothing else; the helper believes none of it.
 //!
 //! What must hold:
-//! - The helper reads nothing that a guest or a client sent. Channels to agents, bodies and saved state are files and pipes
-//!   whose descriptors it passes on.
+//! - The helper reads nothing that a guest or a client sent, with two exceptions: an archive that is unpacked into a volume, as
+//!   that takes owners of files, and what a sentry answers on its control socket. Channels to agents, bodies and saved state
+//!   are files and pipes whose descriptors it passes on.
 //! - No word names a program, a namespace, a cgroup, a user or a place on the host that is the helper's to choose. Templates,
 //!   volumes and images to be sealed are named, and have to lie where those lie ([`served`]).
 //! - What the helper relies on (programs, records, bundles) lies where the front may not write.

@@ -17,8 +17,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 
 use async_trait::async_trait;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -104,23 +104,29 @@ impl Peer {
     }
 
     /// Begins to read. `over` is called once, when the other side is gone.
-    pub(crate) fn listen(&self, handler: Arc<dyn Handler>, over: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    pub(crate) fn listen(
+        &self,
+        handler: Arc<dyn Handler>,
+        over: impl FnOnce() + Send + 'static,
+    ) -> io::Result<()> {
         let (peer, runtime) = (self.clone(), tokio::runtime::Handle::current());
-        std::thread::Builder::new().name("atoll-helper".into()).spawn(move || {
-            let ended = peer.read_on(&handler, &runtime);
-            if let Err(error) = ended
-                && error.kind() != io::ErrorKind::UnexpectedEof
-            {
-                tracing::error!(%error, "the two halves of the server do not understand each other");
-            }
-            let callers = {
-                let mut waiting = peer.waiting();
-                waiting.over = true;
-                std::mem::take(&mut waiting.callers)
-            };
-            drop(callers);
-            over();
-        })?;
+        std::thread::Builder::new()
+            .name("atoll-helper".into())
+            .spawn(move || {
+                let ended = peer.read_on(&handler, &runtime);
+                if let Err(error) = ended
+                    && error.kind() != io::ErrorKind::UnexpectedEof
+                {
+                    tracing::error!(%error, "the two halves of the server do not understand each other");
+                }
+                let callers = {
+                    let mut waiting = peer.waiting();
+                    waiting.over = true;
+                    std::mem::take(&mut waiting.callers)
+                };
+                drop(callers);
+                over();
+            })?;
         Ok(())
     }
 
@@ -318,7 +324,10 @@ mod tests {
             .map(|number| {
                 let peer = peer.clone();
                 tokio::spawn(async move {
-                    let answer = peer.ask(Message::new(&number, Vec::new()).unwrap()).await.unwrap();
+                    let answer = peer
+                        .ask(Message::new(&number, Vec::new()).unwrap())
+                        .await
+                        .unwrap();
                     assert_eq!(answer.read::<u32>().unwrap(), number);
                 })
             })

@@ -13,7 +13,7 @@ mod places;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Write as _};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -124,7 +124,11 @@ impl Served {
                 },
                 Err(refused) => refused,
             },
-            Ask::Resize { isolation, id, resources } => match self.raiser(isolation) {
+            Ask::Resize {
+                isolation,
+                id,
+                resources,
+            } => match self.raiser(isolation) {
                 Ok(raiser) => done(raiser.resize(&id, &resources).await),
                 Err(refused) => refused,
             },
@@ -136,7 +140,12 @@ impl Served {
                 Ok(raiser) => done(raiser.destroy(&id).await),
                 Err(refused) => refused,
             },
-            Ask::Save { isolation, id, kind, sink } => match self.raiser(isolation) {
+            Ask::Save {
+                isolation,
+                id,
+                kind,
+                sink,
+            } => match self.raiser(isolation) {
                 Ok(raiser) => {
                     let sink = Arc::new(Sink::new(self.peer.clone(), sink));
                     done(raiser.save(&id, kind, sink).await)
@@ -181,7 +190,11 @@ impl Served {
                 }
             }
             Ask::Volume { op, input, output } => self.volume(op, input, output, files).await,
-            Ask::Debian { suite, packages, number } => self.debian(suite, packages, number, files).await,
+            Ask::Debian {
+                suite,
+                packages,
+                number,
+            } => self.debian(suite, packages, number, files).await,
             Ask::Keep { what, bytes } => {
                 let (data, name) = (self.works.data.clone(), name_of(what));
                 match blocking(move || keep(&data, name, &bytes)).await {
@@ -208,7 +221,10 @@ impl Served {
         let works = Arc::clone(&self.works);
         let found = blocking(move || {
             // Asks the runtime's program, the first time.
-            let saves = works.raisers.iter().map(|raiser| (raiser.isolation(), raiser.saves()));
+            let saves = works
+                .raisers
+                .iter()
+                .map(|raiser| (raiser.isolation(), raiser.saves()));
             Ok(saves.collect())
         });
         match found.await {
@@ -237,10 +253,18 @@ impl Served {
             (true, None) => return failed("it has leased no link".into()),
         };
         let (places, checked) = (self.places.clone(), spec.clone());
-        if let Err(why) = blocking(move || places.check(&checked)).await {
-            tracing::error!(instance = %spec.id, %why, "the front asked for what it must not have");
-            return failed(why.to_string());
-        }
+        let open = match blocking(move || places.check(&checked)).await {
+            Ok(open) => open,
+            Err(why) => {
+                tracing::error!(instance = %spec.id, %why, "the front asked for what it must not have");
+                return failed(why.to_string());
+            }
+        };
+        // An ordinary user's templates are extracted once, and known by their names; nobody there reads more than the front.
+        let image = match rustix::process::geteuid().is_root() {
+            true => format!("/proc/{}/fd/{}", std::process::id(), open.as_raw_fd()).into(),
+            false => spec.image,
+        };
         let source = spec.restore.as_ref().map(|restore| restore.source);
         let restore = spec.restore.map(|restore| Restore {
             kind: restore.kind,
@@ -248,7 +272,7 @@ impl Served {
         });
         let spec = InstanceSpec {
             id: spec.id,
-            image: spec.image,
+            image,
             resources: spec.resources,
             hostname: spec.hostname,
             restore,
@@ -256,7 +280,9 @@ impl Served {
             network,
         };
         let front = Arc::new(Front::new(self.peer.clone(), source));
-        match raiser.raise(spec, front).await {
+        let raised = raiser.raise(spec, front).await;
+        drop((open, link));
+        match raised {
             Ok(raised) => self.watch(raised),
             Err(error) => Answer::Failed(error.into()),
         }
@@ -316,7 +342,11 @@ impl Served {
             Some(sockets.udp4.into()),
             sockets.udp6.map(Into::into),
         ];
-        let leases = links.leases().into_iter().map(|(slot, id)| (slot.v4(), id)).collect();
+        let leases = links
+            .leases()
+            .into_iter()
+            .map(|(slot, id)| (slot.v4(), id))
+            .collect();
         let answer = Answer::Links {
             sockets: std::array::from_fn(|at| given[at].is_some()),
             leases,
@@ -351,7 +381,10 @@ impl Served {
             }
             let mut files = files.into_iter().map(File::from);
             let mut from = input.then(|| files.next()).flatten().map(Whole::new);
-            let into = output.then(|| files.next()).flatten().map(|file| Arc::new(Mutex::new(Pieces(file))));
+            let into = output
+                .then(|| files.next())
+                .flatten()
+                .map(|file| Arc::new(Mutex::new(Pieces(file))));
             let mut begin = {
                 let into = into.clone();
                 move |entry: &Entry| {
@@ -485,5 +518,7 @@ fn keep(data: &Path, (name, mode): (&str, u32), bytes: &[u8]) -> io::Result<()> 
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(io::Error::other)?
 }

@@ -106,7 +106,11 @@ mod tests {
         assert_eq!(rest, [7; 3000]);
         for length in [0, 3, 5, 100, bytes.len() - 1] {
             let broken = Whole::new(&bytes[..length]).read_to_end(&mut Vec::new());
-            assert_eq!(broken.unwrap_err().kind(), io::ErrorKind::UnexpectedEof, "{length}");
+            assert_eq!(
+                broken.unwrap_err().kind(),
+                io::ErrorKind::UnexpectedEof,
+                "{length}"
+            );
         }
     }
 }

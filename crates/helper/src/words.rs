@@ -17,28 +17,71 @@ use serde::{Deserialize, Serialize};
 pub(crate) enum Ask {
     /// What there is; once, first.
     Setup,
-    Start { isolation: Isolation, spec: Box<Spec> },
-    Adopt { isolation: Isolation, id: InstanceId },
-    Discover { isolation: Isolation },
-    Resize { isolation: Isolation, id: InstanceId, resources: Resources },
-    Usage { isolation: Isolation, id: InstanceId },
+    Start {
+        isolation: Isolation,
+        spec: Box<Spec>,
+    },
+    Adopt {
+        isolation: Isolation,
+        id: InstanceId,
+    },
+    Discover {
+        isolation: Isolation,
+    },
+    Resize {
+        isolation: Isolation,
+        id: InstanceId,
+        resources: Resources,
+    },
+    Usage {
+        isolation: Isolation,
+        id: InstanceId,
+    },
     /// Into the sink with this number.
-    Save { isolation: Isolation, id: InstanceId, kind: SaveKind, sink: u64 },
-    Thaw { isolation: Isolation, id: InstanceId },
-    Destroy { isolation: Isolation, id: InstanceId },
+    Save {
+        isolation: Isolation,
+        id: InstanceId,
+        kind: SaveKind,
+        sink: u64,
+    },
+    Thaw {
+        isolation: Isolation,
+        id: InstanceId,
+    },
+    Destroy {
+        isolation: Isolation,
+        id: InstanceId,
+    },
     /// Opens the gateway. Its sockets come beside the answer.
     Links,
-    Lease { id: InstanceId },
+    Lease {
+        id: InstanceId,
+    },
     Leased,
-    Release { id: InstanceId },
+    Release {
+        id: InstanceId,
+    },
     CloseLinks,
-    AnswerFrom { asked: SocketAddr },
+    AnswerFrom {
+        asked: SocketAddr,
+    },
     /// Beside it the ends of pipes, as the call has input and output.
-    Volume { op: Op, input: bool, output: bool },
+    Volume {
+        op: Op,
+        input: bool,
+        output: bool,
+    },
     /// Beside it the file to write. Progress is told with this number.
-    Debian { suite: String, packages: Vec<String>, number: u64 },
+    Debian {
+        suite: String,
+        packages: Vec<String>,
+        number: u64,
+    },
     /// One of the few files of the data directory that are not the front's.
-    Keep { what: Kept, bytes: Vec<u8> },
+    Keep {
+        what: Kept,
+        bytes: Vec<u8>,
+    },
     /// There is no server any more.
     Retire,
 }
@@ -79,7 +122,10 @@ pub(crate) enum Answer {
     Ids(Vec<InstanceId>),
     Usage(Usage),
     /// Which of six sockets are beside it, and who has a link.
-    Links { sockets: [bool; 6], leases: Vec<(Ipv4Addr, InstanceId)> },
+    Links {
+        sockets: [bool; 6],
+        leases: Vec<(Ipv4Addr, InstanceId)>,
+    },
     Slot(Ipv4Addr),
     Closed(bool),
     Volume(Result<VolumeAnswer, Refusal>),
@@ -100,23 +146,63 @@ pub struct Setup {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Beg {
     /// Beside it the FIFOs: to the agent, and from it.
-    Greet { id: InstanceId, how: How },
+    Greet {
+        id: InstanceId,
+        how: How,
+    },
     /// Has the agent unpack the layer of this source.
-    Unpack { id: InstanceId, source: u64 },
-    Hold { id: InstanceId },
-    Release { id: InstanceId },
-    Taken { id: InstanceId, millis: u64 },
-    Delivered { id: InstanceId, millis: u64 },
-    Answers { id: InstanceId, millis: u64 },
+    Unpack {
+        id: InstanceId,
+        source: u64,
+    },
+    Hold {
+        id: InstanceId,
+    },
+    Release {
+        id: InstanceId,
+    },
+    Taken {
+        id: InstanceId,
+        millis: u64,
+    },
+    Delivered {
+        id: InstanceId,
+        millis: u64,
+    },
+    Answers {
+        id: InstanceId,
+        millis: u64,
+    },
     /// A file comes back.
-    Source { source: u64, name: String, at_least: bool },
-    Stream { sink: u64, name: String },
-    Scratch { sink: u64 },
+    Source {
+        source: u64,
+        name: String,
+        at_least: bool,
+    },
+    Stream {
+        sink: u64,
+        name: String,
+    },
+    Scratch {
+        sink: u64,
+    },
     /// Beside it the file.
-    Part { sink: u64, name: String },
-    Growing { sink: u64, name: String },
-    Whole { sink: u64, name: String },
-    Finish { sink: u64, name: String },
+    Part {
+        sink: u64,
+        name: String,
+    },
+    Growing {
+        sink: u64,
+        name: String,
+    },
+    Whole {
+        sink: u64,
+        name: String,
+    },
+    Finish {
+        sink: u64,
+        name: String,
+    },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -132,8 +218,17 @@ pub(crate) enum Gift {
 /// What the helper tells without being asked.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum News {
-    Ended { id: InstanceId, end: InstanceEnd },
-    Progress { number: u64, stage: String, done: u64, total: u64, message: String },
+    Ended {
+        id: InstanceId,
+        end: InstanceEnd,
+    },
+    Progress {
+        number: u64,
+        stage: String,
+        done: u64,
+        total: u64,
+        message: String,
+    },
 }
 
 /// What the front tells.

@@ -49,8 +49,8 @@ use atoll_types::InstanceId;
 use rustix::fs::FlockOperation;
 use tokio::sync::oneshot;
 
-use error::Doing;
 pub use elsewhere::Elsewhere;
+use error::Doing;
 pub use error::{Error, Result};
 pub use gateway::Sockets;
 pub use slot::{GATEWAY_MAC, GATEWAY_V4, GATEWAY_V6, GUEST_MAC, MTU, Slot};
@@ -146,7 +146,10 @@ impl Links {
     }
 
     /// Links that another process makes, and those that are leased there already.
-    pub fn elsewhere(maker: Box<dyn Elsewhere>, leased: impl IntoIterator<Item = (Slot, InstanceId)>) -> Self {
+    pub fn elsewhere(
+        maker: Box<dyn Elsewhere>,
+        leased: impl IntoIterator<Item = (Slot, InstanceId)>,
+    ) -> Self {
         let leased = Arc::new(Leased::new(leased.into_iter().collect()));
         let made = Made::Elsewhere(maker);
         Self(Arc::new(Inner { leased, made }))

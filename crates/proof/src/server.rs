@@ -316,14 +316,22 @@ impl Server {
     /// A helper goes with its server, a moment later.
     fn until_gone(&self, helper: Option<u32>) {
         let gone = || !helper.is_some_and(host::runs);
-        assert!(wait::becomes_true(PATIENCE, gone), "the server's helper stays:\n{}", self.log_tail());
+        assert!(
+            wait::becomes_true(PATIENCE, gone),
+            "the server's helper stays:\n{}",
+            self.log_tail()
+        );
     }
 
     /// Waits until it has ended by itself.
     pub fn until_ended(&mut self) {
         let mut running = self.running.take().expect("the server runs");
         let ended = wait::becomes_true(PATIENCE, || {
-            running.child.try_wait().expect("a child can be waited for").is_some()
+            running
+                .child
+                .try_wait()
+                .expect("a child can be waited for")
+                .is_some()
         });
         assert!(ended, "the server goes on:\n{}", self.log_tail());
     }

@@ -103,8 +103,16 @@ const OWNED: [(&str, &[&str], &str); 11] = [
         "below the program nobody needs a client of everything, but images come from registries",
     ),
     ("oci-client", &["image"], "only images have references"),
-    ("landlock", &["confine"], "there is one place that speaks to the kernel about it"),
-    ("seccompiler", &["confine"], "there is one place that speaks to the kernel about it"),
+    (
+        "landlock",
+        &["confine"],
+        "there is one place that speaks to the kernel about it",
+    ),
+    (
+        "seccompiler",
+        &["confine"],
+        "there is one place that speaks to the kernel about it",
+    ),
 ];
 
 /// What has no place in crates that only name or decide: time, tasks, wires.

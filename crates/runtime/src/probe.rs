@@ -75,7 +75,10 @@ pub async fn probe(config: &Config) -> Vec<Probe> {
 /// The runtimes that [`probe`] found to work, strongest first.
 pub fn runtimes(config: &Arc<Config>, probes: &[Probe]) -> Result<Runtimes, Error> {
     let found = raisers(config, probes)?;
-    Ok(found.into_iter().map(|raiser| raiser as Arc<dyn Runtime>).collect())
+    Ok(found
+        .into_iter()
+        .map(|raiser| raiser as Arc<dyn Runtime>)
+        .collect())
 }
 
 /// The same, for a process that leaves it to another to speak with agents.

@@ -84,7 +84,13 @@ impl Volumes {
     /// What stands there; a symlink is told, not followed.
     pub fn entry(&self, id: &str, path: &str) -> Result<Entry> {
         if let Some(keeper) = &self.keeper {
-            return match keeper.ask(Op::Entry { id: id.into(), path: path.into() }, Streams::default())? {
+            return match keeper.ask(
+                Op::Entry {
+                    id: id.into(),
+                    path: path.into(),
+                },
+                Streams::default(),
+            )? {
                 Answer::Entry(entry) => Ok(entry.into_entry()),
                 _ => Err(confused()),
             };
@@ -99,7 +105,14 @@ impl Volumes {
     /// What is below a directory, sorted by path; `depth` 1 is the directory itself.
     pub fn entries(&self, id: &str, path: &str, depth: u32) -> Result<Vec<Entry>> {
         if let Some(keeper) = &self.keeper {
-            return match keeper.ask(Op::Entries { id: id.into(), path: path.into(), depth }, Streams::default())? {
+            return match keeper.ask(
+                Op::Entries {
+                    id: id.into(),
+                    path: path.into(),
+                    depth,
+                },
+                Streams::default(),
+            )? {
                 Answer::Entries(entries) => Ok(entries.into_iter().map(WireEntry::into_entry).collect()),
                 _ => Err(confused()),
             };
@@ -111,7 +124,15 @@ impl Volumes {
     /// Makes a directory; with `parents` also those above it, and one that is there is fine.
     pub fn make_dir(&self, id: &str, path: &str, metadata: Metadata, parents: bool) -> Result<Entry> {
         if let Some(keeper) = &self.keeper {
-            return match keeper.ask(Op::MakeDir { id: id.into(), path: path.into(), metadata, parents }, Streams::default())? {
+            return match keeper.ask(
+                Op::MakeDir {
+                    id: id.into(),
+                    path: path.into(),
+                    metadata,
+                    parents,
+                },
+                Streams::default(),
+            )? {
                 Answer::Entry(entry) => Ok(entry.into_entry()),
                 _ => Err(confused()),
             };
@@ -158,7 +179,10 @@ impl Volumes {
                 output: Some(out),
                 ..Streams::default()
             };
-            let op = Op::ReadFile { id: id.into(), path: path.into() };
+            let op = Op::ReadFile {
+                id: id.into(),
+                path: path.into(),
+            };
             return keeper.ask(op, streams).map(drop);
         }
         let path = Inside::parse(path)?;
@@ -186,7 +210,11 @@ impl Volumes {
                 input: Some(input),
                 ..Streams::default()
             };
-            let op = Op::WriteFile { id: id.into(), path: path.into(), how };
+            let op = Op::WriteFile {
+                id: id.into(),
+                path: path.into(),
+                how,
+            };
             return match keeper.ask(op, streams)? {
                 Answer::Entry(entry) => Ok(entry.into_entry()),
                 _ => Err(confused()),
@@ -201,7 +229,14 @@ impl Volumes {
     /// Changes owner, group and permissions of a file or directory. Durable on success.
     pub fn set_metadata(&self, id: &str, path: &str, metadata: Metadata) -> Result<Entry> {
         if let Some(keeper) = &self.keeper {
-            return match keeper.ask(Op::SetMetadata { id: id.into(), path: path.into(), metadata }, Streams::default())? {
+            return match keeper.ask(
+                Op::SetMetadata {
+                    id: id.into(),
+                    path: path.into(),
+                    metadata,
+                },
+                Streams::default(),
+            )? {
                 Answer::Entry(entry) => Ok(entry.into_entry()),
                 _ => Err(confused()),
             };
@@ -225,7 +260,13 @@ impl Volumes {
     /// Removes what stands there with all that is below; a link itself, not what it leads to. Durable on success.
     pub fn remove(&self, id: &str, path: &str) -> Result<()> {
         if let Some(keeper) = &self.keeper {
-            return match keeper.ask(Op::Remove { id: id.into(), path: path.into() }, Streams::default())? {
+            return match keeper.ask(
+                Op::Remove {
+                    id: id.into(),
+                    path: path.into(),
+                },
+                Streams::default(),
+            )? {
                 Answer::Done => Ok(()),
                 _ => Err(confused()),
             };

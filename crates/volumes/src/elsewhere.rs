@@ -10,7 +10,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Entry, EntryKind, Error, Kind, Metadata, Mounted, Recovered, Result, Tally, Usage, Volumes, WriteFile};
+use crate::{
+    Entry, EntryKind, Error, Kind, Metadata, Mounted, Recovered, Result, Tally, Usage, Volumes, WriteFile,
+};
 
 /// The process that keeps them.
 pub trait Elsewhere: Debug + Send + Sync {
@@ -34,24 +36,72 @@ impl Debug for Streams<'_> {
 /// A call of [`Volumes`].
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Op {
-    Create { id: String, bytes: u64 },
-    Seal { id: String, image: PathBuf },
-    Attach { id: String },
-    Detach { id: String },
-    Recover { in_use: Vec<String> },
-    Delete { id: String },
+    Create {
+        id: String,
+        bytes: u64,
+    },
+    Seal {
+        id: String,
+        image: PathBuf,
+    },
+    Attach {
+        id: String,
+    },
+    Detach {
+        id: String,
+    },
+    Recover {
+        in_use: Vec<String>,
+    },
+    Delete {
+        id: String,
+    },
     List,
-    Usage { id: String },
-    Kind { id: String },
-    Entry { id: String, path: String },
-    Entries { id: String, path: String, depth: u32 },
-    MakeDir { id: String, path: String, metadata: Metadata, parents: bool },
-    ReadFile { id: String, path: String },
-    WriteFile { id: String, path: String, how: WriteFile },
-    SetMetadata { id: String, path: String, metadata: Metadata },
-    Remove { id: String, path: String },
-    Export { id: String },
-    Import { id: String },
+    Usage {
+        id: String,
+    },
+    Kind {
+        id: String,
+    },
+    Entry {
+        id: String,
+        path: String,
+    },
+    Entries {
+        id: String,
+        path: String,
+        depth: u32,
+    },
+    MakeDir {
+        id: String,
+        path: String,
+        metadata: Metadata,
+        parents: bool,
+    },
+    ReadFile {
+        id: String,
+        path: String,
+    },
+    WriteFile {
+        id: String,
+        path: String,
+        how: WriteFile,
+    },
+    SetMetadata {
+        id: String,
+        path: String,
+        metadata: Metadata,
+    },
+    Remove {
+        id: String,
+        path: String,
+    },
+    Export {
+        id: String,
+    },
+    Import {
+        id: String,
+    },
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -99,16 +149,21 @@ pub fn perform(volumes: &Volumes, op: Op, streams: Streams<'_>) -> Result<Answer
             let entries = volumes.entries(&id, &path, depth)?;
             Answer::Entries(entries.iter().map(WireEntry::of).collect())
         }
-        Op::MakeDir { id, path, metadata, parents } => {
-            Answer::Entry(WireEntry::of(&volumes.make_dir(&id, &path, metadata, parents)?))
-        }
+        Op::MakeDir {
+            id,
+            path,
+            metadata,
+            parents,
+        } => Answer::Entry(WireEntry::of(&volumes.make_dir(&id, &path, metadata, parents)?)),
         Op::ReadFile { id, path } => {
             let begin = |entry: &Entry| {
                 if let Some(begin) = begin {
                     begin(entry);
                 }
             };
-            volumes.read_file(&id, &path, begin, output).map(|()| Answer::Done)?
+            volumes
+                .read_file(&id, &path, begin, output)
+                .map(|()| Answer::Done)?
         }
         Op::WriteFile { id, path, how } => {
             Answer::Entry(WireEntry::of(&volumes.write_file(&id, &path, how, input)?))
@@ -216,10 +271,16 @@ fn unworded(text: &str) -> PathBuf {
 
 fn seconds(time: SystemTime) -> (i64, u32) {
     match time.duration_since(UNIX_EPOCH) {
-        Ok(since) => (i64::try_from(since.as_secs()).unwrap_or(i64::MAX), since.subsec_nanos()),
+        Ok(since) => (
+            i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
+            since.subsec_nanos(),
+        ),
         Err(before) => {
             let before = before.duration();
-            (-i64::try_from(before.as_secs()).unwrap_or(i64::MAX), before.subsec_nanos())
+            (
+                -i64::try_from(before.as_secs()).unwrap_or(i64::MAX),
+                before.subsec_nanos(),
+            )
         }
     }
 }
@@ -239,17 +300,47 @@ pub enum Refusal {
     BadId(String),
     NotFound(String),
     Exists(String),
-    Size { asked: u64, least: u64, most: u64 },
-    Busy { id: String, why: String },
-    Full { id: String, why: String },
-    Damaged { id: String, why: String },
+    Size {
+        asked: u64,
+        least: u64,
+        most: u64,
+    },
+    Busy {
+        id: String,
+        why: String,
+    },
+    Full {
+        id: String,
+        why: String,
+    },
+    Damaged {
+        id: String,
+        why: String,
+    },
     Sealed(String),
-    Archive { id: String, why: String },
-    BadPath { path: String, why: String },
-    NoEntry { path: String },
-    EntryExists { path: String },
-    BrokeOff { path: String, why: String },
-    Io { what: String, code: Option<i32>, why: String },
+    Archive {
+        id: String,
+        why: String,
+    },
+    BadPath {
+        path: String,
+        why: String,
+    },
+    NoEntry {
+        path: String,
+    },
+    EntryExists {
+        path: String,
+    },
+    BrokeOff {
+        path: String,
+        why: String,
+    },
+    Io {
+        what: String,
+        code: Option<i32>,
+        why: String,
+    },
 }
 
 impl From<Error> for Refusal {
@@ -264,7 +355,10 @@ impl From<Error> for Refusal {
             Error::Damaged { id, why } => Self::Damaged { id, why },
             Error::Sealed(id) => Self::Sealed(id),
             Error::Archive { id, why } => Self::Archive { id, why },
-            Error::BadPath { path, why } => Self::BadPath { path, why: why.into() },
+            Error::BadPath { path, why } => Self::BadPath {
+                path,
+                why: why.into(),
+            },
             Error::NoEntry { path } => Self::NoEntry { path },
             Error::EntryExists { path } => Self::EntryExists { path },
             Error::BrokeOff { path, why } => Self::BrokeOff { path, why },
@@ -289,7 +383,10 @@ impl From<Refusal> for Error {
             Refusal::Damaged { id, why } => Self::Damaged { id, why },
             Refusal::Sealed(id) => Self::Sealed(id),
             Refusal::Archive { id, why } => Self::Archive { id, why },
-            Refusal::BadPath { path, why } => Self::BadPath { path, why: why.into() },
+            Refusal::BadPath { path, why } => Self::BadPath {
+                path,
+                why: why.into(),
+            },
             Refusal::NoEntry { path } => Self::NoEntry { path },
             Refusal::EntryExists { path } => Self::EntryExists { path },
             Refusal::BrokeOff { path, why } => Self::BrokeOff { path, why },
@@ -315,7 +412,13 @@ mod tests {
 
     #[test]
     fn any_path_and_time_comes_back() {
-        for bytes in [&b"/plain"[..], b"/100%/%zz%25", b"/\xff\xfe/\xc3", "/ü".as_bytes(), b""] {
+        for bytes in [
+            &b"/plain"[..],
+            b"/100%/%zz%25",
+            b"/\xff\xfe/\xc3",
+            "/ü".as_bytes(),
+            b"",
+        ] {
             let path = PathBuf::from(OsString::from_vec(bytes.to_vec()));
             assert_eq!(unworded(&worded(&path)), path, "{bytes:x?}");
         }

@@ -32,10 +32,7 @@ pub enum Error {
     Archive { id: String, why: String },
     /// The caller's path, or what a guest put in its way.
     #[error("the path `{path}` is refused: {why}")]
-    BadPath {
-        path: String,
-        why: Cow<'static, str>,
-    },
+    BadPath { path: String, why: Cow<'static, str> },
     #[error("there is nothing at `{path}`")]
     NoEntry { path: String },
     #[error("there is something at `{path}` already")]

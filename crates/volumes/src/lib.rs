@@ -150,7 +150,13 @@ impl Volumes {
     /// image may be gone.
     pub fn seal(&self, id: &str, image: &Path) -> Result<()> {
         if let Some(keeper) = &self.keeper {
-            return match keeper.ask(Op::Seal { id: id.into(), image: image.to_owned() }, Streams::default())? {
+            return match keeper.ask(
+                Op::Seal {
+                    id: id.into(),
+                    image: image.to_owned(),
+                },
+                Streams::default(),
+            )? {
                 Answer::Done => Ok(()),
                 _ => Err(confused()),
             };
@@ -285,7 +291,12 @@ impl Volumes {
     /// sandboxes that run on.
     pub fn recover(&self, in_use: &[&str]) -> Result<Recovered> {
         if let Some(keeper) = &self.keeper {
-            return match keeper.ask(Op::Recover { in_use: in_use.iter().map(|id| (*id).to_owned()).collect() }, Streams::default())? {
+            return match keeper.ask(
+                Op::Recover {
+                    in_use: in_use.iter().map(|id| (*id).to_owned()).collect(),
+                },
+                Streams::default(),
+            )? {
                 Answer::Recovered(recovered) => Ok(recovered),
                 _ => Err(confused()),
             };

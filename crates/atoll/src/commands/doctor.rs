@@ -214,11 +214,17 @@ fn confinement(config: &Config) -> Check {
     let running = data::running_server(&config.data).and_then(|server| proc_status(server.pid));
     let running = running.map_or(String::new(), |status| format!("; the one that runs: {status}"));
     if cannot.is_empty() {
-        return Check::good(what, format!("the server can be confined: {}{running}", can.join(", ")));
+        return Check::good(
+            what,
+            format!("the server can be confined: {}{running}", can.join(", ")),
+        );
     }
     Check::bad(
         what,
-        format!("the server can be confined in part: {}{running}", cannot.join(", ")),
+        format!(
+            "the server can be confined in part: {}{running}",
+            cannot.join(", ")
+        ),
         atoll_confine::landlock::REMEDY,
     )
 }

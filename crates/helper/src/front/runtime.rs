@@ -44,7 +44,11 @@ impl Remote {
     }
 
     /// What became of an instance that was started or taken over.
-    fn instance(&self, id: &InstanceId, end: watch::Receiver<Option<InstanceEnd>>) -> Result<Instance, Error> {
+    fn instance(
+        &self,
+        id: &InstanceId,
+        end: watch::Receiver<Option<InstanceEnd>>,
+    ) -> Result<Instance, Error> {
         let guest = self.helper.guests.take(id).ok_or_else(|| unheard(confused()))?;
         Ok(Instance {
             id: id.clone(),
@@ -84,11 +88,14 @@ impl Runtime for Remote {
                 hostname: spec.hostname,
                 mounts: spec.mounts,
                 network: spec.network.is_some(),
-                restore: spec.restore.zip(source.as_ref()).map(|(restore, (number, _))| Restore {
-                    kind: restore.kind,
-                    source: *number,
-                    names: restore.source.names(),
-                }),
+                restore: spec
+                    .restore
+                    .zip(source.as_ref())
+                    .map(|(restore, (number, _))| Restore {
+                        kind: restore.kind,
+                        source: *number,
+                        names: restore.source.names(),
+                    }),
             }),
         };
         let (end, _forget) = guests.expect(&id);
@@ -314,7 +321,11 @@ impl Guests {
                 let guest = self.guest(&id).ok_or_else(unknown)?;
                 Gift::Yes(guest.answers(within(millis)).await)
             }
-            Beg::Source { source, name, at_least } => {
+            Beg::Source {
+                source,
+                name,
+                at_least,
+            } => {
                 let source = self.source(source)?;
                 let file = match at_least {
                     true => source.at_least(&name).await?,
@@ -368,5 +379,7 @@ fn unknown() -> io::Error {
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(io::Error::other)?
 }

@@ -64,7 +64,10 @@ impl Greeter for Front {
             id: id.clone(),
             how: how.into(),
         };
-        match beg(&self.peer, &question, vec![to_guest, from_guest]).await.map_err(failed)? {
+        match beg(&self.peer, &question, vec![to_guest, from_guest])
+            .await
+            .map_err(failed)?
+        {
             (Gift::Done, _) => Ok(Greeted::elsewhere(Arc::new(Distant {
                 peer: self.peer.clone(),
                 id: id.clone(),
@@ -92,7 +95,10 @@ struct Distant {
 
 impl Distant {
     async fn says(&self, question: Beg) -> bool {
-        matches!(beg(&self.peer, &question, Vec::new()).await, Ok((Gift::Yes(true), _)))
+        matches!(
+            beg(&self.peer, &question, Vec::new()).await,
+            Ok((Gift::Yes(true), _))
+        )
     }
 }
 

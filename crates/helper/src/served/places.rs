@@ -1,9 +1,11 @@
 //! Which files of the host the front may name.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
 
 use atoll_runtime::MountSource;
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 
 use crate::words::Spec;
 
@@ -24,9 +26,10 @@ impl Places {
         })
     }
 
-    /// An instance is made of a template and volumes, and called by a plain name.
-    pub(super) fn check(&self, spec: &Spec) -> io::Result<()> {
-        plain_file_below(&self.templates, &spec.image)?;
+    /// An instance is made of a template and volumes, and called by a plain name. The template, open: its name is in a
+    /// directory that the front may change, and could mean something else the next moment.
+    pub(super) fn check(&self, spec: &Spec) -> io::Result<OwnedFd> {
+        let image = open_below(&self.templates, &spec.image)?;
         for mount in &spec.mounts {
             let (path, names) = match &mount.source {
                 MountSource::Directory(path) => (path, ["mnt"]),
@@ -44,13 +47,14 @@ impl Places {
         if spec.hostname.is_empty() || spec.hostname.len() > 64 || !spec.hostname.bytes().all(letters) {
             return Err(io::Error::other("that is no host name"));
         }
-        Ok(())
+        Ok(image)
     }
 
-    /// An image that is to be sealed lies in the scratch directory itself.
+    /// An image that is to be sealed lies in the scratch directory itself. (Whether it is still a plain file when it has been
+    /// moved away from there, where the front cannot reach it, is asked then.)
     pub(super) fn check_scratch(&self, image: &Path) -> io::Result<()> {
         match below(&self.scratch, image)?.len() {
-            1 => plain_file_below(&self.scratch, image),
+            1 => open_below(&self.scratch, image).map(drop),
             _ => Err(no(image, "does not lie where images to be sealed do")),
         }
     }
@@ -60,7 +64,10 @@ impl Places {
 fn below(root: &Path, path: &Path) -> io::Result<Vec<String>> {
     let inside = path.strip_prefix(root).map_err(|_| no(path, "lies elsewhere"))?;
     let names = inside.components().map(|part| match part {
-        Component::Normal(name) => name.to_str().map(str::to_owned).ok_or_else(|| no(path, "is no plain name")),
+        Component::Normal(name) => name
+            .to_str()
+            .map(str::to_owned)
+            .ok_or_else(|| no(path, "is no plain name")),
         _ => Err(no(path, "is not a path of plain names")),
     });
     let names: Vec<String> = names.collect::<io::Result<_>>()?;
@@ -70,22 +77,24 @@ fn below(root: &Path, path: &Path) -> io::Result<Vec<String>> {
     }
 }
 
-/// No link on the way, and no link at its end.
-fn plain_file_below(root: &Path, path: &Path) -> io::Result<()> {
-    let mut at = root.to_owned();
-    let names = below(root, path)?;
-    for (number, name) in names.iter().enumerate() {
-        at.push(name);
-        let kind = std::fs::symlink_metadata(&at)?.file_type();
-        let right = match number + 1 == names.len() {
-            true => kind.is_file(),
-            false => kind.is_dir(),
-        };
-        if !right {
-            return Err(no(path, "is not a plain file, or leads through something else than directories"));
-        }
+/// Opens a plain file; no link is on the way, nor at its end.
+fn open_below(root: &Path, path: &Path) -> io::Result<OwnedFd> {
+    let inside: PathBuf = below(root, path)?.iter().collect();
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = rustix::fs::openat(CWD, root, flags, Mode::empty())?;
+    let straight = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    // A FIFO or a device would do something when it is opened for more.
+    let found = rustix::fs::openat2(
+        &root,
+        &inside,
+        OFlags::PATH | OFlags::CLOEXEC,
+        Mode::empty(),
+        straight,
+    )?;
+    if !FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode).is_file() {
+        return Err(no(path, "is not a plain file"));
     }
-    Ok(())
+    Ok(found)
 }
 
 fn no(path: &Path, why: &str) -> io::Error {
@@ -116,10 +125,20 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().canonicalize().unwrap();
         let (templates, data) = (root.join("templates"), root.join("data"));
-        for made in ["templates/blobs", "data/volumes/vol_1/mnt", "data/scratch", "data/instances"] {
+        for made in [
+            "templates/blobs",
+            "data/volumes/vol_1/mnt",
+            "data/scratch",
+            "data/instances",
+        ] {
             fs::create_dir_all(root.join(made)).unwrap();
         }
-        for made in ["templates/blobs/a", "data/volumes/vol_1/input.erofs", "data/scratch/image", "secret"] {
+        for made in [
+            "templates/blobs/a",
+            "data/volumes/vol_1/input.erofs",
+            "data/scratch/image",
+            "secret",
+        ] {
             fs::write(root.join(made), "x").unwrap();
         }
         let places = Places::new(&templates, &data).unwrap();
@@ -152,9 +171,15 @@ mod tests {
 
     #[test]
     fn an_instance_is_made_of_templates_and_volumes_only() {
-        let World { templates, data, places, .. } = &world();
+        let World {
+            templates,
+            data,
+            places,
+            ..
+        } = &world();
         let image = templates.join("blobs/a");
-        let check = |mounts: Vec<MountSource>| places.check(&spec(image.clone(), mounts, "sandbox"));
+        let check =
+            |mounts: Vec<MountSource>| places.check(&spec(image.clone(), mounts, "sandbox")).map(drop);
         let (directory, erofs) = (MountSource::Directory, MountSource::Erofs);
         check(vec![directory(data.join("volumes/vol_1/mnt"))]).unwrap();
         check(vec![erofs(data.join("volumes/vol_1/input.erofs"))]).unwrap();
@@ -175,13 +200,21 @@ mod tests {
             assert!(check(vec![source]).is_err(), "{shown}");
         }
         for host in ["", "a b", "a\0", "../x", &"x".repeat(65)] {
-            assert!(places.check(&spec(image.clone(), Vec::new(), host)).is_err(), "{host:?}");
+            assert!(
+                places.check(&spec(image.clone(), Vec::new(), host)).is_err(),
+                "{host:?}"
+            );
         }
     }
 
     #[test]
     fn a_template_is_a_plain_file_among_templates() {
-        let World { templates, data, places, .. } = &world();
+        let World {
+            templates,
+            data,
+            places,
+            ..
+        } = &world();
         symlink(data.join("../secret"), templates.join("blobs/link")).unwrap();
         symlink(data, templates.join("door")).unwrap();
         for image in [
@@ -195,13 +228,21 @@ mod tests {
             "/dev/null".into(),
         ] {
             let shown = image.display().to_string();
-            assert!(places.check(&spec(image, Vec::new(), "sandbox")).is_err(), "{shown}");
+            assert!(
+                places.check(&spec(image, Vec::new(), "sandbox")).is_err(),
+                "{shown}"
+            );
         }
     }
 
     #[test]
     fn only_scratch_files_are_sealed() {
-        let World { templates, data, places, .. } = &world();
+        let World {
+            templates,
+            data,
+            places,
+            ..
+        } = &world();
         places.check_scratch(&data.join("scratch/image")).unwrap();
         symlink("/etc/shadow", data.join("scratch/link")).unwrap();
         for image in [

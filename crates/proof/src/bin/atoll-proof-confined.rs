@@ -34,17 +34,26 @@ fn main() {
     };
     let mut layers = server::shrink();
     layers.extend(server::front(&view, 0));
-    let standing = layers.iter().map(|layer| (layer.what.to_owned(), json!(layer.stands.is_ok())));
+    let standing = layers
+        .iter()
+        .map(|layer| (layer.what.to_owned(), json!(layer.stands.is_ok())));
     let standing: Map<String, Value> = standing.collect();
     let tried: Map<String, Value> = attempts(&own, Path::new(readable), pid, Path::new(socket))
         .into_iter()
-        .map(|(name, outcome)| (name.to_owned(), outcome.map_or_else(|error| number(&error), |()| Value::Null)))
+        .map(|(name, outcome)| {
+            (
+                name.to_owned(),
+                outcome.map_or_else(|error| number(&error), |()| Value::Null),
+            )
+        })
         .collect();
     println!("{}", json!({"layers": standing, "tried": tried}));
 }
 
 fn number(error: &io::Error) -> Value {
-    error.raw_os_error().map_or_else(|| json!(error.to_string()), |code| json!(code))
+    error
+        .raw_os_error()
+        .map_or_else(|| json!(error.to_string()), |code| json!(code))
 }
 
 type Attempts = Vec<(&'static str, io::Result<()>)>;
@@ -55,20 +64,40 @@ fn attempts(own: &Path, readable: &Path, pid: Option<Pid>, socket: &Path) -> Att
     let link = own.join("link");
     let mut tried: Attempts = vec![
         // What it is for still works.
-        ("change its own files", fs::write(&inside, "mine").and_then(|()| fs::rename(&inside, own.join("other")))),
+        (
+            "change its own files",
+            fs::write(&inside, "mine").and_then(|()| fs::rename(&inside, own.join("other"))),
+        ),
         ("read what it was given", fs::read(readable).map(drop)),
         ("serve", serve()),
         ("have threads", std::thread::Builder::new().spawn(|| {}).map(drop)),
         // And nothing else.
         ("read /etc/shadow", fs::read("/etc/shadow").map(drop)),
-        ("read /etc/shadow by a link", symlink("/etc/shadow", &link).and_then(|()| fs::read(&link)).map(drop)),
+        (
+            "read /etc/shadow by a link",
+            symlink("/etc/shadow", &link)
+                .and_then(|()| fs::read(&link))
+                .map(drop),
+        ),
         ("list /root", fs::read_dir("/root").map(drop)),
         ("write to /etc", fs::write("/etc/atoll-proof", "x")),
         ("write to /tmp", fs::write("/tmp/atoll-proof-outside", "x")),
         ("change what it may read", fs::write(readable, "x")),
-        ("change the kernel's settings", fs::File::options().write(true).open("/proc/sys/vm/drop_caches").map(drop)),
-        ("open the memory of another", fs::File::open("/proc/1/mem").map(drop)),
-        ("open a namespace of another", fs::File::open("/proc/1/ns/mnt").map(drop)),
+        (
+            "change the kernel's settings",
+            fs::File::options()
+                .write(true)
+                .open("/proc/sys/vm/drop_caches")
+                .map(drop),
+        ),
+        (
+            "open the memory of another",
+            fs::File::open("/proc/1/mem").map(drop),
+        ),
+        (
+            "open a namespace of another",
+            fs::File::open("/proc/1/ns/mnt").map(drop),
+        ),
         ("start a program", Command::new("/bin/true").spawn().map(drop)),
         ("make a raw socket", raw(AddressFamily::INET)),
         ("make a packet socket", raw(AddressFamily::PACKET)),
@@ -77,7 +106,10 @@ fn attempts(own: &Path, readable: &Path, pid: Option<Pid>, socket: &Path) -> Att
     ];
     let mount = rustix::mount::mount("none", own, "tmpfs", MountFlags::empty(), None);
     tried.push(("mount", mount.map_err(Into::into)));
-    tried.push(("change its root", rustix::process::chroot(own).map_err(Into::into)));
+    tried.push((
+        "change its root",
+        rustix::process::chroot(own).map_err(Into::into),
+    ));
     let module = rustix::system::init_module(&[0; 64], c"");
     tried.push(("load a module", module.map_err(Into::into)));
     let node = rustix::fs::mknodat(CWD, own.join("sda"), FileType::BlockDevice, Mode::RUSR, 0x800);
@@ -87,7 +119,10 @@ fn attempts(own: &Path, readable: &Path, pid: Option<Pid>, socket: &Path) -> Att
         pid().and_then(|pid| Ok(rustix::process::kill_process(pid, Signal::KILL)?)),
     ));
     // Signal 0 does nothing but ask.
-    tried.push(("signal all", rustix::process::test_kill_process_group(Pid::INIT).map_err(Into::into)));
+    tried.push((
+        "signal all",
+        rustix::process::test_kill_process_group(Pid::INIT).map_err(Into::into),
+    ));
     tried.push((
         "signal by descriptor",
         pid().and_then(|pid| {
@@ -97,13 +132,15 @@ fn attempts(own: &Path, readable: &Path, pid: Option<Pid>, socket: &Path) -> Att
     ));
     tried.push((
         "enter the namespaces of the host",
-        Pid::from_raw(1).ok_or_else(|| io::Error::other("no init")).and_then(|init| {
-            let pidfd = rustix::process::pidfd_open(init, PidfdFlags::empty())?;
-            Ok(rustix::thread::move_into_thread_name_spaces(
-                std::os::fd::AsFd::as_fd(&pidfd),
-                ThreadNameSpaceType::MOUNT,
-            )?)
-        }),
+        Pid::from_raw(1)
+            .ok_or_else(|| io::Error::other("no init"))
+            .and_then(|init| {
+                let pidfd = rustix::process::pidfd_open(init, PidfdFlags::empty())?;
+                Ok(rustix::thread::move_into_thread_name_spaces(
+                    std::os::fd::AsFd::as_fd(&pidfd),
+                    ThreadNameSpaceType::MOUNT,
+                )?)
+            }),
     ));
     tried.push((
         "trace another process",

@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::net::UnixListener;
 use std::process::Command;
 
+use atoll_proof::stream::Events;
 use atoll_proof::{Options, Server, Tier, Value, host, json, on_every_tier};
 use rustix::io::Errno;
 use rustix::process::Signal;
@@ -18,8 +19,12 @@ on_every_tier!(
 /// A line of `/proc/<pid>/status`.
 fn status(pid: u32, name: &str) -> String {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).expect("the process runs");
-    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    line.unwrap_or_else(|| panic!("no {name} in {text}")).trim().to_owned()
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    line.unwrap_or_else(|| panic!("no {name} in {text}"))
+        .trim()
+        .to_owned()
 }
 
 fn capabilities(pid: u32, set: &str) -> u64 {
@@ -32,13 +37,20 @@ fn helper_of(server: u32) -> u32 {
 
 /// The inodes of the TCP sockets that a process has.
 fn tcp_sockets(pid: u32) -> usize {
-    let table = ["tcp", "tcp6"].map(|name| fs::read_to_string(format!("/proc/net/{name}")).unwrap_or_default());
+    let table =
+        ["tcp", "tcp6"].map(|name| fs::read_to_string(format!("/proc/net/{name}")).unwrap_or_default());
     let inodes: Vec<String> = table
         .iter()
         .flat_map(|table| table.lines().skip(1))
-        .filter_map(|line| line.split_whitespace().nth(9).map(|inode| format!("socket:[{inode}]")))
+        .filter_map(|line| {
+            line.split_whitespace()
+                .nth(9)
+                .map(|inode| format!("socket:[{inode}]"))
+        })
         .collect();
-    let open = fs::read_dir(format!("/proc/{pid}/fd")).expect("the process runs").flatten();
+    let open = fs::read_dir(format!("/proc/{pid}/fd"))
+        .expect("the process runs")
+        .flatten();
     open.filter_map(|entry| fs::read_link(entry.path()).ok())
         .filter(|target| inodes.iter().any(|inode| target.as_os_str() == inode.as_str()))
         .count()
@@ -46,7 +58,9 @@ fn tcp_sockets(pid: u32) -> usize {
 
 async fn the_front_has_no_powers_and_the_helper_no_ears(server: &mut Server) {
     let (front, helper) = (server.pid(), helper_of(server.pid()));
-    let threads = fs::read_dir(format!("/proc/{front}/task")).expect("the server runs").flatten();
+    let threads = fs::read_dir(format!("/proc/{front}/task"))
+        .expect("the server runs")
+        .flatten();
     for thread in threads.filter_map(|entry| entry.file_name().to_str()?.parse().ok()) {
         for set in ["CapEff", "CapPrm", "CapInh", "CapBnd", "CapAmb"] {
             assert_eq!(capabilities(thread, set), 0, "{set} of thread {thread}");
@@ -56,19 +70,36 @@ async fn the_front_has_no_powers_and_the_helper_no_ears(server: &mut Server) {
     }
     // SYS_MODULE, SYS_RAWIO, SYS_BOOT, SYS_TIME, SYSLOG: nothing that is started from here has them.
     for capability in [16, 17, 22, 25, 34] {
-        assert_eq!(capabilities(helper, "CapBnd") & (1 << capability), 0, "{capability}");
+        assert_eq!(
+            capabilities(helper, "CapBnd") & (1 << capability),
+            0,
+            "{capability}"
+        );
     }
     assert_eq!(status(helper, "Seccomp"), "2");
     assert!(tcp_sockets(front) > 0, "the front listens");
-    assert_eq!(tcp_sockets(helper), 0, "the helper has nothing to do with the network");
+    assert_eq!(
+        tcp_sockets(helper),
+        0,
+        "the helper has nothing to do with the network"
+    );
 
     // And it is all still possible.
     let sandbox = server.sandbox().await;
     assert_eq!(sandbox.sh("echo $((6 * 7))").await.ok(), "42\n");
     let log = server.log();
-    for layer in ["bounding set", "deny-list", "Landlock", "seccomp", "capabilities", "no_new_privs"] {
+    for layer in [
+        "bounding set",
+        "deny-list",
+        "Landlock",
+        "seccomp",
+        "capabilities",
+        "no_new_privs",
+    ] {
         assert!(
-            log.lines().any(|line| line.contains("confined") && line.contains(layer) && !line.contains("not confined")),
+            log.lines().any(|line| line.contains("confined")
+                && line.contains(layer)
+                && !line.contains("not confined")),
             "{layer} is not said to be in force:\n{log}"
         );
     }
@@ -97,10 +128,68 @@ async fn a_server_goes_with_its_helper(server: &mut Server) {
     server.expect_errors();
 }
 
+/// Stands for `mmdebstrap`, which would want a mirror: a root filesystem that says who made it, and where.
+const INSTALLER: &str = r#"#!/bin/sh
+echo "I: running apt-get update" >&2
+root=$(mktemp -d)
+mkdir "$root/etc"
+echo "root:x:0:0::/root:/bin/sh" > "$root/etc/passwd"
+echo "$TMPDIR" > "$root/etc/where"
+grep -E "^(CapEff|NoNewPrivs)" /proc/self/status > "$root/etc/who"
+tar -C "$root" -c .
+rm -r "$root"
+"#;
+
+/// The front can start no program.
+#[tokio::test]
+async fn debian_packages_are_installed_by_the_helper() {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    let mut server = Server::start(Tier::Jail, Options::default().own_templates()).await;
+    server.stop();
+    let tools = tempfile::tempdir().unwrap();
+    let installer = tools.path().join("mmdebstrap");
+    fs::write(&installer, INSTALLER).unwrap();
+    fs::set_permissions(&installer, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = std::env::var("PATH").unwrap_or_default();
+    server.env("PATH", &format!("{}:{path}", tools.path().display()));
+    server.start_again().await;
+
+    let body = json!({"name": "packaged", "debian": {"packages": ["git"]}});
+    let request = server
+        .client()
+        .request(reqwest::Method::POST, "/v1/templates")
+        .json(&body);
+    let events = Events::of(server.client().open(request).await).rest().await;
+    let said = format!("{events:?}");
+    assert!(
+        said.contains("running apt-get update"),
+        "progress is passed on: {said}"
+    );
+    let sandbox = server.sandbox_with(&json!({"template": "packaged"})).await;
+    let read = async |path: &str| String::from_utf8(sandbox.read(path).await).unwrap();
+    let place = read("/etc/where").await;
+    let packages = server.data().join("packages");
+    assert!(
+        place.starts_with(packages.to_str().unwrap()),
+        "the front cannot write there: {place}"
+    );
+    let who = read("/etc/who").await;
+    assert!(
+        !who.contains("CapEff:\t0000000000000000") && who.contains("NoNewPrivs:\t0"),
+        "{who}"
+    );
+    server.finish().await;
+}
+
 #[tokio::test]
 async fn a_server_can_be_left_whole() {
     let server = Server::start(Tier::Jail, Options::default().config("confine = \"off\"")).await;
-    assert!(server.log().contains("this server is not confined"), "{}", server.log());
+    assert!(
+        server.log().contains("this server is not confined"),
+        "{}",
+        server.log()
+    );
     assert_ne!(capabilities(server.pid(), "CapEff"), 0);
     server.finish().await;
 }
@@ -117,7 +206,11 @@ async fn a_server_may_insist() {
 #[test]
 fn whoever_controls_the_front_gets_nowhere() {
     let dir = tempfile::tempdir().unwrap();
-    let (own, readable, socket) = (dir.path().join("own"), dir.path().join("readable"), dir.path().join("socket"));
+    let (own, readable, socket) = (
+        dir.path().join("own"),
+        dir.path().join("readable"),
+        dir.path().join("socket"),
+    );
     fs::create_dir(&own).unwrap();
     fs::write(&readable, "to be read").unwrap();
     let _listens = UnixListener::bind(&socket).unwrap();

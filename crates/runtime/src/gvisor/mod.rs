@@ -43,8 +43,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use atoll_types::{DiskBacking, InstanceId, Isolation, Resources, Usage};
 
-use crate::cgroup::Group;
 use crate::agent::{Greeted, Greeter, Here, Raised, Raiser};
+use crate::cgroup::Group;
 use crate::channel::{AgentState, ChannelError, Connect, Fifos};
 use crate::instance_dir::{InstanceDirs, Record};
 use crate::process::Process;
@@ -424,10 +424,13 @@ impl Raiser for Gvisor {
         }
         let group = self.group(id)?;
         let fifos = Fifos::in_dir(&self.dirs.dir(id));
-        let greeted = self.greet_again(id, &fifos, &greeter).await.map_err(|error| match error {
-            Ok(refused) => Error::adopt(id, &refused),
-            Err(reason) => fail(reason),
-        })?;
+        let greeted = self
+            .greet_again(id, &fifos, &greeter)
+            .await
+            .map_err(|error| match error {
+                Ok(refused) => Error::adopt(id, &refused),
+                Err(reason) => fail(reason),
+            })?;
         // The server may have died while it was booting, or being saved.
         let limits = host_limits(&record.resources);
         if group.resize(&limits).is_err() {

@@ -36,8 +36,8 @@ use async_trait::async_trait;
 use atoll_jailer::spec::{Ids, Lower, Spec, Upper};
 use atoll_types::{DiskBacking, InstanceId, Isolation, Resources, Usage};
 
-use crate::cgroup::{CgroupError, Group};
 use crate::agent::{Greeted, Greeter, Here, Raised, Raiser};
+use crate::cgroup::{CgroupError, Group};
 use crate::channel::{AgentState, Connect, Fifos};
 use crate::instance_dir::{InstanceDirs, Record};
 use crate::process::Process;
