@@ -12,7 +12,9 @@ use std::{env, fs};
 const TARGET: &str = "x86_64-unknown-linux-musl";
 const PROGRAMS: [&str; 2] = ["atoll-guest", "atoll-jailer"];
 /// What the programs are made of.
-const SOURCES: [&str; 6] = [
+const SOURCES: [&str; 8] = [
+    "crates/archive",
+    "crates/confine",
     "crates/guest",
     "crates/jailer",
     "crates/guest-protocol",

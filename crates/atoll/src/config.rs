@@ -64,6 +64,18 @@ impl<'de> Deserialize<'de> for WorkflowsListen {
 }
 pub(crate) const DEFAULT_TLS_PORT: u16 = 7443;
 
+/// How much the server insists on being confined.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Confine {
+    Off,
+    /// As far as the machine can.
+    #[default]
+    On,
+    /// Entirely, or the server does not start.
+    Required,
+}
+
 /// The file given with `--config`. Every key is optional.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -120,6 +132,9 @@ pub(crate) struct ConfigFile {
     pub(crate) max_timeout: Option<u64>,
     /// Name of the parent of all cgroups of this server. Default: `atoll`.
     pub(crate) cgroup: Option<String>,
+    /// Whether the server takes from itself what it does not need: `on` (what this machine can; the log and `atoll doctor`
+    /// say what), `required` (it does not start without all of it) or `off`. Default: `on`.
+    pub(crate) confine: Option<Confine>,
     /// `pretty`, `plain` or `json`. What is logged is chosen by `ATOLL_LOG`, such as `ATOLL_LOG=atoll=debug`.
     pub(crate) log_format: Option<LogFormat>,
     /// Where traces go: the base URL of an OTLP/HTTP collector. Default: `OTEL_EXPORTER_OTLP_ENDPOINT`.
@@ -369,6 +384,7 @@ pub(crate) struct Config {
     pub(crate) default_timeout_millis: Option<u64>,
     pub(crate) max_timeout_millis: Option<u64>,
     pub(crate) cgroup: String,
+    pub(crate) confine: Confine,
     pub(crate) log_format: Option<LogFormat>,
     pub(crate) otlp_endpoint: Option<String>,
     pub(crate) metrics_key: Option<PathBuf>,
@@ -459,6 +475,7 @@ impl Config {
             default_timeout_millis: file.default_timeout,
             max_timeout_millis: file.max_timeout,
             cgroup: file.cgroup.unwrap_or_else(|| "atoll".into()),
+            confine: file.confine.unwrap_or_default(),
             log_format: args.log_format.or(file.log_format),
             otlp_endpoint: file
                 .otlp_endpoint
@@ -627,6 +644,22 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(wrong.contains("lissten") && wrong.contains("listen"), "{wrong}");
+    }
+
+    #[test]
+    fn a_server_is_confined_unless_told_otherwise() {
+        let confine = |text: &str| toml::from_str::<ConfigFile>(text).map(|file| file.confine);
+        assert_eq!(confine("").unwrap().unwrap_or_default(), Confine::On);
+        for (word, meant) in [
+            ("on", Confine::On),
+            ("off", Confine::Off),
+            ("required", Confine::Required),
+        ] {
+            assert_eq!(confine(&format!("confine = \"{word}\"")).unwrap(), Some(meant));
+        }
+        for wrong in ["confine = true", "confine = \"maybe\""] {
+            assert!(confine(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //! <data>/templates/      images and their manifests (may be shared: --templates)
 //! <data>/artifacts/      what was saved by name
 //! <data>/instances/      one directory per running instance
+//! <data>/packages/       where Debian packages are being installed for a template
 //! <data>/bin/<digest>/   the guest agent, its image and the jailer that this binary carries
 //! <data>/embedded/<pid>/ data of an `atoll run` that found the directory taken by another `atoll run`
 //! ```
@@ -18,6 +19,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use atoll_helper::front::{Helper, Kept};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
@@ -53,6 +55,8 @@ pub(crate) fn default_dir() -> PathBuf {
 pub(crate) struct DataDir {
     path: PathBuf,
     _lock: File,
+    /// Who writes into the directory itself, where this process may not.
+    helper: Option<Helper>,
 }
 
 /// Why a data directory could not be had.
@@ -104,22 +108,43 @@ impl DataDir {
             writeln!(lock, "{}", std::process::id())
         };
         write_pid(&mut lock).map_err(|e| failed("cannot write the lock in", e))?;
-        Ok(Self { path, _lock: lock })
+        Ok(Self {
+            path,
+            _lock: lock,
+            helper: None,
+        })
     }
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
+    /// From now on the helper writes into the directory itself.
+    pub(crate) fn kept_by(&mut self, helper: Helper) {
+        self.helper = Some(helper);
+    }
+
+    fn keep(&self, what: Kept, name: &str, bytes: &[u8], mode: u32) -> Result<()> {
+        match &self.helper {
+            Some(helper) => helper
+                .keep(what, bytes.to_vec())
+                .doing(format_args!("cannot write {name}")),
+            None => write_whole(&self.path.join(name), bytes, mode),
+        }
+    }
+
     /// Lets the CLI find this server.
     pub(crate) fn announce(&self, server: &ServerFile) -> Result<()> {
         let text = serde_json::to_vec(server).doing("cannot write server.json")?;
-        write_whole(&self.path.join("server.json"), &text, 0o644)
+        self.keep(Kept::ServerFile, "server.json", &text, 0o644)
     }
 
     /// Takes the announcement back.
     pub(crate) fn retire(&self) {
-        let _absent = fs::remove_file(self.path.join("server.json"));
+        match &self.helper {
+            Some(helper) => helper.retire(),
+            None => drop(fs::remove_file(self.path.join("server.json"))),
+        }
     }
 
     pub(crate) fn admin_key(&self) -> Option<String> {
@@ -127,8 +152,9 @@ impl DataDir {
     }
 
     pub(crate) fn keep_admin_key(&self, secret: &str) -> Result<()> {
-        write_whole(
-            &self.path.join("admin.key"),
+        self.keep(
+            Kept::AdminKey,
+            "admin.key",
             format!("{secret}\n").as_bytes(),
             0o600,
         )

@@ -8,12 +8,14 @@ mod child;
 mod client;
 mod commands;
 mod config;
+mod confinement;
 mod data;
 mod limits;
 mod logging;
 mod otlp;
 mod output;
 mod outside;
+mod parting;
 mod scripted;
 mod serve;
 mod server;
@@ -28,8 +30,10 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 
-use crate::args::{ArtifactCommand, BenchCommand, Cli, Command, Global};
+use crate::args::{ArtifactCommand, BenchCommand, Cli, Command, Global, ServerArgs};
+use crate::config::Config;
 use crate::output::{Doing, OWN_FAILURE, Output, Result};
+use crate::parting::Half;
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -42,16 +46,11 @@ fn main() -> ExitCode {
         }
     };
     let json = cli.global.json;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .doing("cannot start");
-    let outcome = runtime.and_then(|runtime| {
-        let outcome = runtime.block_on(run(cli));
-        // A thread may still be reading stdin; nothing is lost by not waiting for it.
-        runtime.shutdown_background();
-        outcome
-    });
+    let Cli { global, command } = cli;
+    let outcome = match command {
+        Command::Server(args) => serve(&global, &args),
+        command => in_runtime(run(Cli { global, command })),
+    };
     match outcome {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
@@ -61,13 +60,39 @@ fn main() -> ExitCode {
     }
 }
 
+/// A server parts and confines itself first, while this process has one thread.
+fn serve(global: &Global, args: &ServerArgs) -> Result<u8> {
+    let config = Config::load(args, global.data.as_deref())?;
+    server::raise_limits();
+    match parting::part(&config)? {
+        Half::Front(start) => {
+            in_runtime(async { Box::pin(server::run(global, &config, start)).await.map(|()| 0) })
+        }
+        Half::Helper { data, front } => {
+            in_runtime(async { Box::pin(parting::help(&config, &data, front)).await.map(|()| 0) })
+        }
+    }
+}
+
+fn in_runtime(work: impl Future<Output = Result<u8>>) -> Result<u8> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .doing("cannot start")?;
+    let outcome = runtime.block_on(work);
+    // A thread may still be reading stdin; nothing is lost by not waiting for it.
+    runtime.shutdown_background();
+    outcome
+}
+
 /// Runs one command; returns its exit code.
 async fn run(cli: Cli) -> Result<u8> {
     let Cli { global, command } = cli;
     let output = Output { json: global.json };
     let global = &global;
     match command {
-        Command::Server(args) => Box::pin(server::run(global, &args)).await?,
+        // Not here: it has to begin before there are threads.
+        Command::Server(_) => return Ok(OWN_FAILURE),
         Command::Run(args) => return Box::pin(commands::run::run(global, output, args)).await,
         Command::Create(args) => commands::sandbox::create(global, output, args).await?,
         Command::Exec(args) => return commands::exec::exec(global, output, args).await,

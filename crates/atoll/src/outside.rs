@@ -8,6 +8,7 @@ use std::sync::Arc;
 use atoll_egress::{
     Answers, AsDialled, Broker, Callers, Egress, InterceptConfig, MasterKey, Service, Sockets,
 };
+use atoll_helper::front::Helper;
 use atoll_links::{Links, LinksConfig};
 use atoll_policy::{Floor, FloorConfig};
 use atoll_sandboxes::{Outside, Recorder, WayOut};
@@ -28,14 +29,9 @@ pub(crate) async fn open(
     config: &Config,
     data: &Path,
     models: Option<(SocketAddr, Callers)>,
+    helper: Option<&Helper>,
 ) -> Result<Outside> {
-    let given = std::env::var_os(KEY).filter(|key| !key.is_empty());
-    let key = match (given, &config.secrets_key) {
-        (Some(key), _) => MasterKey::parse(key.as_encoded_bytes(), &format!("the variable {KEY}")),
-        (None, Some(path)) => MasterKey::load(path),
-        (None, None) => MasterKey::load_or_create(&data.join("secrets.key")),
-    };
-    let key = key.doing("cannot open the key of the secrets")?;
+    let key = master_key(config, data)?;
     let broker = Arc::new(Broker::new(&key).doing("cannot open the key of the secrets")?);
     let recorder = Arc::new(Recorder::default());
     let service = match models {
@@ -46,7 +42,7 @@ pub(crate) async fn open(
         }),
         None => None,
     };
-    let way = match way_out(&config.network, data, key, &broker, &recorder, service).await? {
+    let way = match way_out(&config.network, data, key, &broker, &recorder, service, helper).await? {
         Ok(way) => Ok(way),
         Err(why) => {
             tracing::warn!(why, "sandboxes of this server reach nothing");
@@ -71,6 +67,17 @@ pub(crate) fn floor(config: &NetworkConfig) -> Result<Floor> {
     .doing("the configuration of the network is not right")
 }
 
+/// The key of the secrets: given, or made when there is none.
+pub(crate) fn master_key(config: &Config, data: &Path) -> Result<MasterKey> {
+    let given = std::env::var_os(KEY).filter(|key| !key.is_empty());
+    let key = match (given, &config.secrets_key) {
+        (Some(key), _) => MasterKey::parse(key.as_encoded_bytes(), &format!("the variable {KEY}")),
+        (None, Some(path)) => MasterKey::load(path),
+        (None, None) => MasterKey::load_or_create(&data.join("secrets.key")),
+    };
+    key.doing("cannot open the key of the secrets")
+}
+
 async fn way_out(
     config: &NetworkConfig,
     data: &Path,
@@ -78,19 +85,26 @@ async fn way_out(
     broker: &Arc<Broker>,
     recorder: &Arc<Recorder>,
     service: Option<Service>,
+    helper: Option<&Helper>,
 ) -> Result<std::result::Result<WayOut, String>> {
     let models = service.as_ref().map(|service| service.name.clone());
     let floor = floor(config)?;
     if !config.enabled {
         return Ok(Err("it is switched off in the configuration".into()));
     }
-    let started = Links::start(LinksConfig {
-        state_dir: data.join("network"),
-        ready: config.ready_links,
-    });
-    let (links, sockets) = match started.await {
+    let started = match helper {
+        Some(helper) => helper.links().await.map_err(|error| error.to_string()),
+        None => {
+            let config = LinksConfig {
+                state_dir: data.join("network"),
+                ready: config.ready_links,
+            };
+            Links::start(config).await.map_err(|error| error.to_string())
+        }
+    };
+    let (links, sockets) = match started {
         Ok(started) => started,
-        Err(error) => return Ok(Err(error.to_string())),
+        Err(error) => return Ok(Err(error)),
     };
     let settings = atoll_egress::Config {
         resolvers: config.resolvers.clone(),

@@ -9,8 +9,11 @@ use std::time::Duration;
 use atoll_api_native::MetricsKey;
 use atoll_egress::Callers;
 use atoll_front::Front;
+use atoll_helper::front::Helper;
 use atoll_image::Templates;
 use atoll_models::Models;
+use atoll_runtime::Runtime;
+use atoll_runtime::agent::Raiser;
 use atoll_runtime::probe::{self, Probe, Verdict};
 use atoll_sandboxes::{Caller, ListSandboxes, PoolSetting, Sandboxes, Settings, Storage};
 use atoll_store::Store;
@@ -22,14 +25,16 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::args::{Global, ServerArgs};
+use crate::args::Global;
 use crate::assets;
 use crate::client::Client;
 use crate::config::{Config, DEFAULT_TLS_PORT};
+use crate::confinement;
 use crate::data::{DataDir, ServerFile, Taken};
 use crate::logging;
-use crate::output::{Doing, Error, Output, Result};
+use crate::output::{Doing, Error, OWN_FAILURE, Output, Result};
 use crate::outside;
+use crate::parting::Start;
 use crate::serve::{self, Door};
 use crate::steps;
 use crate::watchdog;
@@ -39,17 +44,25 @@ use crate::workflows::Workflows;
 const DEFAULT_TIMEOUT_MILLIS: u64 = 15 * 60 * 1000;
 
 /// `atoll server`: serves until told to stop.
-pub(crate) async fn run(global: &Global, args: &ServerArgs) -> Result<()> {
-    let config = Config::load(args, global.data.as_deref())?;
+pub(crate) async fn run(global: &Global, config: &Config, start: Start) -> Result<()> {
     let exporter = logging::start(config.log_format, "info", config.otlp_endpoint.as_deref())?;
+    confinement::tell(&start.layers);
     watchdog::start(&tokio::runtime::Handle::current())?;
     // Before anything is started, so that an early Ctrl-C does not leave half of it.
     let mut interrupt = signal(SignalKind::interrupt()).doing("cannot watch for Ctrl-C")?;
     let mut terminate = signal(SignalKind::terminate()).doing("cannot watch for termination")?;
 
-    let data = DataDir::take(&config.data).map_err(|taken| taken.into_error(&config.data))?;
-    sweep(&config).await;
-    let server = Server::start(&config, data, Kind::Standing).await?;
+    let mut data = start.data;
+    let helper = start.helper.map(|socket| Helper::new(socket, leave_with_helper));
+    let helper = helper
+        .transpose()
+        .doing("cannot speak with the server's helper")?;
+    match &helper {
+        // It has swept already.
+        Some(helper) => data.kept_by(helper.clone()),
+        None => sweep(config).await,
+    }
+    let server = Server::start(config, data, Kind::Standing, helper.as_ref()).await?;
     if server.has_new_key {
         // Where it is, and not what it is: whoever reads the log is not always who may use it.
         Output { json: global.json }.note(format_args!(
@@ -72,6 +85,16 @@ pub(crate) async fn run(global: &Global, args: &ServerArgs) -> Result<()> {
         exporter.flush().await;
     }
     Ok(())
+}
+
+/// Without its helper a server can do nothing; whoever started it starts another, which takes over the sandboxes.
+#[expect(
+    clippy::exit,
+    reason = "called from the thread that noticed, and there is nothing left to wait for"
+)]
+fn leave_with_helper() {
+    tracing::error!("the server's helper is gone; this server ends, and its sandboxes go on");
+    std::process::exit(i32::from(OWN_FAILURE));
 }
 
 /// What a server is for.
@@ -100,9 +123,13 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    pub(crate) async fn start(config: &Config, data: DataDir, kind: Kind) -> Result<Self> {
-        raise_file_limit();
-        forbid_core_dumps();
+    pub(crate) async fn start(
+        config: &Config,
+        data: DataDir,
+        kind: Kind,
+        helper: Option<&Helper>,
+    ) -> Result<Self> {
+        raise_limits();
         let front = Front::new(config.limits.resolve()?);
         // Listening comes first: a port that is taken is the likeliest mistake.
         let listener = listen(config.listen).await?;
@@ -117,7 +144,10 @@ impl Server {
             None => None,
         };
 
-        let machine = Machine::look(config, data.path()).await?;
+        let machine = match helper {
+            Some(helper) => Machine::of(helper, config).await?,
+            None => Machine::look(config, data.path()).await?,
+        };
         for probe in &machine.tiers {
             match &probe.verdict {
                 Verdict::Works { detail } => {
@@ -128,12 +158,13 @@ impl Server {
                 }
             }
         }
-        let storage = storage(config, data.path(), machine.templates).await?;
+        let storage = storage(config, data.path(), machine.templates, helper).await?;
         // Sandboxes come to the models by a door of their own, behind which is nothing else of the API.
         let model_door = listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await?;
         let model_address = model_door.local_addr().doing("cannot listen")?;
         let callers = Callers::default();
-        let outside = outside::open(config, data.path(), Some((model_address, callers.clone()))).await?;
+        let models = (model_address, callers.clone());
+        let outside = outside::open(config, data.path(), Some(models), helper).await?;
         let (store, broker) = (storage.store.clone(), Arc::clone(&outside.broker));
         let sandboxes = Sandboxes::start(
             settings(config, data.path()),
@@ -240,7 +271,7 @@ impl Server {
         if temporary.is_none() {
             sweep(&config).await;
         }
-        let mut server = Self::start(&config, data, Kind::Embedded).await?;
+        let mut server = Self::start(&config, data, Kind::Embedded, None).await?;
         server.temporary = temporary;
         Ok(server)
     }
@@ -277,7 +308,7 @@ impl Server {
 }
 
 /// Ends what `atoll run`s with a data directory of their own left behind when they were killed.
-async fn sweep(config: &Config) {
+pub(crate) async fn sweep(config: &Config) {
     let Ok(left) = std::fs::read_dir(config.data.join("embedded")) else {
         return;
     };
@@ -300,8 +331,8 @@ async fn sweep_one(config: &Config, data: &DataDir) -> Result<()> {
         settings,
         machine.runtimes,
         machine.tiers,
-        storage(config, data.path(), machine.templates).await?,
-        outside::open(config, data.path(), None).await?,
+        storage(config, data.path(), machine.templates, None).await?,
+        outside::open(config, data.path(), None, None).await?,
     )
     .await?;
     let caller = Caller {
@@ -331,7 +362,21 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
+    /// Finds out in this process.
     pub(crate) async fn look(config: &Config, data: &Path) -> Result<Self> {
+        let (raisers, tiers) = Self::raise(config, data).await?;
+        Ok(Self {
+            runtimes: raisers
+                .into_iter()
+                .map(|raiser| raiser as Arc<dyn Runtime>)
+                .collect(),
+            tiers,
+            templates: open_templates(config)?,
+        })
+    }
+
+    /// The same, for a process that leaves it to another to speak with agents.
+    pub(crate) async fn raise(config: &Config, data: &Path) -> Result<(Vec<Arc<dyn Raiser>>, Vec<Probe>)> {
         let owned = data.to_owned();
         let assets = tokio::task::spawn_blocking(move || assets::install(&owned))
             .await
@@ -346,29 +391,38 @@ impl Machine {
         };
         let runtime_config = Arc::new(runtime_config);
         let tiers = probe::probe(&runtime_config).await;
-        let runtimes = probe::runtimes(&runtime_config, &tiers).doing("cannot set up the isolation")?;
-        let templates = Templates::open(&config.templates).doing(format_args!(
-            "cannot open the templates in {}",
-            config.templates.display()
-        ))?;
+        let raisers = probe::raisers(&runtime_config, &tiers).doing("cannot set up the isolation")?;
+        Ok((raisers, tiers))
+    }
+
+    /// What the helper has found.
+    async fn of(helper: &Helper, config: &Config) -> Result<Self> {
+        let (setup, runtimes) = helper.setup().await.doing("cannot set up the isolation")?;
         Ok(Self {
             runtimes,
-            tiers,
-            templates,
+            tiers: setup.tiers,
+            templates: open_templates(config)?.installed_by(Arc::new(helper.clone())),
         })
     }
 }
 
+fn open_templates(config: &Config) -> Result<Templates> {
+    Templates::open(&config.templates).doing(format_args!(
+        "cannot open the templates in {}",
+        config.templates.display()
+    ))
+}
+
 /// Opens everything that outlives a server.
-async fn storage(config: &Config, data: &Path, templates: Templates) -> Result<Storage> {
-    let scratch = data.join("scratch");
-    // What a killed server left in the middle of an upload.
-    let _absent = std::fs::remove_dir_all(&scratch);
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(&scratch)
-        .doing("cannot create the scratch directory")?;
+async fn storage(
+    config: &Config,
+    data: &Path,
+    templates: Templates,
+    helper: Option<&Helper>,
+) -> Result<Storage> {
+    if helper.is_none() {
+        fresh_scratch(data)?;
+    }
     let store = open_store(data).await?;
     let key = config.vault_key.as_deref().map(read_vault_key).transpose()?;
     let dir = data.join("vault");
@@ -376,13 +430,27 @@ async fn storage(config: &Config, data: &Path, templates: Templates) -> Result<S
         .await
         .doing("opening the vault")?
         .doing("cannot open the vault of saved state")?;
-    let volumes = Volumes::open(data.join("volumes")).doing("cannot open the volumes")?;
+    let volumes = match helper {
+        Some(helper) => helper.volumes(),
+        None => Volumes::open(data.join("volumes")).doing("cannot open the volumes")?,
+    };
     Ok(Storage {
         store,
         templates,
         vault,
         volumes,
     })
+}
+
+/// An empty directory for what is on its way; a killed server may have left something there in the middle of an upload.
+pub(crate) fn fresh_scratch(data: &Path) -> Result<()> {
+    let scratch = data.join("scratch");
+    let _absent = std::fs::remove_dir_all(&scratch);
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&scratch)
+        .doing("cannot create the scratch directory")
 }
 
 /// The key is a secret: readable by nobody else, and never on a command line.
@@ -521,6 +589,12 @@ pub(crate) fn url_of(address: SocketAddr) -> String {
         (true, SocketAddr::V6(_)) => format!("http://[::1]:{}", address.port()),
         (false, _) => format!("http://{address}"),
     }
+}
+
+/// More open files, no core dumps.
+pub(crate) fn raise_limits() {
+    raise_file_limit();
+    forbid_core_dumps();
 }
 
 /// Secrets are in this memory. 1 and not 0: with 0 a `core_pattern` that is a pipe is fed all the same.

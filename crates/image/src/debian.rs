@@ -6,11 +6,13 @@
 //! after we were killed ourselves, when the store is opened next. (Not a pid namespace: as process 1 mmdebstrap was
 //! seen to stop reading from apt and hang.)
 
+use std::fmt::Debug;
 use std::fs::File;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use async_trait::async_trait;
 use atoll_types::{TemplateManifest, TemplateSource, Timestamp};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
@@ -19,7 +21,7 @@ use crate::content::Content;
 use crate::error::{Error, IoContext, Result};
 use crate::layer::{self, Whiteouts};
 use crate::machine;
-use crate::progress::{Job, Progress};
+use crate::progress::{Job, Progress, Update};
 use crate::store::{Recipe, Scratch, Templates, check_name, end_group};
 use crate::tree::{Mtime, Tree};
 
@@ -88,7 +90,35 @@ impl DebianOptions {
     }
 }
 
+/// Another process, which may do what installing packages takes.
+#[async_trait]
+pub trait Installer: Debug + Send + Sync {
+    /// Writes a root filesystem with the packages as a tar archive. Dropping the future stops it.
+    async fn install(&self, options: &DebianOptions, out: File, progress: Arc<dyn Progress>) -> Result<()>;
+}
+
 impl Templates {
+    /// Does the same as an [`Installer`] in this process, whose store this is.
+    pub async fn install_debian(
+        &self,
+        options: &DebianOptions,
+        mut out: File,
+        progress: Arc<dyn Progress>,
+    ) -> Result<()> {
+        check_words(options)?;
+        let job = Job::new(progress);
+        let store = self.clone();
+        let scratch = job.blocking(move |_| store.scratch()).await?;
+        run_mmdebstrap(options, &scratch, &job).await?;
+        job.blocking(move |_| {
+            let path = scratch.path().join("root.tar");
+            let mut whole = File::open(&path).doing("open", &path)?;
+            std::io::copy(&mut whole, &mut out).doing("hand over", &path)?;
+            Ok(())
+        })
+        .await
+    }
+
     /// Builds a template from Debian packages. Needs `mmdebstrap` and a way to a Debian mirror. Cancel-safe.
     pub async fn build_debian(
         &self,
@@ -104,7 +134,19 @@ impl Templates {
                 .await?
         };
         let started = SystemTime::now();
-        run_mmdebstrap(&options, &scratch, &job).await?;
+        match &self.installer {
+            None => run_mmdebstrap(&options, &scratch, &job).await?,
+            Some(installer) => {
+                let path = scratch.path().join("root.tar");
+                let out = File::create(&path).doing("write", &path)?;
+                let report = job.clone();
+                let progress: Arc<dyn Progress> = Arc::new(move |update: Update<'_>| {
+                    // Whether to go on is asked in between.
+                    let _ = report.report(update.stage, update.done, update.total, update.message);
+                });
+                installer.install(&options, out, progress).await?;
+            }
+        }
         job.blocking(move |job| {
             let archive = Content::whole_file(&scratch.path().join("root.tar"))?;
             let total = archive.len();

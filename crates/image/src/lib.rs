@@ -44,7 +44,7 @@ mod tree;
 
 pub use agent::{AGENT_PATH, agent_image};
 pub use content::{Backing, Content};
-pub use debian::{BASE_PACKAGES, DebianOptions};
+pub use debian::{BASE_PACKAGES, DebianOptions, Installer};
 pub use dockerfile::{
     BuildSandbox, Command, Copy, Dockerfile, DockerfileOptions, Exported, Instruction, Output, RunCommand,
     Source, Stage, Step, StepRunner, parse_dockerfile,

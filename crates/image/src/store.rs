@@ -34,6 +34,7 @@ pub use scratch::Scratch;
 pub(crate) use scratch::end_group;
 
 use crate::content::Backing;
+use crate::debian::Installer;
 use crate::erofs::{Written, read_tree, write_image};
 use crate::error::{Error, IoContext, Result};
 use crate::progress::Job;
@@ -43,6 +44,8 @@ use crate::tree::{Limits, Tree};
 #[derive(Debug, Clone)]
 pub struct Templates {
     dir: Arc<Path>,
+    /// Where another process has to run what installs Debian packages.
+    pub(crate) installer: Option<Arc<dyn Installer>>,
 }
 
 /// What is to be recorded beside an image.
@@ -96,10 +99,20 @@ impl Templates {
             fs::create_dir_all(&path).doing("make", &path)?;
         }
         let dir = dir.canonicalize().doing("open", dir)?;
-        let store = Self { dir: dir.into() };
+        let store = Self {
+            dir: dir.into(),
+            installer: None,
+        };
         let _lock = store.lock()?;
         scratch::remove_abandoned(&store.dir.join("tmp"))?;
         Ok(store)
+    }
+
+    /// The same templates, for which another process installs Debian packages.
+    #[must_use]
+    pub fn installed_by(self, installer: Arc<dyn Installer>) -> Self {
+        let installer = Some(installer);
+        Self { installer, ..self }
     }
 
     pub fn dir(&self) -> &Path {

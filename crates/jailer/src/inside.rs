@@ -9,6 +9,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
+use atoll_confine::{capabilities, sys as confine};
 use rustix::thread::UnshareFlags;
 
 use crate::error::{Doing, Result};
@@ -18,7 +19,6 @@ use crate::{landlock, seccomp, sys, tree};
 /// CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP; SYS_ADMIN for `sethostname` and no more: over the
 /// mount namespace it has no say, and seccomp refuses the rest. All of them count within the jail's user namespace only.
 const AGENT_CAPABILITIES: u64 = 0b1_1111_1011 | 1 << 21;
-const LAST_CAPABILITY: u64 = 63;
 
 /// What the agent will have as 0, 1 and 2.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ pub(crate) fn become_agent(spec: &Spec, stdio: &Stdio) -> Result<std::convert::I
     rustix::thread::set_thread_res_uid(uid, uid, uid).doing(|| "becoming user 0 of the jail")?;
     rustix::process::setsid().doing(|| "starting a session")?;
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
-    sys::leave_session_keyring();
+    confine::leave_session_keyring();
     // 1 and not 0: a core_pattern that is a pipe is run on the host unless the limit is exactly 1.
     sys::set_limit(libc::RLIMIT_CORE as i32, 1).doing(|| "switching core dumps off")?;
 
@@ -64,24 +64,14 @@ pub(crate) fn become_agent(spec: &Spec, stdio: &Stdio) -> Result<std::convert::I
     sys::close_on_exec_from_3().doing(|| "closing the rest")?;
 
     let filter = seccomp::program(spec.ids);
-    sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0).doing(|| "setting no_new_privs")?;
+    confine::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0).doing(|| "setting no_new_privs")?;
     landlock::restrict()?;
     drop_capabilities()?;
-    sys::load_filter(&filter).doing(|| "loading the seccomp filter")?;
+    confine::load_filter(&filter).doing(|| "loading the seccomp filter")?;
     Err(sys::execute(tree::AGENT, &[tree::AGENT, c"--confine"])).doing(|| "executing the agent")
 }
 
 fn drop_capabilities() -> Result<()> {
-    for capability in 0..=LAST_CAPABILITY {
-        if AGENT_CAPABILITIES & (1 << capability) != 0 {
-            continue;
-        }
-        match sys::prctl(libc::PR_CAPBSET_DROP, capability, 0) {
-            Ok(()) => {}
-            // Beyond the last one that this kernel knows.
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => break,
-            Err(error) => return Err(error).doing(|| format!("dropping capability {capability}")),
-        }
-    }
-    sys::set_capabilities(AGENT_CAPABILITIES).doing(|| "setting the agent's capabilities")
+    capabilities::bound_to(AGENT_CAPABILITIES)?;
+    confine::set_capabilities(AGENT_CAPABILITIES).doing(|| "setting the agent's capabilities")
 }

@@ -38,8 +38,9 @@ compile_error!(
     "atoll-jailer knows the system call table of x86_64 Linux only; add one to seccomp.rs for this target"
 );
 
+pub use atoll_confine::error;
+
 pub mod disk;
-pub mod error;
 pub mod inside;
 pub mod landlock;
 pub mod layer;

@@ -1,51 +1,16 @@
 //! The jail's system call filter: an allow-list, for the agent and everything it starts.
 //!
-//! It follows what Docker and Podman allow a container without capabilities, minus what only opens the kernel further
-//! (`io_uring`, user namespaces, keyrings, `userfaultfd`, exotic socket families). Refusals:
+//! It allows what ordinary programs do ([`ORDINARY`]), and looks at the arguments where those decide. Refusals:
 //! - `EPERM` for what exists and is not for the jail;
 //! - `ENOSYS` for what programs try first and do without (`clone3`, `io_uring`) and for calls younger than this table, so
 //!   that C libraries fall back as they would on an older kernel;
 //! - success without effect for setting the core dump limit, which has to stay at 1 (see `inside`), and for setting groups
 //!   in the jail of an ordinary user, where the kernel allows it to nobody and there is only one group.
-//!
-//! The program is a binary search over the call's number rather than the chain that most compilers emit: 10 comparisons
-//! instead of up to 300, for the kernel's checker at load time as well as for each call.
 
+use atoll_confine::seccomp::{self, EAFNOSUPPORT, ENOSYS, EPERM, ORDINARY, RLIMIT_CORE, Verdict};
 use libc::{c_long, sock_filter};
 
 use crate::spec::Ids;
-
-/// What happens to a call, or on what it depends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Verdict {
-    Allow,
-    Errno(u16),
-    /// Allowed unless the low word of the argument has one of these bits; else `EPERM`.
-    UnlessBits {
-        argument: u8,
-        bits: u32,
-    },
-    /// Allowed if the low word of the argument is one of these; else the errno.
-    OneOf {
-        argument: u8,
-        values: &'static [u32],
-        errno: u16,
-    },
-    /// The errno if the low word of the argument is one of these; else allowed.
-    NoneOf {
-        argument: u8,
-        values: &'static [u32],
-        errno: u16,
-    },
-    /// Sockets of a few families; netlink for routes and socket listings only.
-    Socket,
-    /// `prlimit64` that sets the core limit pretends.
-    CoreLimit,
-}
-
-const EPERM: u16 = libc::EPERM as u16;
-const ENOSYS: u16 = libc::ENOSYS as u16;
-const EAFNOSUPPORT: u16 = libc::EAFNOSUPPORT as u16;
 
 /// Every CLONE_NEW* flag that `clone` takes.
 const NAMESPACES: u32 = 0x7E02_0000;
@@ -53,12 +18,11 @@ const NAMESPACES: u32 = 0x7E02_0000;
 const TERMINAL_INJECTION: &[u32] = &[0x5412, 0x541C];
 /// Docker's: Linux, 32 bit, and either with an old release number; asking. Not those that weaken address layout.
 const PERSONALITIES: &[u32] = &[0x0, 0x8, 0x2_0000, 0x2_0008, 0xffff_ffff];
-const FAMILIES: [u32; 3] = [libc::AF_UNIX as u32, libc::AF_INET as u32, libc::AF_INET6 as u32];
+const FAMILIES: &[u32] = &[libc::AF_UNIX as u32, libc::AF_INET as u32, libc::AF_INET6 as u32];
 /// The one family of which programs make pairs.
 const PAIRS: &[u32] = &[libc::AF_UNIX as u32];
 /// NETLINK_ROUTE and NETLINK_SOCK_DIAG.
-const NETLINK_PROTOCOLS: [u32; 2] = [0, 4];
-const RLIMIT_CORE: u32 = 4; // of another type in each libc
+const NETLINK_PROTOCOLS: &[u32] = &[0, 4];
 
 /// Refused with `ENOSYS` so that callers fall back.
 const ABSENT: &[c_long] = &[
@@ -68,86 +32,9 @@ const ABSENT: &[c_long] = &[
     libc::SYS_io_uring_register,
 ];
 
-/// The youngest call that this table was made with (`file_setattr`, Linux 6.17). Beyond it nothing is known.
-const YOUNGEST: c_long = 469;
-
-#[rustfmt::skip]
-const ALLOWED: &[c_long] = {
-    use libc::*;
-    &[
-        // files
-        SYS_read, SYS_write, SYS_open, SYS_close, SYS_stat, SYS_fstat, SYS_lstat, SYS_lseek, SYS_pread64, SYS_pwrite64,
-        SYS_readv, SYS_writev, SYS_preadv, SYS_pwritev, SYS_preadv2, SYS_pwritev2, SYS_access, SYS_faccessat,
-        SYS_faccessat2, SYS_openat, SYS_openat2, SYS_creat, SYS_close_range, SYS_dup, SYS_dup2, SYS_dup3, SYS_fcntl,
-        SYS_flock, SYS_fsync, SYS_fdatasync, SYS_sync, SYS_syncfs, SYS_sync_file_range, SYS_truncate, SYS_ftruncate,
-        SYS_fallocate, SYS_fadvise64, SYS_readahead, SYS_getdents, SYS_getdents64, SYS_getcwd, SYS_chdir, SYS_fchdir,
-        SYS_rename, SYS_renameat, SYS_renameat2, SYS_mkdir, SYS_mkdirat, SYS_rmdir, SYS_link, SYS_linkat, SYS_unlink,
-        SYS_unlinkat, SYS_symlink, SYS_symlinkat, SYS_readlink, SYS_readlinkat, SYS_chmod, SYS_fchmod, SYS_fchmodat,
-        SYS_chown, SYS_fchown, SYS_lchown, SYS_fchownat, SYS_umask, SYS_mknod, SYS_mknodat, SYS_utime, SYS_utimes,
-        SYS_utimensat, SYS_futimesat, SYS_statfs, SYS_fstatfs, SYS_ustat, SYS_statx, SYS_newfstatat,
-        SYS_setxattr, SYS_lsetxattr, SYS_fsetxattr, SYS_getxattr, SYS_lgetxattr, SYS_fgetxattr, SYS_listxattr,
-        SYS_llistxattr, SYS_flistxattr, SYS_removexattr, SYS_lremovexattr, SYS_fremovexattr,
-        SYS_sendfile, SYS_splice, SYS_tee, SYS_vmsplice, SYS_copy_file_range, SYS_pipe, SYS_pipe2,
-        SYS_name_to_handle_at, SYS_io_setup, SYS_io_destroy, SYS_io_getevents, SYS_io_submit, SYS_io_cancel,
-        SYS_inotify_init, SYS_inotify_init1, SYS_inotify_add_watch, SYS_inotify_rm_watch,
-        452 /* fchmodat2 */, 451 /* cachestat */,
-        463, 464, 465, 466 /* setxattrat, getxattrat, listxattrat, removexattrat */,
-        468, 469 /* file_getattr, file_setattr */,
-        // waiting
-        SYS_poll, SYS_ppoll, SYS_select, SYS_pselect6, SYS_epoll_create, SYS_epoll_create1, SYS_epoll_ctl,
-        SYS_epoll_ctl_old, SYS_epoll_wait, SYS_epoll_wait_old, SYS_epoll_pwait, SYS_epoll_pwait2, SYS_eventfd,
-        SYS_eventfd2, SYS_signalfd, SYS_signalfd4, SYS_timerfd_create, SYS_timerfd_settime, SYS_timerfd_gettime,
-        SYS_nanosleep, SYS_clock_nanosleep, SYS_pause, SYS_alarm, SYS_getitimer, SYS_setitimer,
-        // memory
-        SYS_brk, SYS_mmap, SYS_munmap, SYS_mremap, SYS_mprotect, SYS_madvise, SYS_mincore, SYS_msync, SYS_mlock,
-        SYS_mlock2, SYS_munlock, SYS_mlockall, SYS_munlockall, SYS_memfd_create, 447 /* memfd_secret */,
-        SYS_membarrier, SYS_remap_file_pages, SYS_pkey_alloc, SYS_pkey_free, SYS_pkey_mprotect, SYS_process_madvise,
-        SYS_process_mrelease, 453 /* map_shadow_stack */, 462 /* mseal */, SYS_get_mempolicy, SYS_set_mempolicy,
-        SYS_mbind,
-        // processes and threads
-        SYS_fork, SYS_vfork, SYS_execve, SYS_execveat, SYS_exit, SYS_exit_group, SYS_wait4, SYS_waitid, SYS_kill,
-        SYS_tkill, SYS_tgkill, SYS_pidfd_open, SYS_pidfd_send_signal, SYS_pidfd_getfd, SYS_gettid, SYS_getpid,
-        SYS_getppid, SYS_getpgid, SYS_getpgrp, SYS_setpgid, SYS_getsid, SYS_setsid, SYS_prctl, SYS_arch_prctl,
-        SYS_set_tid_address, SYS_set_robust_list, SYS_get_robust_list, SYS_rseq, SYS_futex, SYS_futex_waitv,
-        454, 455, 456 /* futex_wake, futex_wait, futex_requeue */, SYS_restart_syscall, SYS_ptrace, SYS_kcmp,
-        SYS_process_vm_readv, SYS_process_vm_writev, SYS_seccomp, SYS_landlock_create_ruleset, SYS_landlock_add_rule,
-        SYS_landlock_restrict_self, SYS_set_thread_area, SYS_get_thread_area,
-        SYS_sched_yield, SYS_sched_getaffinity, SYS_sched_setaffinity, SYS_sched_getparam, SYS_sched_setparam,
-        SYS_sched_getscheduler, SYS_sched_setscheduler, SYS_sched_get_priority_max, SYS_sched_get_priority_min,
-        SYS_sched_rr_get_interval, SYS_sched_getattr, SYS_sched_setattr, SYS_getcpu, SYS_getpriority, SYS_setpriority,
-        SYS_ioprio_get, SYS_ioprio_set, SYS_getrlimit, SYS_getrusage, SYS_times,
-        // signals
-        SYS_rt_sigaction, SYS_rt_sigprocmask, SYS_rt_sigpending, SYS_rt_sigqueueinfo, SYS_rt_sigreturn,
-        SYS_rt_sigsuspend, SYS_rt_sigtimedwait, SYS_rt_tgsigqueueinfo, SYS_sigaltstack,
-        // identity; the kernel decides, by capabilities that the user's processes do not have
-        SYS_getuid, SYS_geteuid, SYS_getgid, SYS_getegid, SYS_getresuid, SYS_getresgid, SYS_getgroups, SYS_setuid,
-        SYS_setgid, SYS_setreuid, SYS_setregid, SYS_setresuid, SYS_setresgid, SYS_setgroups, SYS_setfsuid,
-        SYS_setfsgid, SYS_capget, SYS_capset, SYS_sethostname, SYS_setdomainname,
-        // sockets
-        SYS_bind, SYS_connect, SYS_listen, SYS_accept, SYS_accept4, SYS_getsockname, SYS_getpeername,
-        SYS_getsockopt, SYS_setsockopt, SYS_sendto, SYS_recvfrom, SYS_sendmsg, SYS_recvmsg, SYS_sendmmsg, SYS_recvmmsg,
-        SYS_shutdown,
-        // System V and POSIX IPC, of the jail's own namespace
-        SYS_shmget, SYS_shmat, SYS_shmctl, SYS_shmdt, SYS_semget, SYS_semop, SYS_semctl, SYS_semtimedop, SYS_msgget,
-        SYS_msgsnd, SYS_msgrcv, SYS_msgctl, SYS_mq_open, SYS_mq_unlink, SYS_mq_timedsend, SYS_mq_timedreceive,
-        SYS_mq_notify, SYS_mq_getsetattr,
-        // time and the rest
-        SYS_time, SYS_gettimeofday, SYS_clock_gettime, SYS_clock_getres, SYS_timer_create, SYS_timer_settime,
-        SYS_timer_gettime, SYS_timer_getoverrun, SYS_timer_delete, SYS_adjtimex, SYS_clock_adjtime, SYS_getrandom,
-        SYS_uname, SYS_sysinfo,
-    ]
-};
-
 /// The filter, ready to be loaded.
 pub fn program(ids: Ids) -> Vec<sock_filter> {
-    let mut program = vec![
-        load(ARCH),
-        jump(BPF_JEQ, AUDIT_ARCH_X86_64, 1, 0),
-        ret(SECCOMP_RET_KILL_PROCESS),
-        load(NUMBER),
-    ];
-    program.extend(search(&ranges(ids)));
-    program
+    seccomp::program(|call| verdict(call, ids))
 }
 
 fn verdict(call: c_long, ids: Ids) -> Verdict {
@@ -157,7 +44,10 @@ fn verdict(call: c_long, ids: Ids) -> Verdict {
             argument: 0,
             bits: NAMESPACES,
         },
-        libc::SYS_socket => Verdict::Socket,
+        libc::SYS_socket => Verdict::Socket {
+            families: FAMILIES,
+            netlink: NETLINK_PROTOCOLS,
+        },
         // The kernel makes both sockets, and loads their family's module, before it asks whether they can be a pair.
         libc::SYS_socketpair => Verdict::OneOf {
             argument: 0,
@@ -181,195 +71,23 @@ fn verdict(call: c_long, ids: Ids) -> Verdict {
         },
         libc::SYS_prlimit64 => Verdict::CoreLimit,
         call if ABSENT.contains(&call) => Verdict::Errno(ENOSYS),
-        call if ALLOWED.contains(&call) => Verdict::Allow,
+        call if ORDINARY.contains(&call) => Verdict::Allow,
         _ => Verdict::Errno(EPERM),
-    }
-}
-
-/// From this number on, up to the next range's.
-type Range = (u32, Verdict);
-
-fn ranges(ids: Ids) -> Vec<Range> {
-    let mut ranges: Vec<Range> = Vec::new();
-    let known = (0..=YOUNGEST).map(|call| (call as u32, verdict(call, ids)));
-    // Also all of x32, whose numbers have bit 30 set, and negative ones.
-    let unknown = std::iter::once((YOUNGEST as u32 + 1, Verdict::Errno(ENOSYS)));
-    for (call, verdict) in known.chain(unknown) {
-        if ranges.last().is_none_or(|(_, last)| *last != verdict) {
-            ranges.push((call, verdict));
-        }
-    }
-    ranges
-}
-
-fn search(ranges: &[Range]) -> Vec<sock_filter> {
-    match ranges {
-        [] => vec![ret(errno(ENOSYS))],
-        [(_, verdict)] => leaf(*verdict),
-        _ => {
-            let (low, high) = ranges.split_at(ranges.len() / 2);
-            let low = search(low);
-            // Conditional jumps reach 255 instructions, the unconditional one any number.
-            let mut code = vec![jump(BPF_JGE, high[0].0, 0, 1), skip(low.len())];
-            code.extend(low);
-            code.extend(search(high));
-            code
-        }
-    }
-}
-
-fn leaf(verdict: Verdict) -> Vec<sock_filter> {
-    match verdict {
-        Verdict::Allow => vec![ret(SECCOMP_RET_ALLOW)],
-        Verdict::Errno(code) => vec![ret(errno(code))],
-        Verdict::UnlessBits { argument: at, bits } => vec![
-            load(argument(at)),
-            jump(BPF_JSET, bits, 0, 1),
-            ret(errno(EPERM)),
-            ret(SECCOMP_RET_ALLOW),
-        ],
-        Verdict::OneOf {
-            argument: at,
-            values,
-            errno: code,
-        } => among(at, values, SECCOMP_RET_ALLOW, errno(code)),
-        Verdict::NoneOf {
-            argument: at,
-            values,
-            errno: code,
-        } => among(at, values, errno(code), SECCOMP_RET_ALLOW),
-        Verdict::Socket => {
-            let mut code = vec![load(argument(0))];
-            for family in FAMILIES {
-                code.extend([jump(BPF_JEQ, family, 0, 1), ret(SECCOMP_RET_ALLOW)]);
-            }
-            code.extend([
-                jump(BPF_JEQ, libc::AF_NETLINK as u32, 1, 0),
-                ret(errno(EAFNOSUPPORT)),
-            ]);
-            code.extend(among(
-                2,
-                &NETLINK_PROTOCOLS,
-                SECCOMP_RET_ALLOW,
-                errno(EAFNOSUPPORT),
-            ));
-            code
-        }
-        Verdict::CoreLimit => vec![
-            load(argument(1)),
-            jump(BPF_JEQ, RLIMIT_CORE, 1, 0),
-            ret(SECCOMP_RET_ALLOW),
-            // A null pointer in the third argument only asks.
-            load(argument(2)),
-            jump(BPF_JEQ, 0, 0, 3),
-            load(argument(2) + 4),
-            jump(BPF_JEQ, 0, 0, 1),
-            ret(SECCOMP_RET_ALLOW),
-            ret(errno(0)),
-        ],
-    }
-}
-
-fn among(at: u8, values: &[u32], then: u32, otherwise: u32) -> Vec<sock_filter> {
-    let mut code = vec![load(argument(at))];
-    for value in values {
-        code.extend([jump(BPF_JEQ, *value, 0, 1), ret(then)]);
-    }
-    code.push(ret(otherwise));
-    code
-}
-
-// The little of BPF that is needed. Offsets are into `struct seccomp_data`.
-const NUMBER: u32 = 0;
-const ARCH: u32 = 4;
-const AUDIT_ARCH_X86_64: u32 = 0xC000_003E;
-const SECCOMP_RET_ALLOW: u32 = 0x7fff_0000;
-const SECCOMP_RET_ERRNO: u32 = 0x0005_0000;
-const SECCOMP_RET_KILL_PROCESS: u32 = 0x8000_0000;
-const BPF_LOAD: u16 = 0x20; // LD | W | ABS
-const BPF_RETURN: u16 = 0x06; // RET | K
-const BPF_JA: u16 = 0x05;
-const BPF_JEQ: u16 = 0x15;
-const BPF_JGE: u16 = 0x35;
-const BPF_JSET: u16 = 0x45;
-
-/// The low word of an argument; the high one follows.
-fn argument(index: u8) -> u32 {
-    16 + 8 * u32::from(index)
-}
-
-fn errno(code: u16) -> u32 {
-    SECCOMP_RET_ERRNO | u32::from(code)
-}
-
-fn load(offset: u32) -> sock_filter {
-    sock_filter {
-        code: BPF_LOAD,
-        jt: 0,
-        jf: 0,
-        k: offset,
-    }
-}
-
-fn jump(code: u16, k: u32, jt: u8, jf: u8) -> sock_filter {
-    sock_filter { code, jt, jf, k }
-}
-
-fn skip(count: usize) -> sock_filter {
-    sock_filter {
-        code: BPF_JA,
-        jt: 0,
-        jf: 0,
-        k: count as u32,
-    }
-}
-
-fn ret(value: u32) -> sock_filter {
-    sock_filter {
-        code: BPF_RETURN,
-        jt: 0,
-        jf: 0,
-        k: value,
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use atoll_confine::seccomp::{
+        AUDIT_ARCH_X86_64, SECCOMP_RET_ALLOW, SECCOMP_RET_KILL_PROCESS, YOUNGEST, errno, simulate,
+    };
+
     use super::*;
 
     const RANGE: Ids = Ids::Range { base: 1 << 28 };
 
-    /// Runs the program as the kernel would, and says what comes out.
     fn run(program: &[sock_filter], arch: u32, call: i64, arguments: [u64; 6]) -> u32 {
-        let mut data = Vec::new();
-        data.extend((call as u32).to_le_bytes());
-        data.extend(arch.to_le_bytes());
-        data.extend([0; 8]);
-        for argument in arguments {
-            data.extend(argument.to_le_bytes());
-        }
-        let (mut at, mut word) = (0, 0);
-        loop {
-            let step = &program[at];
-            at += 1;
-            let taken = match step.code {
-                BPF_LOAD => {
-                    let bytes = data[step.k as usize..][..4].try_into().unwrap();
-                    word = u32::from_le_bytes(bytes);
-                    continue;
-                }
-                BPF_RETURN => return step.k,
-                BPF_JA => {
-                    at += step.k as usize;
-                    continue;
-                }
-                BPF_JEQ => word == step.k,
-                BPF_JGE => word >= step.k,
-                BPF_JSET => word & step.k != 0,
-                other => panic!("unknown instruction {other:#x}"),
-            };
-            at += usize::from(if taken { step.jt } else { step.jf });
-        }
+        simulate(program, arch, call, arguments).unwrap()
     }
 
     fn check(call: c_long, arguments: &[u64], expected: u32) {

@@ -3,12 +3,12 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
+use atoll_confine::sys::{permitted_capabilities, set_capabilities};
 use libc::c_long;
 
 pub(crate) const MOUNT_ATTR_RDONLY: u64 = 0x1;
-const CAPABILITY_VERSION_3: u32 = 0x2008_0522;
 pub(crate) const MOUNT_ATTR_IDMAP: u64 = 0x0010_0000;
 
 /// Which side of [`clone_process`] this is.
@@ -69,14 +69,6 @@ pub(crate) fn clone_process_as(
         set_effective(0)?;
     }
     forked
-}
-
-fn permitted_capabilities() -> io::Result<u64> {
-    let header = [CAPABILITY_VERSION_3, 0];
-    let mut data = [0u32; 6];
-    // SAFETY: version 3 writes two `struct __user_cap_data_struct` of three words each, which `data` is.
-    check(unsafe { libc::syscall(libc::SYS_capget, header.as_ptr(), data.as_mut_ptr()) })?;
-    Ok(u64::from(data[1]) | u64::from(data[4]) << 32)
 }
 
 /// Does something in a child process and waits for it. What it complains about goes to stderr.
@@ -169,30 +161,6 @@ pub(crate) fn raise_loopback() -> io::Result<()> {
     Ok(())
 }
 
-/// `prctl` with plain numbers.
-pub(crate) fn prctl(option: i32, a: u64, b: u64) -> io::Result<()> {
-    // SAFETY: callers pass options that take numbers only.
-    check(unsafe { libc::syscall(libc::SYS_prctl, option, a, b, 0, 0) })?;
-    Ok(())
-}
-
-/// Leaves the session keyring of whoever started the server.
-pub(crate) fn leave_session_keyring() {
-    const KEYCTL_JOIN_SESSION_KEYRING: i32 = 1;
-    // SAFETY: a null name asks for an anonymous keyring. A kernel without keyrings fails, and has none to leave.
-    unsafe { libc::syscall(libc::SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0) };
-}
-
-/// Sets permitted, effective and inheritable capabilities to exactly `mask` and none.
-pub(crate) fn set_capabilities(mask: u64) -> io::Result<()> {
-    let header = [CAPABILITY_VERSION_3, 0];
-    let (low, high) = (mask as u32, (mask >> 32) as u32);
-    let data = [low, low, 0, high, high, 0];
-    // SAFETY: version 3 reads two `struct __user_cap_data_struct` of three words each, which `data` is.
-    check(unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), data.as_ptr()) })?;
-    Ok(())
-}
-
 pub(crate) fn set_limit(resource: i32, value: u64) -> io::Result<()> {
     let limit = libc::rlimit64 {
         rlim_cur: value,
@@ -200,84 +168,6 @@ pub(crate) fn set_limit(resource: i32, value: u64) -> io::Result<()> {
     };
     // SAFETY: `limit` is alive; a null pointer asks for no old value.
     check(unsafe { libc::syscall(libc::SYS_prlimit64, 0, resource, &raw const limit, 0) })?;
-    Ok(())
-}
-
-/// Loads a seccomp program for this process and all that it becomes.
-pub(crate) fn load_filter(program: &[libc::sock_filter]) -> io::Result<()> {
-    let program = libc::sock_fprog {
-        len: u16::try_from(program.len()).map_err(io::Error::other)?,
-        filter: program.as_ptr().cast_mut(),
-    };
-    // SAFETY: the kernel copies the program, which is alive and as long as `len` says, and does not write to it.
-    check(unsafe {
-        libc::syscall(
-            libc::SYS_seccomp,
-            libc::SECCOMP_SET_MODE_FILTER,
-            0,
-            &raw const program,
-        )
-    })?;
-    Ok(())
-}
-
-/// Landlock's newest generation in this kernel; 0 where there is none.
-pub(crate) fn landlock_abi() -> u32 {
-    const LANDLOCK_CREATE_RULESET_VERSION: u32 = 1;
-    // SAFETY: with this flag the kernel reads no memory.
-    let abi = unsafe {
-        libc::syscall(
-            libc::SYS_landlock_create_ruleset,
-            0,
-            0,
-            LANDLOCK_CREATE_RULESET_VERSION,
-        )
-    };
-    u32::try_from(abi).unwrap_or(0)
-}
-
-/// `words` is a `struct landlock_ruleset_attr`, as long as the kernel's generation knows it.
-pub(crate) fn landlock_ruleset(words: &[u64]) -> io::Result<OwnedFd> {
-    // SAFETY: the kernel reads `size_of_val(words)` bytes.
-    let fd = check(unsafe {
-        libc::syscall(
-            libc::SYS_landlock_create_ruleset,
-            words.as_ptr(),
-            size_of_val(words),
-            0,
-        )
-    })?;
-    // SAFETY: a new descriptor that nobody else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
-}
-
-pub(crate) fn landlock_allow(ruleset: &OwnedFd, beneath: impl AsFd, access: u64) -> io::Result<()> {
-    #[repr(C, packed)]
-    struct PathBeneath {
-        allowed_access: u64,
-        parent_fd: i32,
-    }
-    const LANDLOCK_RULE_PATH_BENEATH: i32 = 1;
-    let rule = PathBeneath {
-        allowed_access: access,
-        parent_fd: beneath.as_fd().as_raw_fd(),
-    };
-    // SAFETY: `rule` has the layout of `struct landlock_path_beneath_attr` and is alive.
-    check(unsafe {
-        libc::syscall(
-            libc::SYS_landlock_add_rule,
-            ruleset.as_raw_fd(),
-            LANDLOCK_RULE_PATH_BENEATH,
-            &raw const rule,
-            0,
-        )
-    })?;
-    Ok(())
-}
-
-pub(crate) fn landlock_restrict(ruleset: &OwnedFd) -> io::Result<()> {
-    // SAFETY: plain numbers.
-    check(unsafe { libc::syscall(libc::SYS_landlock_restrict_self, ruleset.as_raw_fd(), 0) })?;
     Ok(())
 }
 

@@ -25,6 +25,7 @@
 //! Needs root and Linux 5.9; see [`Links::probe`].
 
 mod bpf;
+mod elsewhere;
 mod error;
 mod gateway;
 mod namespace;
@@ -48,6 +49,7 @@ use atoll_types::InstanceId;
 use rustix::fs::FlockOperation;
 use tokio::sync::oneshot;
 
+pub use elsewhere::Elsewhere;
 use error::Doing;
 pub use error::{Error, Result};
 pub use gateway::Sockets;
@@ -73,11 +75,20 @@ pub struct Links(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    jobs: Sender<Job>,
     leased: Arc<Leased>,
-    gateway: OwnedFd,
-    /// Held.
-    _lock: File,
+    made: Made,
+}
+
+/// Who makes them.
+#[derive(Debug)]
+enum Made {
+    Here {
+        jobs: Sender<Job>,
+        gateway: OwnedFd,
+        /// Held.
+        _lock: File,
+    },
+    Elsewhere(Box<dyn Elsewhere>),
 }
 
 /// One instance's way to the gateway.
@@ -85,7 +96,17 @@ struct Inner {
 pub struct Link {
     instance: InstanceId,
     slot: Slot,
-    namespace: Option<OwnedFd>,
+    namespace: Namespace,
+}
+
+#[derive(Debug)]
+enum Namespace {
+    /// Ready for an instance to be started in.
+    Ready(OwnedFd),
+    /// The same, in the process that makes links, which starts the instance too.
+    Elsewhere,
+    /// Some instance is in it.
+    InUse,
 }
 
 impl Links {
@@ -116,18 +137,39 @@ impl Links {
             Err(error) => drop(opened.send(Err(error))),
         })?;
         let (gateway, sockets) = open.await.map_err(|_| Error::Closed)??;
-        let inner = Inner {
+        let made = Made::Here {
             jobs,
-            leased,
             gateway,
             _lock: lock,
         };
-        Ok((Self(Arc::new(inner)), sockets))
+        Ok((Self(Arc::new(Inner { leased, made })), sockets))
+    }
+
+    /// Links that another process makes, and those that are leased there already.
+    pub fn elsewhere(
+        maker: Box<dyn Elsewhere>,
+        leased: impl IntoIterator<Item = (Slot, InstanceId)>,
+    ) -> Self {
+        let leased = Arc::new(Leased::new(leased.into_iter().collect()));
+        let made = Made::Elsewhere(maker);
+        Self(Arc::new(Inner { leased, made }))
+    }
+
+    /// Which links are leased to whom.
+    pub fn leases(&self) -> Vec<(Slot, InstanceId)> {
+        let leased = self.0.leased.read().unwrap_or_else(PoisonError::into_inner);
+        leased.iter().map(|(slot, id)| (*slot, id.clone())).collect()
     }
 
     /// A link for this instance: one that is ready, else one is made. It is the instance's until it is released.
     pub async fn lease(&self, instance: &InstanceId) -> Result<Link> {
-        self.ask(|answer| Job::Lease(instance.clone(), answer)).await?
+        let Made::Elsewhere(maker) = &self.0.made else {
+            return self.ask(|answer| Job::Lease(instance.clone(), answer)).await?;
+        };
+        let slot = maker.lease(instance).await?;
+        let mut leased = self.0.leased.write().unwrap_or_else(PoisonError::into_inner);
+        leased.insert(slot, instance.clone());
+        Ok(Link::new(instance.clone(), slot, Namespace::Elsewhere))
     }
 
     /// The link that an instance had when this server started, or got since.
@@ -135,17 +177,26 @@ impl Links {
         let leased = self.0.leased.read().unwrap_or_else(PoisonError::into_inner);
         let mut slots = leased.iter();
         let (slot, _) = slots.find(|(_, leased)| *leased == instance)?;
-        Some(Link::new(instance.clone(), *slot, None))
+        Some(Link::new(instance.clone(), *slot, Namespace::InUse))
     }
 
     /// Whose links exist.
     pub async fn discover(&self) -> Result<Vec<InstanceId>> {
-        self.ask(Job::Discover).await?
+        match &self.0.made {
+            Made::Here { .. } => self.ask(Job::Discover).await?,
+            Made::Elsewhere(maker) => maker.discover().await,
+        }
     }
 
     /// Cuts the instance's link, if there is one.
     pub async fn release(&self, instance: &InstanceId) -> Result<()> {
-        self.ask(|answer| Job::Release(instance.clone(), answer)).await?
+        let Made::Elsewhere(maker) = &self.0.made else {
+            return self.ask(|answer| Job::Release(instance.clone(), answer)).await?;
+        };
+        maker.release(instance).await?;
+        let mut leased = self.0.leased.write().unwrap_or_else(PoisonError::into_inner);
+        leased.retain(|_, owner| owner != instance);
+        Ok(())
     }
 
     /// The place of the guest behind this source address. (By arithmetic alone: whether anybody is there says
@@ -162,12 +213,18 @@ impl Links {
     /// A socket that sends to guests from `asked`, an address that one of them sent a datagram to. Nothing is received on
     /// it. Blocks for a fraction of a millisecond.
     pub fn answer_from(&self, asked: SocketAddr) -> io::Result<UdpSocket> {
-        namespace::within(&self.0.gateway, || gateway::answering(asked))
+        match &self.0.made {
+            Made::Here { gateway, .. } => namespace::within(gateway, || gateway::answering(asked)),
+            Made::Elsewhere(maker) => maker.answer_from(asked),
+        }
     }
 
     /// Removes ready links, and the gateway if no instance has a link; says whether it did. Nothing works afterwards.
     pub async fn close(&self) -> Result<bool> {
-        self.ask(Job::Close).await?
+        match &self.0.made {
+            Made::Here { .. } => self.ask(Job::Close).await?,
+            Made::Elsewhere(maker) => maker.close().await,
+        }
     }
 
     /// Whether this machine can do it all, by doing it once; leaves nothing behind.
@@ -182,8 +239,11 @@ impl Links {
     }
 
     async fn ask<T>(&self, job: impl FnOnce(oneshot::Sender<T>) -> Job) -> Result<T> {
+        let Made::Here { jobs, .. } = &self.0.made else {
+            return Err(Error::Closed);
+        };
         let (answer, answered) = oneshot::channel();
-        self.0.jobs.send(job(answer)).map_err(|_| Error::Closed)?;
+        jobs.send(job(answer)).map_err(|_| Error::Closed)?;
         answered.await.map_err(|_| Error::Closed)
     }
 }
@@ -199,7 +259,7 @@ pub(crate) fn thread<T: Send + 'static>(
 }
 
 impl Link {
-    fn new(instance: InstanceId, slot: Slot, namespace: Option<OwnedFd>) -> Self {
+    fn new(instance: InstanceId, slot: Slot, namespace: Namespace) -> Self {
         Self {
             instance,
             slot,
@@ -216,9 +276,15 @@ impl Link {
         self.slot
     }
 
-    /// Where to start the instance; a path that is good while this lives. `None` of an adopted link: it has started.
+    /// Where to start the instance; a path that is good while this lives, and empty where the process that starts the
+    /// instance knows. `None` of an adopted link: it has started.
     pub fn namespace(&self) -> Option<PathBuf> {
-        let descriptor = self.namespace.as_ref()?.as_raw_fd();
-        Some(format!("/proc/{}/fd/{descriptor}", std::process::id()).into())
+        match &self.namespace {
+            Namespace::Ready(open) => {
+                Some(format!("/proc/{}/fd/{}", std::process::id(), open.as_raw_fd()).into())
+            }
+            Namespace::Elsewhere => Some(PathBuf::new()),
+            Namespace::InUse => None,
+        }
     }
 }

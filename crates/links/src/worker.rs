@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 use crate::error::{Error, Result};
 use crate::gateway::{self, Gateway, Remover, Sockets};
 use crate::slot::Slot;
-use crate::{Leased, Link, thread};
+use crate::{Leased, Link, Namespace, thread};
 
 #[derive(Debug)]
 pub(crate) enum Job {
@@ -143,7 +143,7 @@ impl Worker {
             return Err(error);
         }
         self.leased_mut().insert(slot, instance.clone());
-        Ok(Link::new(instance.clone(), slot, Some(namespace)))
+        Ok(Link::new(instance.clone(), slot, Namespace::Ready(namespace)))
     }
 
     /// In a place that is free.

@@ -53,6 +53,24 @@ pub fn processes_naming(dir: &Path) -> Vec<(u32, String)> {
         .collect()
 }
 
+/// The helper of a server, if it has one.
+pub fn helper_of(server: u32) -> Option<u32> {
+    let parent = format!("PPid:\t{server}");
+    let mut found = fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| {
+        let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
+        let status = fs::read_to_string(entry.path().join("status")).ok()?;
+        let is_it = status.starts_with("Name:\tatoll-helper\n") && status.lines().any(|line| line == parent);
+        is_it.then_some(pid)
+    });
+    found.next()
+}
+
+/// Whether a process runs, and is not only waited for.
+pub fn runs(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/status"))
+        .is_ok_and(|status| !status.lines().any(|line| line.starts_with("State:\tZ")))
+}
+
 pub fn kill(pid: u32, signal: Signal) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
         // It may have ended by itself.

@@ -26,7 +26,8 @@ impl Held {
                 processes.push((pid, "(in a cgroup of the server)".into()));
             }
         }
-        processes.retain(|(pid, _)| Some(*pid) != server);
+        let helper = server.and_then(host::helper_of);
+        processes.retain(|(pid, _)| Some(*pid) != server && Some(*pid) != helper);
         let shown = |paths: Vec<std::path::PathBuf>| -> Vec<String> {
             paths.iter().map(|path| path.display().to_string()).collect()
         };

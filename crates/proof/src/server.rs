@@ -307,8 +307,38 @@ impl Server {
     /// Kills the server as a crash would.
     pub fn kill_9(&mut self) {
         let mut running = self.running.take().expect("the server runs");
+        let helper = host::helper_of(running.child.id());
         running.child.kill().expect("a child can be killed");
         running.child.wait().expect("a child can be waited for");
+        self.until_gone(helper);
+    }
+
+    /// A helper goes with its server, a moment later.
+    fn until_gone(&self, helper: Option<u32>) {
+        let gone = || !helper.is_some_and(host::runs);
+        assert!(
+            wait::becomes_true(PATIENCE, gone),
+            "the server's helper stays:\n{}",
+            self.log_tail()
+        );
+    }
+
+    /// Waits until it has ended by itself.
+    pub fn until_ended(&mut self) {
+        let mut running = self.running.take().expect("the server runs");
+        let ended = wait::becomes_true(PATIENCE, || {
+            running
+                .child
+                .try_wait()
+                .expect("a child can be waited for")
+                .is_some()
+        });
+        assert!(ended, "the server goes on:\n{}", self.log_tail());
+    }
+
+    /// From now on errors in the log are part of the test.
+    pub fn expect_errors(&mut self) {
+        self.options.may_fail = true;
     }
 
     /// Starts it on the same data and kills it after this time, wherever it is then: perhaps before it serves.
@@ -332,12 +362,14 @@ impl Server {
     /// Asks it to stop and waits until it has.
     pub fn stop(&mut self) -> ExitStatus {
         let mut running = self.running.take().expect("the server runs");
+        let helper = host::helper_of(running.child.id());
         host::kill(running.child.id(), Signal::TERM);
         let mut status = None;
         wait::becomes_true(PATIENCE, || {
             status = running.child.try_wait().expect("a child can be waited for");
             status.is_some()
         });
+        self.until_gone(helper.filter(|_| status.is_some()));
         status.unwrap_or_else(|| {
             let _ = running.child.kill();
             panic!(

@@ -13,8 +13,8 @@ use serde_json::Value;
 
 /// The layers, bottom first. A crate may depend on crates of lower layers only; those that decide and those that perform
 /// are siblings, because neither may know the other.
-const LAYERS: [(&str, &[&str]); 8] = [
-    ("tools", &["archive"]),
+const LAYERS: [(&str, &[&str]); 9] = [
+    ("tools", &["archive", "confine"]),
     ("words", &["types", "guest-protocol"]),
     (
         "decide, perform",
@@ -34,6 +34,7 @@ const LAYERS: [(&str, &[&str]); 8] = [
             "providers",
         ],
     ),
+    ("apart", &["helper"]),
     ("application", &["sandboxes", "models", "workflows"]),
     ("front", &["front"]),
     (
@@ -64,7 +65,9 @@ const EXCEPTIONS: [(&str, &str, &str); 3] = [
 ];
 
 /// Crates that contain `unsafe`, each block with its reasons.
-const UNSAFE: [&str; 7] = ["fuzz", "guest", "jailer", "links", "runtime", "vault", "volumes"];
+const UNSAFE: [&str; 8] = [
+    "confine", "fuzz", "guest", "jailer", "links", "runtime", "vault", "volumes",
+];
 
 /// A third-party crate, and who may depend on it.
 const OWNED: [(&str, &[&str], &str); 11] = [
@@ -101,8 +104,16 @@ const OWNED: [(&str, &[&str], &str); 11] = [
         "below the program nobody needs a client of everything, but images come from registries",
     ),
     ("oci-client", &["image"], "only images have references"),
-    ("landlock", &["jailer"], "only the jailer builds jails"),
-    ("seccompiler", &["jailer"], "only the jailer builds jails"),
+    (
+        "landlock",
+        &["confine"],
+        "there is one place that speaks to the kernel about it",
+    ),
+    (
+        "seccompiler",
+        &["confine"],
+        "there is one place that speaks to the kernel about it",
+    ),
 ];
 
 /// What has no place in crates that only name or decide: time, tasks, wires.
@@ -216,7 +227,7 @@ fn guest_and_jailer_stand_alone() {
             .collect()
     };
     assert_eq!(own("guest"), ["atoll-archive", "atoll-guest-protocol"]);
-    assert_eq!(own("jailer"), ["atoll-archive"]);
+    assert_eq!(own("jailer"), ["atoll-archive", "atoll-confine"]);
     for name in ["guest", "jailer"] {
         for heavy in ["tokio", "serde_json", "tracing"] {
             assert!(

@@ -6,6 +6,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::Interest;
@@ -13,8 +14,8 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 
 use crate::InstanceEnd;
+use crate::agent::Agent;
 use crate::cgroup::Group;
-use crate::channel::Guest;
 use crate::process::Handle;
 
 /// Reports the end of `process`, which is the end of the instance, and closes its channel. `explain` says what is
@@ -24,7 +25,7 @@ use crate::process::Handle;
 pub(crate) fn watch(
     process: Handle,
     group: Group,
-    guest: Guest,
+    agent: Arc<dyn Agent>,
     explain: impl FnOnce() -> String + Send + 'static,
 ) -> watch::Receiver<Option<InstanceEnd>> {
     let (sender, receiver) = watch::channel(None);
@@ -39,7 +40,7 @@ pub(crate) fn watch(
             (Ok(()), _) => InstanceEnd::Died(explain()),
             (Err(error), _) => InstanceEnd::Died(format!("it can no longer be watched: {error}")),
         };
-        guest.finish();
+        agent.finish();
         sender.send_replace(Some(end));
     });
     receiver

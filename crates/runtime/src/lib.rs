@@ -11,6 +11,7 @@
 //!   directory.
 //! - A runtime that cannot build its whole wall refuses to start the instance; it never starts a weaker one.
 
+pub mod agent;
 pub mod cgroup;
 pub mod channel;
 mod ending;
@@ -69,7 +70,7 @@ pub struct InstanceSpec {
 /// made it decides where that leads; the instance cannot change it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Network {
-    /// `/proc/<server>/fd/<n>`, open at least until the instance has started.
+    /// `/proc/<process>/fd/<n>`, open at least until the instance has started.
     pub namespace: PathBuf,
     pub mtu: u32,
     /// The ends of its cable, as they are in the namespace; for instances whose packets do not go through its kernel.
@@ -95,7 +96,7 @@ pub struct Instance {
 }
 
 /// How an instance ended, as the host saw it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum InstanceEnd {
     /// The kernel killed it for exceeding its memory limit.
     OutOfMemory,

@@ -8,19 +8,20 @@ use std::sync::Arc;
 
 use atoll_types::{InstanceId, Isolation, MIB, Resources};
 
+use crate::agent::Raiser;
 use crate::cgroup::Group;
 use crate::gvisor::{self, Gvisor};
 use crate::jail::{self, Jail};
 use crate::{Config, Error, InstanceSpec, Runtime, Runtimes};
 
 /// What was found about one tier.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Probe {
     pub isolation: Isolation,
     pub verdict: Verdict,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Verdict {
     /// Versions and other things worth knowing.
     Works { detail: String },
@@ -73,7 +74,16 @@ pub async fn probe(config: &Config) -> Vec<Probe> {
 
 /// The runtimes that [`probe`] found to work, strongest first.
 pub fn runtimes(config: &Arc<Config>, probes: &[Probe]) -> Result<Runtimes, Error> {
-    let mut found: Runtimes = Vec::new();
+    let found = raisers(config, probes)?;
+    Ok(found
+        .into_iter()
+        .map(|raiser| raiser as Arc<dyn Runtime>)
+        .collect())
+}
+
+/// The same, for a process that leaves it to another to speak with agents.
+pub fn raisers(config: &Arc<Config>, probes: &[Probe]) -> Result<Vec<Arc<dyn Raiser>>, Error> {
+    let mut found: Vec<Arc<dyn Raiser>> = Vec::new();
     for probe in probes.iter().filter(|probe| probe.works()) {
         match (probe.isolation, &config.runsc) {
             (Isolation::Gvisor, Some(runsc)) => {

@@ -66,7 +66,7 @@ pub struct Restore {
 
 /// Something of the host that is seen inside. The ids of its files are the same in every instance: user 1000 inside is
 /// user 1000 on it, whatever ids of the host the instance was given. Never honours setuid bits or device nodes.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Mount {
     pub source: MountSource,
     /// Absolute; made if it is not there. Not within what the runtime itself mounts (`/proc`, `/dev`, `/sys`, `/.atoll`).
@@ -74,7 +74,7 @@ pub struct Mount {
     pub read_only: bool,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum MountSource {
     /// A directory of the host: a volume where it is mounted. Several instances may share it.
     Directory(PathBuf),
@@ -83,7 +83,7 @@ pub enum MountSource {
 }
 
 /// What a runtime can save.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Saves {
     /// Memory too, or only files.
     pub memory: bool,

@@ -408,6 +408,12 @@ fn artifact_dir(settings: &Settings) -> PathBuf {
     settings.data_dir.join("artifacts")
 }
 
+/// Makes what a server finds in its data directory, for one that may not make it itself.
+pub fn prepare(settings: &Settings) -> Result<(), Fault> {
+    prepare_data_dir(settings)?;
+    tokens::TokenSecret::open(&settings.data_dir).map(drop)
+}
+
 /// Makes the directories, and sweeps what an interrupted save left.
 fn prepare_data_dir(settings: &Settings) -> Result<(), Fault> {
     use std::os::unix::fs::DirBuilderExt as _;

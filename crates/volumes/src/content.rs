@@ -21,7 +21,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Uid};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 
+use crate::elsewhere::{Answer, Op, Streams, WireEntry, confused};
 use crate::error::{Error, Result};
 use crate::{Kind, Volumes};
 use path::Inside;
@@ -51,7 +53,7 @@ pub struct Entry {
     pub target: Option<PathBuf>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EntryKind {
     File,
     Directory,
@@ -61,7 +63,7 @@ pub enum EntryKind {
 }
 
 /// What is to be set; the rest stays, or is root's and usual for what is made.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Metadata {
     pub uid: Option<u32>,
     pub gid: Option<u32>,
@@ -69,7 +71,7 @@ pub struct Metadata {
 }
 
 /// How a file is written.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WriteFile {
     pub metadata: Metadata,
     /// In place of a file that is there.
@@ -81,6 +83,18 @@ pub struct WriteFile {
 impl Volumes {
     /// What stands there; a symlink is told, not followed.
     pub fn entry(&self, id: &str, path: &str) -> Result<Entry> {
+        if let Some(keeper) = &self.keeper {
+            return match keeper.ask(
+                Op::Entry {
+                    id: id.into(),
+                    path: path.into(),
+                },
+                Streams::default(),
+            )? {
+                Answer::Entry(entry) => Ok(entry.into_entry()),
+                _ => Err(confused()),
+            };
+        }
         let path = Inside::parse(path)?;
         self.within(id, |root| {
             let open = lookup(root, &path, OFlags::PATH | OFlags::NOFOLLOW)?;
@@ -90,12 +104,39 @@ impl Volumes {
 
     /// What is below a directory, sorted by path; `depth` 1 is the directory itself.
     pub fn entries(&self, id: &str, path: &str, depth: u32) -> Result<Vec<Entry>> {
+        if let Some(keeper) = &self.keeper {
+            return match keeper.ask(
+                Op::Entries {
+                    id: id.into(),
+                    path: path.into(),
+                    depth,
+                },
+                Streams::default(),
+            )? {
+                Answer::Entries(entries) => Ok(entries.into_iter().map(WireEntry::into_entry).collect()),
+                _ => Err(confused()),
+            };
+        }
         let path = Inside::parse(path)?;
         self.within(id, |root| list(root, path, depth))
     }
 
     /// Makes a directory; with `parents` also those above it, and one that is there is fine.
     pub fn make_dir(&self, id: &str, path: &str, metadata: Metadata, parents: bool) -> Result<Entry> {
+        if let Some(keeper) = &self.keeper {
+            return match keeper.ask(
+                Op::MakeDir {
+                    id: id.into(),
+                    path: path.into(),
+                    metadata,
+                    parents,
+                },
+                Streams::default(),
+            )? {
+                Answer::Entry(entry) => Ok(entry.into_entry()),
+                _ => Err(confused()),
+            };
+        }
         let path = Inside::parse(path)?;
         check(&path, metadata)?;
         self.writable(id)?;
@@ -126,6 +167,24 @@ impl Volumes {
         begin: impl FnOnce(&Entry),
         out: &mut dyn Write,
     ) -> Result<()> {
+        if let Some(keeper) = &self.keeper {
+            let mut begin = Some(begin);
+            let mut told = |entry: &Entry| {
+                if let Some(begin) = begin.take() {
+                    begin(entry);
+                }
+            };
+            let streams = Streams {
+                begin: Some(&mut told),
+                output: Some(out),
+                ..Streams::default()
+            };
+            let op = Op::ReadFile {
+                id: id.into(),
+                path: path.into(),
+            };
+            return keeper.ask(op, streams).map(drop);
+        }
         let path = Inside::parse(path)?;
         self.within(id, |root| {
             let failed = |error: io::Error| path.failed("reading", error);
@@ -146,6 +205,21 @@ impl Volumes {
 
     /// Writes a file, whole or not at all. Durable on success.
     pub fn write_file(&self, id: &str, path: &str, how: WriteFile, input: &mut dyn Read) -> Result<Entry> {
+        if let Some(keeper) = &self.keeper {
+            let streams = Streams {
+                input: Some(input),
+                ..Streams::default()
+            };
+            let op = Op::WriteFile {
+                id: id.into(),
+                path: path.into(),
+                how,
+            };
+            return match keeper.ask(op, streams)? {
+                Answer::Entry(entry) => Ok(entry.into_entry()),
+                _ => Err(confused()),
+            };
+        }
         let path = Inside::parse(path)?;
         check(&path, how.metadata)?;
         self.writable(id)?;
@@ -154,6 +228,19 @@ impl Volumes {
 
     /// Changes owner, group and permissions of a file or directory. Durable on success.
     pub fn set_metadata(&self, id: &str, path: &str, metadata: Metadata) -> Result<Entry> {
+        if let Some(keeper) = &self.keeper {
+            return match keeper.ask(
+                Op::SetMetadata {
+                    id: id.into(),
+                    path: path.into(),
+                    metadata,
+                },
+                Streams::default(),
+            )? {
+                Answer::Entry(entry) => Ok(entry.into_entry()),
+                _ => Err(confused()),
+            };
+        }
         let path = Inside::parse(path)?;
         check(&path, metadata)?;
         self.writable(id)?;
@@ -172,6 +259,18 @@ impl Volumes {
 
     /// Removes what stands there with all that is below; a link itself, not what it leads to. Durable on success.
     pub fn remove(&self, id: &str, path: &str) -> Result<()> {
+        if let Some(keeper) = &self.keeper {
+            return match keeper.ask(
+                Op::Remove {
+                    id: id.into(),
+                    path: path.into(),
+                },
+                Streams::default(),
+            )? {
+                Answer::Done => Ok(()),
+                _ => Err(confused()),
+            };
+        }
         let path = Inside::parse(path)?;
         self.writable(id)?;
         self.within(id, |root| {
@@ -180,7 +279,7 @@ impl Volumes {
                 remove::Stopped::Failed(error) => path.refused(error, "removing"),
                 remove::Stopped::GoesOn => Error::Busy {
                     id: id.to_owned(),
-                    why: "something keeps writing into the directory that is to go",
+                    why: "something keeps writing into the directory that is to go".into(),
                 },
             })?;
             rustix::fs::fsync(&parent).map_err(|error| path.failed("removing", error.into()))

@@ -21,7 +21,7 @@ pub const LEAST: u64 = 16 << 20;
 pub const MOST: u64 = 16 << 40;
 
 /// What is used of a volume, and how much there may be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Usage {
     /// By files, as the filesystem counts.
     pub used: u64,

@@ -1,5 +1,6 @@
 //! What can go wrong with a volume, by what the caller can do about it.
 
+use std::borrow::Cow;
 use std::io;
 
 pub type Result<T> = std::result::Result<T, Error>;
@@ -16,7 +17,7 @@ pub enum Error {
     Size { asked: u64, least: u64, most: u64 },
     /// Something still uses it: a sandbox, or a backup that is running. Nothing is lost; try again when it has ended.
     #[error("volume {id} is in use: {why}")]
-    Busy { id: String, why: &'static str },
+    Busy { id: String, why: Cow<'static, str> },
     /// The host's disk, or the volume when bytes were to go into it. What was half-made is gone, except that an import
     /// leaves what fitted.
     #[error("no space left for volume {id}: {why}")]
@@ -31,7 +32,7 @@ pub enum Error {
     Archive { id: String, why: String },
     /// The caller's path, or what a guest put in its way.
     #[error("the path `{path}` is refused: {why}")]
-    BadPath { path: String, why: &'static str },
+    BadPath { path: String, why: Cow<'static, str> },
     #[error("there is nothing at `{path}`")]
     NoEntry { path: String },
     #[error("there is something at `{path}` already")]

@@ -28,6 +28,7 @@
 
 mod content;
 mod disk;
+pub mod elsewhere;
 mod error;
 mod loops;
 mod mounts;
@@ -43,10 +44,12 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, RenameFlags};
 use rustix::mount::UnmountFlags;
+use serde::{Deserialize, Serialize};
 
 pub use atoll_archive::{Skipped, Tally};
 pub use content::{Entry, EntryKind, MOST_LISTED, Metadata, WriteFile};
 pub use disk::{LEAST, MOST, Usage};
+use elsewhere::{Answer, Elsewhere, Op, Streams, confused};
 use error::Doing;
 pub use error::{Error, Result};
 use loops::{Access, LoopDevice};
@@ -67,9 +70,11 @@ pub struct Volumes {
     dir: PathBuf,
     /// Those that somebody asked to be attached, and not just for a transfer.
     wanted: Mutex<HashSet<String>>,
+    /// Where another process keeps them.
+    keeper: Option<Box<dyn Elsewhere>>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
     Disk,
     /// Read-only: an EROFS image.
@@ -77,7 +82,7 @@ pub enum Kind {
 }
 
 /// A volume that can be given to sandboxes.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mounted {
     /// Of a disk the directory where it is mounted, of a sealed volume its image.
     pub path: PathBuf,
@@ -85,7 +90,7 @@ pub struct Mounted {
 }
 
 /// What [`Volumes::recover`] did.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recovered {
     /// Half-made and half-removed ones that are gone now.
     pub swept: usize,
@@ -107,11 +112,27 @@ impl Volumes {
         Ok(Self {
             dir,
             wanted: Mutex::default(),
+            keeper: None,
         })
+    }
+
+    /// Those that another process keeps.
+    pub fn elsewhere(keeper: Box<dyn Elsewhere>) -> Self {
+        Self {
+            dir: PathBuf::new(),
+            wanted: Mutex::default(),
+            keeper: Some(keeper),
+        }
     }
 
     /// Makes an empty disk. On success it is durable, on error nothing is left.
     pub fn create(&self, id: &str, bytes: u64) -> Result<()> {
+        if let Some(keeper) = &self.keeper {
+            return match keeper.ask(Op::Create { id: id.into(), bytes }, Streams::default())? {
+                Answer::Done => Ok(()),
+                _ => Err(confused()),
+            };
+        }
         if !(LEAST..=MOST).contains(&bytes) {
             return Err(Error::Size {
                 asked: bytes,
@@ -128,9 +149,26 @@ impl Volumes {
     /// Makes a sealed volume of an EROFS image, which is moved in place; it has to be on the same filesystem. On error the
     /// image may be gone.
     pub fn seal(&self, id: &str, image: &Path) -> Result<()> {
+        if let Some(keeper) = &self.keeper {
+            return match keeper.ask(
+                Op::Seal {
+                    id: id.into(),
+                    image: image.to_owned(),
+                },
+                Streams::default(),
+            )? {
+                Answer::Done => Ok(()),
+                _ => Err(confused()),
+            };
+        }
         self.make(id, |new| {
             File::open(image)?.sync_all()?;
-            fs::rename(image, new.join(SEALED))
+            fs::rename(image, new.join(SEALED))?;
+            // Whoever made it may not have made a plain file.
+            match fs::symlink_metadata(new.join(SEALED))?.is_file() {
+                true => Ok(()),
+                false => Err(std::io::Error::other("the image is not a plain file")),
+            }
         })
     }
 
@@ -168,6 +206,12 @@ impl Volumes {
 
     /// Mounts it if it is not mounted. Any number of sandboxes may then use it.
     pub fn attach(&self, id: &str) -> Result<Mounted> {
+        if let Some(keeper) = &self.keeper {
+            return match keeper.ask(Op::Attach { id: id.into() }, Streams::default())? {
+                Answer::Mounted(mounted) => Ok(mounted),
+                _ => Err(confused()),
+            };
+        }
         let _lock = self.lock()?;
         let mounted = self.attach_locked(id)?;
         self.wanted().insert(id.to_owned());
@@ -204,6 +248,12 @@ impl Volumes {
     /// Unmounts it. [`Error::Busy`]: a sandbox, or whoever has something open in it, keeps it; it can be attached again at
     /// any time. Everything written is on the disk when this succeeds.
     pub fn detach(&self, id: &str) -> Result<()> {
+        if let Some(keeper) = &self.keeper {
+            return match keeper.ask(Op::Detach { id: id.into() }, Streams::default())? {
+                Answer::Done => Ok(()),
+                _ => Err(confused()),
+            };
+        }
         let _lock = self.lock()?;
         self.wanted().remove(id);
         self.detach_locked(id)
@@ -213,9 +263,9 @@ impl Volumes {
         if self.kind(id)? == Kind::Sealed {
             return Ok(());
         }
-        let busy = |why| Error::Busy {
+        let busy = |why: &'static str| Error::Busy {
             id: id.to_owned(),
-            why,
+            why: why.into(),
         };
         let at = self.place(id)?.join(MOUNT);
         while self.mounted(id)?.is_some() {
@@ -240,6 +290,17 @@ impl Volumes {
     /// After a start of the server: removes what is half-made, unmounts what nobody uses. `in_use` are those of the
     /// sandboxes that run on.
     pub fn recover(&self, in_use: &[&str]) -> Result<Recovered> {
+        if let Some(keeper) = &self.keeper {
+            return match keeper.ask(
+                Op::Recover {
+                    in_use: in_use.iter().map(|id| (*id).to_owned()).collect(),
+                },
+                Streams::default(),
+            )? {
+                Answer::Recovered(recovered) => Ok(recovered),
+                _ => Err(confused()),
+            };
+        }
         let _lock = self.lock()?;
         self.wanted().extend(in_use.iter().map(|id| (*id).to_owned()));
         let mut recovered = Recovered::default();
@@ -273,6 +334,12 @@ impl Volumes {
 
     /// Removes it for good. Succeeds when there is none.
     pub fn delete(&self, id: &str) -> Result<()> {
+        if let Some(keeper) = &self.keeper {
+            return match keeper.ask(Op::Delete { id: id.into() }, Streams::default())? {
+                Answer::Done => Ok(()),
+                _ => Err(confused()),
+            };
+        }
         let place = self.place(id)?;
         let _lock = self.lock()?;
         match self.detach_locked(id) {
@@ -289,6 +356,12 @@ impl Volumes {
 
     /// Every volume here, by id.
     pub fn list(&self) -> Result<Vec<(String, Kind)>> {
+        if let Some(keeper) = &self.keeper {
+            return match keeper.ask(Op::List, Streams::default())? {
+                Answer::Listed(listed) => Ok(listed),
+                _ => Err(confused()),
+            };
+        }
         let mut found = Vec::new();
         for entry in fs::read_dir(&self.dir).doing(|| "listing the volumes")?.flatten() {
             let Ok(name) = entry.file_name().into_string() else {
@@ -303,6 +376,12 @@ impl Volumes {
     }
 
     pub fn usage(&self, id: &str) -> Result<Usage> {
+        if let Some(keeper) = &self.keeper {
+            return match keeper.ask(Op::Usage { id: id.into() }, Streams::default())? {
+                Answer::Usage(usage) => Ok(usage),
+                _ => Err(confused()),
+            };
+        }
         let place = self.place(id)?;
         let doing = || format!("measuring volume {id}");
         if self.kind(id)? == Kind::Sealed {
@@ -319,6 +398,12 @@ impl Volumes {
     }
 
     pub fn kind(&self, id: &str) -> Result<Kind> {
+        if let Some(keeper) = &self.keeper {
+            return match keeper.ask(Op::Kind { id: id.into() }, Streams::default())? {
+                Answer::Kind(kind) => Ok(kind),
+                _ => Err(confused()),
+            };
+        }
         let place = self.place(id)?;
         for (name, kind) in [(DISK, Kind::Disk), (SEALED, Kind::Sealed)] {
             if place.join(name).exists() {

@@ -11,6 +11,7 @@ use atoll_archive::{Dialect, Ids, Tally};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 
+use crate::elsewhere::{Answer, Op, Streams, confused};
 use crate::error::{Doing, Error, Result};
 use crate::loops::{self, Access};
 use crate::{Kind, SEALED, Volumes, disk};
@@ -18,6 +19,13 @@ use crate::{Kind, SEALED, Volumes, disk};
 impl Volumes {
     /// Writes everything in it as a PAX tar stream. Sockets, FIFOs and devices are left out and counted.
     pub fn export(&self, id: &str, out: &mut dyn Write) -> Result<Tally> {
+        if let Some(keeper) = &self.keeper {
+            let streams = Streams {
+                output: Some(out),
+                ..Streams::default()
+            };
+            return counted(keeper.ask(Op::Export { id: id.into() }, streams)?);
+        }
         let open = self.look_into(id)?;
         let done = atoll_archive::pack(open.root.as_fd(), Dialect::Plain, Ids::Same, out)
             .doing(|| format!("exporting volume {id}"));
@@ -28,6 +36,13 @@ impl Volumes {
     /// Puts everything from a tar stream into it, over what is there. On success it is durable; after an error some of
     /// it is there.
     pub fn import(&self, id: &str, input: &mut dyn Read) -> Result<Tally> {
+        if let Some(keeper) = &self.keeper {
+            let streams = Streams {
+                input: Some(input),
+                ..Streams::default()
+            };
+            return counted(keeper.ask(Op::Import { id: id.into() }, streams)?);
+        }
         if self.kind(id)? == Kind::Sealed {
             return Err(Error::Sealed(id.to_owned()));
         }
@@ -104,6 +119,24 @@ impl Volumes {
             }
         }
     }
+}
+
+fn counted(answer: Answer) -> Result<Tally> {
+    let Answer::Tally([entries, bytes, sockets, fifos, devices, too_long, mounts]) = answer else {
+        return Err(confused());
+    };
+    let skipped = atoll_archive::Skipped {
+        sockets,
+        fifos,
+        devices,
+        too_long,
+        mounts,
+    };
+    Ok(Tally {
+        entries,
+        bytes,
+        skipped,
+    })
 }
 
 struct Open {

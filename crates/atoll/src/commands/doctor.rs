@@ -9,7 +9,7 @@ use atoll_types::format_bytes;
 use serde_json::json;
 
 use crate::args::{DoctorArgs, Global, ServerArgs};
-use crate::config::{Config, RUNSC_VERSION, find_in_path};
+use crate::config::{Config, Confine, RUNSC_VERSION, find_in_path};
 use crate::data;
 use crate::output::{Doing, Output, Result};
 use crate::server::Machine;
@@ -79,6 +79,7 @@ pub(crate) async fn run(global: &Global, output: Output, args: DoctorArgs) -> Re
         runsc(&config).await,
         cgroups(),
         network(&config).await,
+        confinement(&config),
         server(&config.data),
         data_dir(&config.data),
         disk(&config.data),
@@ -194,6 +195,53 @@ async fn network(config: &Config) -> Check {
             "run `atoll doctor` again",
         ),
     }
+}
+
+/// What a server on this machine takes away from itself; of one that runs, what the kernel says about it.
+fn confinement(config: &Config) -> Check {
+    let what = "confinement";
+    if config.confine == Confine::Off {
+        let found = "switched off: whoever controls the server has all its powers";
+        return Check::bad(what, found, "set `confine = \"on\"`");
+    }
+    let layers = atoll_confine::server::survey();
+    let (can, cannot): (Vec<_>, Vec<_>) = layers
+        .iter()
+        .map(|layer| layer.stands.clone())
+        .partition(std::result::Result::is_ok);
+    let can: Vec<String> = can.into_iter().flatten().collect();
+    let cannot: Vec<String> = cannot.into_iter().filter_map(std::result::Result::err).collect();
+    let running = data::running_server(&config.data).and_then(|server| proc_status(server.pid));
+    let running = running.map_or(String::new(), |status| format!("; the one that runs: {status}"));
+    if cannot.is_empty() {
+        return Check::good(
+            what,
+            format!("the server can be confined: {}{running}", can.join(", ")),
+        );
+    }
+    Check::bad(
+        what,
+        format!(
+            "the server can be confined in part: {}{running}",
+            cannot.join(", ")
+        ),
+        atoll_confine::landlock::REMEDY,
+    )
+}
+
+/// What matters of `/proc/<pid>/status`.
+fn proc_status(pid: u32) -> Option<String> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let of = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        Some(line.trim().to_owned())
+    };
+    Some(format!(
+        "capabilities {}, filters {}, no_new_privs {}",
+        of("CapEff:")?,
+        of("Seccomp_filters:").or_else(|| of("Seccomp:"))?,
+        of("NoNewPrivs:")?
+    ))
 }
 
 fn server(dir: &Path) -> Check {

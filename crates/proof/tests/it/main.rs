@@ -8,6 +8,7 @@ mod artifacts;
 mod builds;
 mod cli;
 mod commands;
+mod confinement;
 mod deadlines;
 mod demo;
 mod exec;

@@ -54,16 +54,33 @@ impl Fifos {
     }
 }
 
-pub(super) fn open_async(path: &Path, interest: Interest) -> Result<AsyncFd<OwnedFd>, ChannelError> {
-    let fail = |error: io::Error| ChannelError::io(format!("opening {}", path.display()), error);
+impl Fifos {
+    /// For the host's end, to be handed to [`super::Guest::over`]: to the guest, and from it.
+    pub fn open_for_host(&self) -> io::Result<(OwnedFd, OwnedFd)> {
+        Ok((open(&self.to_guest)?, open(&self.from_guest)?))
+    }
+}
+
+fn open(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|error| fail(error.into()))?;
-    let stat = rustix::fs::fstat(&fd).map_err(|error| fail(error.into()))?;
+    let fd = rustix::fs::open(path, flags, Mode::empty())?;
+    let stat = rustix::fs::fstat(&fd)?;
     if !rustix::fs::FileType::from_raw_mode(stat.st_mode).is_fifo() {
-        return Err(fail(io::Error::new(io::ErrorKind::InvalidInput, "not a FIFO")));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a FIFO"));
     }
     // Best effort: a smaller pipe is only slower.
     let _ = rustix::pipe::fcntl_setpipe_size(&fd, PIPE_SIZE);
+    Ok(fd)
+}
+
+pub(super) fn open_named(path: &Path) -> Result<OwnedFd, ChannelError> {
+    open(path).map_err(|error| ChannelError::io(format!("opening {}", path.display()), error))
+}
+
+pub(super) fn register(fd: OwnedFd, interest: Interest) -> Result<AsyncFd<OwnedFd>, ChannelError> {
     // SAFETY: `OwnedFd` gives the same open descriptor until it is dropped, which `AsyncFd` does after deregistering.
-    unsafe { AsyncFd::register_with_interest(fd, interest).map_err(|error| fail(error.into())) }
+    unsafe {
+        AsyncFd::register_with_interest(fd, interest)
+            .map_err(|error| ChannelError::io("watching a FIFO", io::Error::from(error)))
+    }
 }

@@ -25,7 +25,7 @@ mod stream;
 mod tests;
 
 pub use fifo::Fifos;
-pub(crate) use still::WeakGuest;
+pub use still::WeakGuest;
 pub use stream::{Incoming, Stream, StreamReceiver, StreamSender};
 
 use std::collections::HashMap;
@@ -171,9 +171,14 @@ impl Guest {
     /// Opens the FIFOs and greets the agent, which may still be booting; everything it said to an earlier host is
     /// skipped.
     pub async fn connect(to_guest: &Path, from_guest: &Path, how: Connect) -> Result<Self, ChannelError> {
+        Self::over(fifo::open_named(to_guest)?, fifo::open_named(from_guest)?, how).await
+    }
+
+    /// The same over FIFOs that somebody else has opened ([`Fifos::open_for_host`]).
+    pub async fn over(to_guest: OwnedFd, from_guest: OwnedFd, how: Connect) -> Result<Self, ChannelError> {
         let shared = Arc::new(Shared {
-            to_guest: fifo::open_async(to_guest, Interest::WRITABLE)?,
-            from_guest: fifo::open_async(from_guest, Interest::READABLE)?,
+            to_guest: fifo::register(to_guest, Interest::WRITABLE)?,
+            from_guest: fifo::register(from_guest, Interest::READABLE)?,
             outbox: Mutex::default(),
             room: Arc::new(Semaphore::new(OUT_LIMIT)),
             streams: Mutex::new(Streams {

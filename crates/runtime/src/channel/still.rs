@@ -19,33 +19,33 @@ use super::{Guest, Inner};
 
 /// Refers to a channel without keeping it open.
 #[derive(Debug, Clone)]
-pub(crate) struct WeakGuest(Weak<Inner>);
+pub struct WeakGuest(Weak<Inner>);
 
 impl WeakGuest {
-    pub(crate) fn upgrade(&self) -> Option<Guest> {
+    pub fn upgrade(&self) -> Option<Guest> {
         self.0.upgrade().map(|inner| Guest { inner })
     }
 }
 
 impl Guest {
-    pub(crate) fn downgrade(&self) -> WeakGuest {
+    pub fn downgrade(&self) -> WeakGuest {
         WeakGuest(Arc::downgrade(&self.inner))
     }
 
     /// From now on no frame is begun; one that was begun is completed.
-    pub(crate) fn hold(&self) {
+    pub fn hold(&self) {
         self.inner.shared.lock_outbox().held = true;
     }
 
     /// Lets everything out that was held back. The guest gets at least a ping: after a save it notices waiting bytes
     /// only when another one comes.
-    pub(crate) fn release(&self) {
+    pub fn release(&self) {
         self.inner.shared.lock_outbox().held = false;
         self.ping();
     }
 
     /// Waits until the guest has read all that was sent. `false`: it has not.
-    pub(crate) async fn taken(&self, within: Duration) -> bool {
+    pub async fn taken(&self, within: Duration) -> bool {
         let shared = &self.inner.shared;
         until(within, || {
             shared.lock_outbox().is_at_border() && is_empty(shared.to_guest.get_ref())
@@ -54,12 +54,12 @@ impl Guest {
     }
 
     /// Waits until we have read all that the guest has said. `false`: more is still there.
-    pub(crate) async fn delivered(&self, within: Duration) -> bool {
+    pub async fn delivered(&self, within: Duration) -> bool {
         until(within, || is_empty(self.inner.shared.from_guest.get_ref())).await
     }
 
     /// Whether the guest answers a ping.
-    pub(crate) async fn answers(&self, within: Duration) -> bool {
+    pub async fn answers(&self, within: Duration) -> bool {
         let number = self.ping();
         until(within, || {
             self.inner.shared.ponged.load(Ordering::Relaxed) >= number

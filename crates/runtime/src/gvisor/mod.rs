@@ -43,8 +43,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use atoll_types::{DiskBacking, InstanceId, Isolation, Resources, Usage};
 
+use crate::agent::{Greeted, Greeter, Here, Raised, Raiser};
 use crate::cgroup::Group;
-use crate::channel::{AgentState, ChannelError, Connect, Fifos, Guest};
+use crate::channel::{AgentState, ChannelError, Connect, Fifos};
 use crate::instance_dir::{InstanceDirs, Record};
 use crate::process::Process;
 use crate::{
@@ -55,6 +56,7 @@ use restore::Boot;
 use save::{Mark, Residents, blocking};
 
 pub use launch::version;
+pub use restore::apply as unpack_layer;
 
 /// How long a boot may take; it takes 40 ms on an idle machine.
 const BOOT: Duration = Duration::from_secs(60);
@@ -97,7 +99,12 @@ impl Gvisor {
     }
 
     /// Everything after the directory exists; the caller cleans up after an error.
-    async fn boot(&self, spec: &InstanceSpec, record: Record) -> Result<Instance, String> {
+    async fn boot(
+        &self,
+        spec: &InstanceSpec,
+        record: Record,
+        greeter: &Arc<dyn Greeter>,
+    ) -> Result<Raised, String> {
         crate::jail::extras::check(&spec.mounts)?;
         let boot = Arc::new(self.prepare(spec).await?);
         let launched = {
@@ -130,7 +137,7 @@ impl Gvisor {
                 within: BOOT,
             },
         };
-        let connect = Guest::connect(&fifos.to_guest, &fifos.from_guest, how);
+        let connect = greeter.greet(&spec.id, &fifos, how);
         tokio::pin!(connect);
         let mut process = None;
         let mut early = None;
@@ -159,12 +166,12 @@ impl Gvisor {
                 }
             },
         };
-        let guest = connected.map_err(|error| match launch::complaint(&dir) {
+        let greeted = connected.map_err(|error| match launch::complaint(&dir) {
             complaint if complaint.is_empty() => error.to_string(),
             complaint => format!("{error}; {complaint}"),
         })?;
         if let (Boot::Fresh, Some(Restore { source, .. })) = (&*boot, &spec.restore) {
-            restore::apply(&guest, source).await?;
+            greeter.unpack(&greeted, source).await?;
         }
         if matches!(*boot, Boot::Layer(_)) {
             launch::forget_layer(&dir)?;
@@ -177,7 +184,7 @@ impl Gvisor {
             Some(process) => process,
             None => self.take_down(&starting, &dir, &mut record)?,
         };
-        self.instance(&spec.id, process, guest, group)
+        self.instance(&spec.id, process, greeted, group)
     }
 
     /// Records the sandbox process.
@@ -199,13 +206,14 @@ impl Gvisor {
         &self,
         id: &InstanceId,
         fifos: &Fifos,
-    ) -> Result<Guest, Result<ChannelError, String>> {
+        greeter: &Arc<dyn Greeter>,
+    ) -> Result<Greeted, Result<ChannelError, String>> {
         let greet = |within| {
             let how = Connect {
                 agent: AgentState::Running,
                 within,
             };
-            Guest::connect(&fifos.to_guest, &fifos.from_guest, how)
+            greeter.greet(id, fifos, how)
         };
         let dir = self.dirs.dir(id);
         let resume = || {
@@ -225,18 +233,18 @@ impl Gvisor {
             resume().await.map_err(Err)?;
             greeted = greet(ADOPT).await;
         }
-        let guest = greeted.map_err(Ok)?;
+        let greeted = greeted.map_err(Ok)?;
         save::runs(&dir).map_err(Err)?;
-        Ok(guest)
+        Ok(greeted)
     }
 
     fn instance(
         &self,
         id: &InstanceId,
         process: Option<Process>,
-        guest: Guest,
+        greeted: Greeted,
         group: Group,
-    ) -> Result<Instance, String> {
+    ) -> Result<Raised, String> {
         let process = process
             .and_then(|process| process.open())
             .ok_or("its process is gone")?;
@@ -247,12 +255,12 @@ impl Gvisor {
             Ok(1..) => "it exceeded its limit of processes and threads".to_owned(),
             _ => launch::post_mortem(&dir),
         };
-        let end = ending::watch(process, group, guest.clone(), explain);
-        self.residents.enter(id, &guest);
-        Ok(Instance {
+        let end = ending::watch(process, group, Arc::clone(&greeted.agent), explain);
+        self.residents.enter(id, &greeted.agent);
+        Ok(Raised {
             id: id.clone(),
             isolation: Isolation::Gvisor,
-            guest,
+            greeted,
             end,
         })
     }
@@ -281,19 +289,7 @@ impl Runtime for Gvisor {
     }
 
     async fn start(&self, spec: InstanceSpec) -> Result<Instance, Error> {
-        let fail = |reason| Error::Start {
-            isolation: Isolation::Gvisor,
-            reason,
-        };
-        let record = launch::claim(&self.dirs, &spec)
-            .map_err(|error| fail(format!("making the directory of {}: {error}", spec.id)))?;
-        match self.boot(&spec, record).await {
-            Ok(instance) => Ok(instance),
-            Err(reason) => Err(fail(match self.destroy(&spec.id).await {
-                Ok(()) => reason,
-                Err(error) => format!("{reason}; and cleaning up failed: {error}"),
-            })),
-        }
+        self.raise(spec, Arc::new(Here)).await?.here()
     }
 
     async fn discover(&self) -> Result<Vec<InstanceId>, Error> {
@@ -303,34 +299,7 @@ impl Runtime for Gvisor {
     }
 
     async fn adopt(&self, id: &InstanceId) -> Result<Instance, Error> {
-        let fail = |reason: String| Error::Adopt {
-            id: id.clone(),
-            reason,
-        };
-        let record = match self.dirs.read(id) {
-            Ok(Some(record)) if record.isolation == Isolation::Gvisor => record,
-            Ok(None) if !self.dirs.dir(id).exists() => return Err(Error::NotFound(id.clone())),
-            Ok(Some(_)) => return Err(fail("it belongs to another tier".into())),
-            Ok(None) => return Err(fail("it has no record".into())),
-            Err(error) => return Err(fail(format!("its record cannot be read: {error}"))),
-        };
-        // Before the greeting, which a dead instance would never answer.
-        if record.process.as_ref().and_then(Process::open).is_none() {
-            return Err(fail("its process is gone".into()));
-        }
-        let group = self.group(id)?;
-        let fifos = Fifos::in_dir(&self.dirs.dir(id));
-        let guest = self.greet_again(id, &fifos).await.map_err(|error| match error {
-            Ok(refused) => Error::adopt(id, &refused),
-            Err(reason) => fail(reason),
-        })?;
-        // The server may have died while it was booting, or being saved.
-        let limits = host_limits(&record.resources);
-        if group.resize(&limits).is_err() {
-            let extra = group.usage().map_or(0, |usage| usage.memory_bytes);
-            save::tighten(&group, limits.memory_bytes, extra, self.residents.stillness(id)).map_err(fail)?;
-        }
-        self.instance(id, record.process, guest, group).map_err(fail)
+        self.take_over(id, Arc::new(Here)).await?.here()
     }
 
     async fn resize(&self, id: &InstanceId, resources: &Resources) -> Result<(), Error> {
@@ -417,4 +386,57 @@ fn layer_bytes(sentry: u32, dir: &Path) -> Option<u64> {
         .map(|metadata| (metadata.ino(), metadata.blocks() * 512))
         .collect();
     (!sizes.is_empty()).then(|| sizes.values().sum())
+}
+
+#[async_trait]
+impl Raiser for Gvisor {
+    async fn raise(&self, spec: InstanceSpec, greeter: Arc<dyn Greeter>) -> Result<Raised, Error> {
+        let fail = |reason| Error::Start {
+            isolation: Isolation::Gvisor,
+            reason,
+        };
+        let record = launch::claim(&self.dirs, &spec)
+            .map_err(|error| fail(format!("making the directory of {}: {error}", spec.id)))?;
+        match self.boot(&spec, record, &greeter).await {
+            Ok(raised) => Ok(raised),
+            Err(reason) => Err(fail(match self.destroy(&spec.id).await {
+                Ok(()) => reason,
+                Err(error) => format!("{reason}; and cleaning up failed: {error}"),
+            })),
+        }
+    }
+
+    async fn take_over(&self, id: &InstanceId, greeter: Arc<dyn Greeter>) -> Result<Raised, Error> {
+        let fail = |reason: String| Error::Adopt {
+            id: id.clone(),
+            reason,
+        };
+        let record = match self.dirs.read(id) {
+            Ok(Some(record)) if record.isolation == Isolation::Gvisor => record,
+            Ok(None) if !self.dirs.dir(id).exists() => return Err(Error::NotFound(id.clone())),
+            Ok(Some(_)) => return Err(fail("it belongs to another tier".into())),
+            Ok(None) => return Err(fail("it has no record".into())),
+            Err(error) => return Err(fail(format!("its record cannot be read: {error}"))),
+        };
+        // Before the greeting, which a dead instance would never answer.
+        if record.process.as_ref().and_then(Process::open).is_none() {
+            return Err(fail("its process is gone".into()));
+        }
+        let group = self.group(id)?;
+        let fifos = Fifos::in_dir(&self.dirs.dir(id));
+        let greeted = self
+            .greet_again(id, &fifos, &greeter)
+            .await
+            .map_err(|error| match error {
+                Ok(refused) => Error::adopt(id, &refused),
+                Err(reason) => fail(reason),
+            })?;
+        // The server may have died while it was booting, or being saved.
+        let limits = host_limits(&record.resources);
+        if group.resize(&limits).is_err() {
+            let extra = group.usage().map_or(0, |usage| usage.memory_bytes);
+            save::tighten(&group, limits.memory_bytes, extra, self.residents.stillness(id)).map_err(fail)?;
+        }
+        self.instance(id, record.process, greeted, group).map_err(fail)
+    }
 }

@@ -137,7 +137,7 @@ pub(super) async fn fill(
 }
 
 /// Lets the agent unpack a saved layer over its root.
-pub(super) async fn apply(guest: &Guest, source: &Arc<dyn SaveSource>) -> Result<(), String> {
+pub async fn apply(guest: &Guest, source: &Arc<dyn SaveSource>) -> Result<(), String> {
     let mut layer = source.file(LAYER).await.map(tokio::fs::File::from_std);
     let layer = layer
         .as_mut()

@@ -31,8 +31,8 @@ use atoll_types::{DiskBacking, InstanceId, MIB, Resources, SaveKind};
 
 use super::control::Control;
 use super::{Gvisor, host_limits};
+use crate::agent::Agent;
 use crate::cgroup::{CgroupError, Group};
-use crate::channel::{Guest, WeakGuest};
 use crate::instance_dir::Record;
 use crate::{Error, SaveSink};
 
@@ -70,7 +70,7 @@ pub(super) struct Residents(Arc<Mutex<HashMap<InstanceId, Resident>>>);
 
 #[derive(Debug, Clone)]
 struct Resident {
-    guest: Option<WeakGuest>,
+    agent: Option<Arc<dyn Agent>>,
     /// Held by whoever pauses, saves or resumes it.
     stillness: Stillness,
     /// What was charged to it before it was saved.
@@ -87,7 +87,7 @@ impl Residents {
     fn get(&self, id: &InstanceId) -> Resident {
         let mut all = self.all();
         let resident = all.entry(id.clone()).or_insert_with(|| Resident {
-            guest: None,
+            agent: None,
             stillness: Arc::default(),
             charged: None,
         });
@@ -104,10 +104,10 @@ impl Residents {
         self.get(id).stillness
     }
 
-    pub(super) fn enter(&self, id: &InstanceId, guest: &Guest) {
+    pub(super) fn enter(&self, id: &InstanceId, agent: &Arc<dyn Agent>) {
         self.get(id);
         if let Some(resident) = self.all().get_mut(id) {
-            resident.guest = Some(guest.downgrade());
+            resident.agent = Some(Arc::clone(agent));
         }
     }
 
@@ -185,15 +185,15 @@ impl Gvisor {
             reason,
         };
         let resident = self.residents.get(id);
-        let guest = resident.guest.and_then(|guest| guest.upgrade());
-        let guest = guest.ok_or_else(|| fail("it was not adopted".into()))?;
+        let agent = resident.agent.filter(|agent| agent.is_open());
+        let agent = agent.ok_or_else(|| fail("it was not adopted".into()))?;
         let (this, id) = (self.clone(), id.clone());
         // Its own task: if nobody waits for it any more, it must still come to an end that is known.
         let saving = tokio::spawn(async move {
             let _one_at_a_time = resident.stillness.lock().await;
-            let saved = this.save_still(&record, kind, sink, &guest).await;
+            let saved = this.save_still(&record, kind, sink, &*agent).await;
             if saved.is_err()
-                && let Err(error) = this.let_go(&id, Some(&guest)).await
+                && let Err(error) = this.let_go(&id, Some(&*agent)).await
             {
                 tracing::warn!(instance = %id, error, "an instance that could not be saved does not go on");
             }
@@ -210,7 +210,7 @@ impl Gvisor {
         record: &Record,
         kind: SaveKind,
         sink: Arc<dyn SaveSink>,
-        guest: &Guest,
+        agent: &dyn Agent,
     ) -> Result<(), String> {
         let names: Vec<&'static str> = match (kind, record.resources.disk_backing) {
             (SaveKind::Memory, _) => MEMORY.to_vec(),
@@ -239,13 +239,13 @@ impl Gvisor {
             })
             .collect::<Result<_, _>>()
             .map_err(|error| format!("making room for it: {error}"))?;
-        guest.hold();
-        guest.taken(TAKING).await;
+        agent.hold().await;
+        agent.taken(TAKING).await;
         {
             let (dir, id) = (dir.clone(), id.clone());
             blocking(move || pause(&dir, &id)).await?;
         }
-        if !guest.delivered(READING).await {
+        if !agent.delivered(READING).await {
             return Err("what its agent has said could not be read in time".into());
         }
         let group = self.group(&id).map_err(|error| error.to_string())?;
@@ -278,14 +278,14 @@ impl Gvisor {
     pub(super) async fn thaw_instance(&self, id: &InstanceId) -> Result<(), Error> {
         self.record(id)?;
         let resident = self.residents.get(id);
-        let guest = resident.guest.and_then(|guest| guest.upgrade());
+        let agent = resident.agent.filter(|agent| agent.is_open());
         let _one_at_a_time = resident.stillness.lock().await;
-        self.let_go(id, guest.as_ref())
+        self.let_go(id, agent.as_deref())
             .await
             .map_err(|reason| Error::io(format!("letting {id} go on"), std::io::Error::other(reason)))
     }
 
-    async fn let_go(&self, id: &InstanceId, guest: Option<&Guest>) -> Result<(), String> {
+    async fn let_go(&self, id: &InstanceId, agent: Option<&dyn Agent>) -> Result<(), String> {
         let (dir, id) = (self.dirs.dir(id), id.clone());
         let mark = Mark::read(&dir);
         if mark != Mark::Runs
@@ -297,21 +297,21 @@ impl Gvisor {
             let extra = usage.memory_bytes.saturating_sub(resident.charged.unwrap_or(0));
             tighten(&group, record.resources.memory_bytes, extra, resident.stillness)?;
         }
-        match (mark, guest) {
+        match (mark, agent) {
             (Mark::Runs, _) => {}
             (Mark::Unsure, None) => return Err("it has to be adopted first".into()),
-            (Mark::Unsure, Some(guest))
+            (Mark::Unsure, Some(agent))
                 if {
-                    guest.release();
-                    guest.answers(ANSWERING).await
+                    agent.release().await;
+                    agent.answers(ANSWERING).await
                 } =>
             {
                 runs(&dir)?;
             }
             (Mark::Unsure | Mark::Still, _) => blocking(move || resume(&dir, &id)).await?,
         }
-        if let Some(guest) = guest {
-            guest.release();
+        if let Some(agent) = agent {
+            agent.release().await;
         }
         Ok(())
     }

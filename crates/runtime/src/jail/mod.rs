@@ -36,8 +36,9 @@ use async_trait::async_trait;
 use atoll_jailer::spec::{Ids, Lower, Spec, Upper};
 use atoll_types::{DiskBacking, InstanceId, Isolation, Resources, Usage};
 
+use crate::agent::{Greeted, Greeter, Here, Raised, Raiser};
 use crate::cgroup::{CgroupError, Group};
-use crate::channel::{AgentState, Connect, Fifos, Guest};
+use crate::channel::{AgentState, Connect, Fifos};
 use crate::instance_dir::{InstanceDirs, Record};
 use crate::process::Process;
 use crate::{Config, Error, Instance, InstanceSpec, Runtime, SaveKind, SaveSink, Saves, ending, uids};
@@ -100,7 +101,13 @@ impl Jail {
     }
 
     /// Everything after the directory exists; the caller cleans up after an error.
-    async fn boot(&self, mut record: Record, dir: &Path, wanted: &InstanceSpec) -> Result<Instance, String> {
+    async fn boot(
+        &self,
+        mut record: Record,
+        dir: &Path,
+        wanted: &InstanceSpec,
+        greeter: &Arc<dyn Greeter>,
+    ) -> Result<Raised, String> {
         let text = |error: &dyn std::fmt::Display| error.to_string();
         let group = Group::create(&self.config.cgroup_parent, record.id.as_str(), &record.resources)
             .map_err(|error| text(&error))?;
@@ -116,7 +123,8 @@ impl Jail {
             within: extras.within(),
         };
         let connected = async {
-            Guest::connect(&fifos.to_guest, &fifos.from_guest, connect)
+            greeter
+                .greet(&wanted.id, &fifos, connect)
                 .await
                 .map_err(|error| text(&error))
         };
@@ -240,41 +248,7 @@ impl Runtime for Jail {
     }
 
     async fn start(&self, spec: InstanceSpec) -> Result<Instance, Error> {
-        let fail = |reason: String| Error::Start {
-            isolation: Isolation::Jail,
-            reason,
-        };
-        let mut record = Record {
-            id: spec.id.clone(),
-            isolation: Isolation::Jail,
-            image: spec.image.clone(),
-            hostname: spec.hostname.clone(),
-            resources: spec.resources,
-            id_base: None,
-            process: None,
-        };
-        let dir = self
-            .dirs
-            .create(&record, |dir| {
-                Fifos::create(dir)?;
-                std::fs::create_dir(dir.join("root"))
-            })
-            .map_err(|error| fail(format!("its directory could not be made: {error}")))?;
-        // After the directory, so that whatever a crash leaves is found by it.
-        let booted = match self.take_ids(&mut record) {
-            Ok(()) => self.boot(record, &dir, &spec).await,
-            Err(error) => Err(format!("its user ids: {error}")),
-        };
-        match booted {
-            Ok(instance) => Ok(instance),
-            Err(reason) => {
-                let log = last_words(&dir.join("agent.log"));
-                if let Err(error) = self.destroy(&spec.id).await {
-                    tracing::error!(%error, id = %spec.id, "a failed start could not be cleaned up");
-                }
-                Err(fail(format!("{reason}{log}")))
-            }
-        }
+        self.raise(spec, Arc::new(Here)).await?.here()
     }
 
     async fn discover(&self) -> Result<Vec<InstanceId>, Error> {
@@ -286,30 +260,7 @@ impl Runtime for Jail {
     }
 
     async fn adopt(&self, id: &InstanceId) -> Result<Instance, Error> {
-        let fail = |reason: String| Error::Adopt {
-            id: id.clone(),
-            reason,
-        };
-        let record = self.record(id)?;
-        let process = record
-            .process
-            .ok_or_else(|| fail("its start was interrupted".into()))?;
-        // Before the greeting, which a dead instance would never answer.
-        process
-            .open()
-            .ok_or_else(|| fail("its first process is gone".into()))?;
-        let group = self.group(id).map_err(|error| fail(error.to_string()))?;
-        // Whoever held it still to save it is gone, and it could not answer.
-        group.thaw().map_err(|error| fail(error.to_string()))?;
-        let fifos = Fifos::in_dir(&self.dirs.dir(id));
-        let connect = Connect {
-            agent: AgentState::Running,
-            within: ADOPT_WITHIN,
-        };
-        let guest = Guest::connect(&fifos.to_guest, &fifos.from_guest, connect)
-            .await
-            .map_err(|error| Error::adopt(id, &error))?;
-        instance(id.clone(), &process, guest, group).map_err(fail)
+        self.take_over(id, Arc::new(Here)).await?.here()
     }
 
     async fn resize(&self, id: &InstanceId, resources: &Resources) -> Result<(), Error> {
@@ -404,17 +355,86 @@ impl Runtime for Jail {
     }
 }
 
+#[async_trait]
+impl Raiser for Jail {
+    async fn raise(&self, spec: InstanceSpec, greeter: Arc<dyn Greeter>) -> Result<Raised, Error> {
+        let fail = |reason: String| Error::Start {
+            isolation: Isolation::Jail,
+            reason,
+        };
+        let mut record = Record {
+            id: spec.id.clone(),
+            isolation: Isolation::Jail,
+            image: spec.image.clone(),
+            hostname: spec.hostname.clone(),
+            resources: spec.resources,
+            id_base: None,
+            process: None,
+        };
+        let dir = self
+            .dirs
+            .create(&record, |dir| {
+                Fifos::create(dir)?;
+                std::fs::create_dir(dir.join("root"))
+            })
+            .map_err(|error| fail(format!("its directory could not be made: {error}")))?;
+        // After the directory, so that whatever a crash leaves is found by it.
+        let booted = match self.take_ids(&mut record) {
+            Ok(()) => self.boot(record, &dir, &spec, &greeter).await,
+            Err(error) => Err(format!("its user ids: {error}")),
+        };
+        match booted {
+            Ok(raised) => Ok(raised),
+            Err(reason) => {
+                let log = last_words(&dir.join("agent.log"));
+                if let Err(error) = self.destroy(&spec.id).await {
+                    tracing::error!(%error, id = %spec.id, "a failed start could not be cleaned up");
+                }
+                Err(fail(format!("{reason}{log}")))
+            }
+        }
+    }
+
+    async fn take_over(&self, id: &InstanceId, greeter: Arc<dyn Greeter>) -> Result<Raised, Error> {
+        let fail = |reason: String| Error::Adopt {
+            id: id.clone(),
+            reason,
+        };
+        let record = self.record(id)?;
+        let process = record
+            .process
+            .ok_or_else(|| fail("its start was interrupted".into()))?;
+        // Before the greeting, which a dead instance would never answer.
+        process
+            .open()
+            .ok_or_else(|| fail("its first process is gone".into()))?;
+        let group = self.group(id).map_err(|error| fail(error.to_string()))?;
+        // Whoever held it still to save it is gone, and it could not answer.
+        group.thaw().map_err(|error| fail(error.to_string()))?;
+        let fifos = Fifos::in_dir(&self.dirs.dir(id));
+        let connect = Connect {
+            agent: AgentState::Running,
+            within: ADOPT_WITHIN,
+        };
+        let guest = greeter
+            .greet(id, &fifos, connect)
+            .await
+            .map_err(|error| Error::adopt(id, &error))?;
+        instance(id.clone(), &process, guest, group).map_err(fail)
+    }
+}
+
 /// A running jail and what looks after it until its end.
-fn instance(id: InstanceId, process: &Process, guest: Guest, group: Group) -> Result<Instance, String> {
+fn instance(id: InstanceId, process: &Process, greeted: Greeted, group: Group) -> Result<Raised, String> {
     let open = || process.open().ok_or("its first process is gone");
     memory::guard(id.clone(), open()?, group.clone());
-    let end = ending::watch(open()?, group, guest.clone(), || {
+    let end = ending::watch(open()?, group, Arc::clone(&greeted.agent), || {
         "the jail's first process is gone".into()
     });
-    Ok(Instance {
+    Ok(Raised {
         id,
         isolation: Isolation::Jail,
-        guest,
+        greeted,
         end,
     })
 }

@@ -20,10 +20,10 @@ pub(super) struct Inside(PathBuf);
 
 impl Inside {
     pub(super) fn parse(text: &str) -> Result<Self> {
-        let refuse = |why| {
+        let refuse = |why: &'static str| {
             Err(Error::BadPath {
                 path: shown(Path::new(text)),
-                why,
+                why: why.into(),
             })
         };
         if text.is_empty() {
@@ -90,7 +90,7 @@ impl Inside {
     pub(super) fn invalid(&self, why: &'static str) -> Error {
         Error::BadPath {
             path: self.shown(),
-            why,
+            why: why.into(),
         }
     }
 
