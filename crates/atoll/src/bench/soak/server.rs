@@ -168,9 +168,11 @@ pub(super) struct Server {
 impl Server {
     pub(super) fn new(home: Home, templates: &Path) -> Result<Self> {
         let (listen, workflows) = (free_port()?, free_port()?);
-        // Short, so that nobody who hangs is waited for until after the run.
+        // Short, so that nobody who hangs is waited for until after the run. The scripted provider of all projects is on this
+        // machine.
         let config = format!(
             "cgroup = \"{}\"\nworkflows_listen = \"{workflows}\"\n\
+             [network]\nallow_private = [\"127.0.0.1\"]\n\
              [models]\nfirst_byte_timeout = \"20s\"\nidle_timeout = \"20s\"\n",
             home.cgroup
         );
