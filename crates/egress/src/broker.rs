@@ -11,7 +11,7 @@
 //! What must hold:
 //! - A value has no printable form and is wiped when dropped. It leaves this module only inside a request to a place that
 //!   its binding names. Copies inside the HTTP and TLS libraries live as long as that request.
-//! - A value that was loaded later is the one that the next request gets.
+//! - A value that was loaded later is the one that the next request gets, and who has requests open is told of it.
 //! - A placeholder that cannot be replaced where it stands refuses the request: it is never forwarded in a head.
 //! - No error and no event of this module contains a value or a part of one.
 
@@ -24,14 +24,16 @@ mod shape;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use atoll_types::{ProjectId, SecretId, Timestamp};
+use tokio::sync::watch;
 
 pub use key::MasterKey;
 pub use secret::Secret;
 
-pub(crate) use inject::Head;
+pub(crate) use inject::{Head, Use, carries};
 pub(crate) use redact::{Redactor, Scanner};
 
 use crate::TrustId;
@@ -72,13 +74,24 @@ pub struct Broker {
     sealer: Sealer,
     key: MasterKey,
     held: RwLock<HashMap<SecretId, Held>>,
+    /// Moves on with each change of what is held, after it is in force.
+    changes: watch::Sender<u64>,
+    versions: AtomicU64,
 }
 
 struct Held {
     value: Arc<Secret>,
+    /// Another one for each other value.
+    version: u64,
     needles: Arc<Needles>,
     shape: Shape,
     expires: Option<Timestamp>,
+}
+
+/// A value that may be used now.
+struct Lent {
+    value: Arc<Secret>,
+    version: u64,
 }
 
 impl fmt::Debug for Broker {
@@ -96,6 +109,8 @@ impl Broker {
             sealer: Sealer::new(key)?,
             key: key.copy(),
             held: RwLock::default(),
+            changes: watch::Sender::new(0),
+            versions: AtomicU64::new(0),
         })
     }
 
@@ -125,31 +140,63 @@ impl Broker {
         expires: Option<Timestamp>,
     ) -> Result<(), BrokerError> {
         let (shape, value) = self.sealer.open(project, id, sealed)?;
-        let held = Held {
-            needles: Arc::new(Needles::of(&value)),
-            value: Arc::new(value),
-            shape,
-            expires,
+        let needles = Arc::new(Needles::of(&value));
+        let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
+        // The same value under another binding, or until another time, is the same secret.
+        let version = match held.get(id) {
+            Some(before) if before.value.expose() == value.expose() => before.version,
+            _ => self.versions.fetch_add(1, Ordering::Relaxed),
         };
-        self.held
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(id.clone(), held);
+        held.insert(
+            id.clone(),
+            Held {
+                needles,
+                value: Arc::new(value),
+                version,
+                shape,
+                expires,
+            },
+        );
+        drop(held);
+        self.changes.send_modify(|change| *change += 1);
         Ok(())
+    }
+
+    /// Tells when a value was replaced or forgotten.
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    /// From when on its value may not be used.
+    pub(crate) fn expires(&self, id: &SecretId) -> Option<Timestamp> {
+        let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
+        held.get(id)?.expires
+    }
+
+    /// Why a value that went out may no longer be in use, if that is so.
+    pub(crate) fn revoked(&self, used: &Use, now: Timestamp) -> Option<&'static str> {
+        let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
+        match held.get(&used.secret.id) {
+            None => Some("was deleted"),
+            Some(held) if held.version != used.version => Some("has another value now"),
+            Some(held) if held.expires.is_some_and(|expires| expires <= now) => Some("has expired"),
+            Some(_) => None,
+        }
     }
 
     /// Lends a value to one of the server's own requests, for as long as `put` takes; `None` where there is none to lend.
     pub fn lend<T>(&self, id: &SecretId, now: Timestamp, put: impl FnOnce(&[u8]) -> T) -> Option<T> {
-        let value = self.current(id, now)?;
-        Some(put(value.expose()))
+        let lent = self.current(id, now)?;
+        Some(put(lent.value.expose()))
     }
 
-    /// Requests that need it are refused from now on.
+    /// Requests that need it are refused from now on, and those that it went out with are cut.
     pub fn forget(&self, id: &SecretId) {
         self.held
             .write()
             .unwrap_or_else(PoisonError::into_inner)
             .remove(id);
+        self.changes.send_modify(|change| *change += 1);
     }
 
     /// What a sandbox of this lineage holds in place of the value; `None` where the secret is not loaded.
@@ -158,20 +205,19 @@ impl Broker {
         held.get(id)?.shape.placeholder(&self.key, trust, id).ok()
     }
 
-    fn current(&self, id: &SecretId, now: Timestamp) -> Option<Arc<Secret>> {
-        self.live(id, now, |held| held.value.clone())
-    }
-
-    fn needles(&self, id: &SecretId, now: Timestamp) -> Option<Arc<Needles>> {
-        self.live(id, now, |held| held.needles.clone())
-    }
-
-    fn live<T>(&self, id: &SecretId, now: Timestamp, take: impl FnOnce(&Held) -> T) -> Option<T> {
+    fn current(&self, id: &SecretId, now: Timestamp) -> Option<Lent> {
         let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
         let held = held.get(id)?;
-        held.expires
-            .is_none_or(|expires| now < expires)
-            .then(|| take(held))
+        held.expires.is_none_or(|expires| now < expires).then(|| Lent {
+            value: held.value.clone(),
+            version: held.version,
+        })
+    }
+
+    /// Also of one that has expired: a server may still show what it was sent before.
+    fn needles(&self, id: &SecretId) -> Option<Arc<Needles>> {
+        let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
+        held.get(id).map(|held| held.needles.clone())
     }
 }
 

@@ -107,6 +107,11 @@ impl Dialer {
             .filter(|service| flow.name == Some(&service.name))
     }
 
+    /// Whether this name leads to Atoll's own service.
+    pub(crate) fn is_service(&self, name: &Name) -> bool {
+        self.service.as_ref().is_some_and(|service| service.name == *name)
+    }
+
     /// What was allowed is the name; the address that stood in for it belongs to nobody.
     async fn connect_service(
         &self,
@@ -201,9 +206,11 @@ impl Dialer {
                 address: None,
             });
         }
+        // Within the sandbox's own share: whoever dials many names that nobody answers waits for itself.
+        let (_question, held) = tenant.question().await;
         let addresses = self
             .resolver
-            .addresses(name)
+            .addresses(name, held)
             .await
             .map_err(|source| DialError::Unresolved {
                 name: name.clone(),

@@ -39,6 +39,7 @@ pub(crate) use copy::Pool;
 use crate::Shared;
 use crate::events::{EgressProtocol, Note};
 use crate::limits::Opened;
+use crate::sever::reset;
 use crate::tenants::TenantState;
 
 /// How long no connection is taken after the host had no room for one.
@@ -64,7 +65,7 @@ pub(crate) async fn listen(shared: Arc<Shared>, listener: TcpListener) {
                         serve(&shared, tenant, stream, peer).await;
                     });
                 } else {
-                    refuse::reset(&stream);
+                    reset(&stream);
                 }
             }
             // The connection is gone before it was taken, or the host has no descriptors: either passes.

@@ -13,13 +13,16 @@
 //! - Every request names the host that is dialled; it goes there and nowhere else.
 //! - Bodies are never held: memory for a connection is bounded by the windows and buffers below.
 //! - Everything that a connection started ends with it, also when the future is dropped.
+//! - A request that is no longer allowed is cut in both directions, whatever it has become: see [`open`].
 //! - Neither paths nor queries, headers or bodies get into logs and events.
 
+mod answer;
 mod authority;
 mod body;
 mod check;
 mod connection;
 mod leaves;
+mod open;
 mod replay;
 mod reply;
 mod route;
@@ -33,6 +36,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use atoll_policy::Decision;
 use bytes::Bytes;
 use rustls::server::Acceptor;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -77,6 +81,11 @@ pub enum InterceptError {
     #[error("the encryption library refused to work")]
     Library,
 }
+
+/// Why a connection was broken off: a request on it is no longer allowed.
+#[derive(Debug, thiserror::Error)]
+#[error("{}", .0.reason)]
+pub(crate) struct Cut(pub(crate) Decision);
 
 /// Reads connections of all sandboxes. Cheap to clone.
 #[derive(Debug, Clone)]

@@ -17,7 +17,8 @@
 //! - An allowed name is what is dialled: neither the address that the guest used nor what it says about itself can move
 //!   a connection elsewhere.
 //! - Memory and descriptors are bounded for each sandbox and in total, whatever a guest sends, and however slowly.
-//! - A flow ends when the policy no longer allows it, and when its sandbox is dismissed.
+//! - A flow, and each request on one that is read, ends when it is no longer allowed: by the policy, by the secrets that
+//!   it was sent with, or because its sandbox is dismissed. What still waits in its buffers is not delivered then.
 //! - Nothing that a guest or a server sent is ever logged but names, addresses, methods and sizes.
 
 mod broker;
@@ -35,6 +36,7 @@ mod intercept;
 mod limits;
 mod resolve;
 mod seam;
+mod sever;
 mod tenants;
 #[cfg(test)]
 mod testing;

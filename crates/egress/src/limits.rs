@@ -32,6 +32,8 @@ pub(crate) enum Exhausted {
     Connections(u64),
     TotalConnections(u64),
     TotalBytes(u64),
+    /// To Atoll's own service, at once.
+    Service(u64),
     /// Not the sandbox's fault: the host has no room, and others hold less.
     Host,
 }
@@ -50,6 +52,7 @@ impl Exhausted {
             Self::Connections(_) => "limits.connections",
             Self::TotalConnections(_) => "limits.total_connections",
             Self::TotalBytes(_) => "limits.total_bytes",
+            Self::Service(_) => "limits: service",
             Self::Host => "host: connections",
         }
     }
@@ -64,6 +67,9 @@ impl Exhausted {
             }
             Self::TotalBytes(limit) => {
                 format!("the sandbox has used its budget of {limit} bytes; raise it to go on")
+            }
+            Self::Service(limit) => {
+                format!("the sandbox has {limit} connections to this service open, which is the limit; close some")
             }
             Self::Host => {
                 "the host has too many connections and this sandbox holds many of them; close some".to_owned()
@@ -260,6 +266,13 @@ impl Total {
                 Err(_) => tokio::time::sleep(Duration::from_secs(1)).await,
             }
         }
+    }
+
+    /// The same for what cannot wait.
+    pub(crate) fn try_room(&self) -> Result<OwnedSemaphorePermit, Exhausted> {
+        Arc::clone(&self.room)
+            .try_acquire_owned()
+            .map_err(|_| Exhausted::Host)
     }
 
     /// Completes when nobody holds any room but the listener that waits for the next.

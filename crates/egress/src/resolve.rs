@@ -22,7 +22,10 @@ use cache::Cache;
 use upstream::{Query, Upstreams};
 
 /// Questions to upstream resolvers that may be under way, of all sandboxes together.
-const OPEN: usize = 512;
+const OPEN: usize = 1024;
+/// When three quarters are taken, what a sandbox may have under way to be given more: a few that ask for what nobody
+/// answers shall not shut out the others.
+const FEW: usize = 8;
 /// How long the other family's answer is waited for when the first has come.
 const OTHER_FAMILY: Duration = Duration::from_millis(50);
 /// Addresses of a name that are looked at.
@@ -75,15 +78,16 @@ impl Resolver {
     }
 
     /// Both families at once. One that fails does not matter where the other has addresses.
-    pub(crate) async fn addresses(&self, name: &Name) -> Result<Addresses, ResolveError> {
+    /// `held` is how many questions are under way for whoever asks.
+    pub(crate) async fn addresses(&self, name: &Name, held: usize) -> Result<Addresses, ResolveError> {
         if self.own.as_ref() == Some(name) {
             return Ok(Addresses {
                 list: Some(vec![OWN.into()]),
                 ttl: OWN_KEPT,
             });
         }
-        let six = self.records(name, RecordType::AAAA);
-        let four = self.records(name, RecordType::A);
+        let six = self.records(name, RecordType::AAAA, held);
+        let four = self.records(name, RecordType::A, held);
         tokio::pin!(six, four);
         let (six, four) = tokio::select! {
             first = &mut six => {
@@ -99,9 +103,17 @@ impl Resolver {
     }
 
     /// What the name has of one type, wherever aliases lead.
-    pub(crate) async fn records(&self, name: &Name, kind: RecordType) -> Result<Arc<Answer>, ResolveError> {
+    pub(crate) async fn records(
+        &self,
+        name: &Name,
+        kind: RecordType,
+        held: usize,
+    ) -> Result<Arc<Answer>, ResolveError> {
         if let Some(known) = self.cache.get(name, kind) {
             return Ok(known);
+        }
+        if held > FEW && self.open.available_permits() < OPEN / 4 {
+            return Err(ResolveError::Busy);
         }
         let _open = self.open.try_acquire().map_err(|_| ResolveError::Busy)?;
         let answer = timeout(self.patience, self.ask(name, kind))

@@ -5,20 +5,25 @@
 //!   interceptor.serve(stream, prefix, flow) -> io::Result<()>
 //! ```
 //! with a stream that already counts bytes and keeps to the tenant's bandwidth and budget, and `prefix`, which was read
-//! from it before (and counted). It is dropped when the policy no longer allows the connection: it need not watch.
+//! from it before (and counted). It is dropped when the policy no longer allows the connection; whether the requests on it
+//! are still allowed is its own to watch.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use atoll_policy::{Decision, FlowKind, Name};
 use atoll_types::{EgressVerdict, Protocol, SecretRef};
-use tokio::net::TcpStream;
+use tokio::sync::watch;
 
 use crate::Tenant;
 use crate::dial::{DialError, Dialer};
 use crate::events::{EgressProtocol, EventKind, Note};
 use crate::intercept::{Route, Undialled};
+use crate::sever::{Severable, Severed};
 use crate::tenants::TenantState;
+
+/// The longest method that is told; a guest may send any word.
+const LONGEST_METHOD: usize = 32;
 
 /// A connection that is to be read.
 #[derive(Debug)]
@@ -30,6 +35,7 @@ pub(crate) struct Flow {
     /// Whether `prefix` begins with a ClientHello, rather than with a request.
     pub tls: bool,
     pub dialer: Arc<Dialer>,
+    pub severed: Severed,
 }
 
 impl Flow {
@@ -40,14 +46,14 @@ impl Flow {
             EgressProtocol::Http
         };
         Note {
-            method: method.map(str::to_owned),
+            method: method.map(|method| method.chars().take(LONGEST_METHOD).collect()),
             ..Note::decided(decision, protocol, Some(self.name.as_str()), address, self.port)
         }
     }
 }
 
 impl Route for Flow {
-    type Stream = TcpStream;
+    type Stream = Severable;
 
     fn name(&self) -> &Name {
         &self.name
@@ -65,7 +71,15 @@ impl Route for Flow {
         self.tenant.now()
     }
 
-    async fn dial(&self) -> Result<(TcpStream, IpAddr), Undialled> {
+    async fn dial(&self) -> Result<(Severable, IpAddr), Undialled> {
+        let room = match self.dialer.is_service(&self.name) {
+            true => Some(self.tenant.service_room().map_err(|exhausted| {
+                let decision = exhausted.decision();
+                self.tenant.events.note(self.note(&decision, None, None));
+                Undialled::Denied(decision)
+            })?),
+            false => None,
+        };
         let question = atoll_policy::Flow {
             protocol: Protocol::Tcp,
             port: self.port,
@@ -76,7 +90,10 @@ impl Route for Flow {
             claimed: Some(&self.name),
         };
         match self.dialer.connect(&self.tenant, &question).await {
-            Ok(dialled) => Ok((dialled.stream, dialled.address)),
+            Ok(dialled) => {
+                let stream = Severable::new(dialled.stream, self.severed.clone(), room);
+                Ok((stream, dialled.address))
+            }
             Err(DialError::Denied { decision, address }) => {
                 self.tenant.events.note(self.note(&decision, address, None));
                 Err(Undialled::Denied(decision))
@@ -94,6 +111,14 @@ impl Route for Flow {
                 Err(Undialled::Failed(failed.reason))
             }
         }
+    }
+
+    fn changes(&self) -> watch::Receiver<u64> {
+        self.tenant.changes()
+    }
+
+    fn sever(&self) {
+        self.severed.sever();
     }
 
     fn decided(&self, decision: &Decision, address: Option<IpAddr>, method: &str) {

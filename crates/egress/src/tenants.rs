@@ -9,12 +9,12 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use atoll_policy::Policy;
 use atoll_types::{ProjectId, SandboxId, SecretRef};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::dns::Names;
 use crate::events::{Collector, Events};
-use crate::limits::{Allowance, Bucket, Used};
+use crate::limits::{Allowance, Bucket, Exhausted, Used};
 
 /// DNS questions that a sandbox may ask each second, and at once after a pause.
 const QUESTIONS: u64 = 100;
@@ -23,6 +23,12 @@ const QUESTIONS_AT_ONCE: u64 = 400;
 const QUESTIONS_OPEN: usize = 64;
 /// Large buffers that a sandbox's flows may hold; see `flow::copy`.
 const BUFFERS: usize = 64;
+
+/// Connections of a sandbox to Atoll's own service at once.
+const SERVICE: usize = 64;
+
+/// Flows of datagrams, within its limit of connections; each takes two descriptors.
+pub(crate) const DATAGRAM_FLOWS: usize = 128;
 
 /// A sandbox as the way out sees it.
 #[derive(Debug, Clone)]
@@ -66,6 +72,8 @@ pub(crate) struct TenantState {
     questions: Mutex<Bucket>,
     pub questions_open: Arc<Semaphore>,
     pub buffers: Arc<Semaphore>,
+    service: Arc<Semaphore>,
+    datagrams: Arc<Semaphore>,
 }
 
 impl TenantState {
@@ -83,6 +91,8 @@ impl TenantState {
             questions: Mutex::new(Bucket::new(QUESTIONS, QUESTIONS_AT_ONCE)),
             questions_open: Arc::new(Semaphore::new(QUESTIONS_OPEN)),
             buffers: Arc::new(Semaphore::new(BUFFERS)),
+            service: Arc::new(Semaphore::new(SERVICE)),
+            datagrams: Arc::new(Semaphore::new(DATAGRAM_FLOWS)),
             current: RwLock::new(Arc::new(tenant)),
         })
     }
@@ -104,6 +114,34 @@ impl TenantState {
     /// Completes when the sandbox is dismissed.
     pub(crate) async fn gone(&self) {
         self.gone.cancelled().await;
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.is_cancelled()
+    }
+
+    /// Room for one more connection to Atoll's own service.
+    pub(crate) fn service_room(&self) -> Result<OwnedSemaphorePermit, Exhausted> {
+        Arc::clone(&self.service)
+            .try_acquire_owned()
+            .map_err(|_| Exhausted::Service(SERVICE as u64))
+    }
+
+    /// A question of its own connections, when there is room among all of its questions; and how many there are with it.
+    pub(crate) async fn question(&self) -> (Option<SemaphorePermit<'_>>, usize) {
+        // Never closed; were it, there would be nobody to bound.
+        let question = self.questions_open.acquire().await.ok();
+        (question, self.questions_held())
+    }
+
+    /// How many of its questions are under way.
+    pub(crate) fn questions_held(&self) -> usize {
+        QUESTIONS_OPEN.saturating_sub(self.questions_open.available_permits())
+    }
+
+    /// Room for one more flow of datagrams.
+    pub(crate) fn datagram_room(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.datagrams).try_acquire_owned().ok()
     }
 
     /// Whether one more DNS question may be answered now.

@@ -13,7 +13,7 @@ use std::time::Duration;
 use atoll_policy::{Decision, Flow, FlowKind, Name};
 use atoll_types::{EgressVerdict, Protocol};
 use tokio::net::UdpSocket;
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
@@ -23,12 +23,10 @@ use crate::dial::DialError;
 use crate::dns::Target;
 use crate::events::{EgressProtocol, EventKind, Note};
 use crate::limits::{Direction, Exhausted, Meter, Opened};
-use crate::tenants::TenantState;
+use crate::tenants::{DATAGRAM_FLOWS, TenantState};
 
 /// The longest datagram that is relayed.
 const LONGEST: usize = 65_535;
-/// Flows of one sandbox, within its limit of connections; each takes two descriptors.
-const MOST_EACH: usize = 128;
 /// Datagrams that wait while a flow is being opened; more are lost.
 const WAITING: usize = 16;
 
@@ -69,7 +67,7 @@ pub(crate) async fn relay(shared: Arc<Shared>, socket: Datagrams) {
             let _ = flow.try_send(datagram.to_vec());
             continue;
         }
-        let Some(open) = admitted(&shared, &tenant, &flows, key) else {
+        let Some(open) = admitted(&shared, &tenant, destination) else {
             continue;
         };
         let (sender, receiver) = mpsc::channel(WAITING);
@@ -87,6 +85,9 @@ pub(crate) async fn relay(shared: Arc<Shared>, socket: Datagrams) {
     }
 }
 
+/// What a flow holds while it lasts: of its sandbox, and of the host.
+type Held = (OwnedSemaphorePermit, Opened, OwnedSemaphorePermit);
+
 /// Forgets a flow when it ends, however it ends.
 struct Entry {
     flows: Flows,
@@ -101,12 +102,7 @@ impl Drop for Entry {
 
 /// Whether the policy allows a datagram of this flow now, and there is room for it. Asked before anything is made for
 /// it, because a refused datagram must cost next to nothing.
-fn admitted(
-    shared: &Shared,
-    tenant: &Arc<TenantState>,
-    flows: &Flows,
-    (source, destination): Key,
-) -> Option<Opened> {
+fn admitted(shared: &Shared, tenant: &Arc<TenantState>, destination: SocketAddr) -> Option<Held> {
     let note = |decision: &Decision, name: Option<&Name>, address: Option<IpAddr>| {
         tenant.events.note(Note::decided(
             decision,
@@ -125,13 +121,9 @@ fn admitted(
         note(&decision, name.as_ref(), address);
         return None;
     }
-    let held = lock(flows)
-        .keys()
-        .filter(|(from, _)| from.ip() == source.ip())
-        .count();
-    if held >= MOST_EACH {
+    let Some(room) = tenant.datagram_room() else {
         let reason =
-            format!("the sandbox has {MOST_EACH} flows of datagrams, which is the limit; close some");
+            format!("the sandbox has {DATAGRAM_FLOWS} flows of datagrams, which is the limit; close some");
         let decision = Decision {
             verdict: EgressVerdict::Denied,
             rule: "limits: udp".into(),
@@ -139,9 +131,10 @@ fn admitted(
         };
         note(&decision, name.as_ref(), address);
         return None;
-    }
-    match tenant.allowance.open(shared.total.crowded()) {
-        Ok(open) => Some(open),
+    };
+    let open = tenant.allowance.open(shared.total.crowded());
+    match open.and_then(|open| Ok((open, shared.total.try_room()?))) {
+        Ok((open, total)) => Some((room, open, total)),
         Err(exhausted) => {
             note(&exhausted.decision(), name.as_ref(), address);
             None
@@ -423,7 +416,7 @@ mod tests {
         world.admit(GUEST, &allow_udp("127.0.0.1", to.port()));
         let mut buffer = [0; 8];
         let mut held = Vec::new();
-        for _ in 0..MOST_EACH {
+        for _ in 0..DATAGRAM_FLOWS {
             let guest = world.datagrams(GUEST, to).await;
             guest.send_to(b"x", world.relay()).await.unwrap();
             server.recv_from(&mut buffer).await.unwrap();

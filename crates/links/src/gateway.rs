@@ -30,8 +30,8 @@ const LAYOUT: &str = "atoll gateway 1";
 const NSFS: i64 = 0x6e73_6673;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 4096;
-/// What a datagram socket may hold for all guests together.
-const DATAGRAM_BYTES: usize = 1 << 20;
+/// What a datagram socket may hold for all guests together: more than any of them may send at once, see `bpf`.
+const DATAGRAM_BYTES: usize = 16 << 20;
 /// The guest's end of its link: `lo` is 1, and nothing else was there before.
 const GUEST_INDEX: u32 = 2;
 const READY_WITHIN: Duration = Duration::from_secs(2);

@@ -13,6 +13,7 @@ const BPF_MAP_CREATE: u32 = 0;
 const BPF_MAP_UPDATE_ELEM: u32 = 2;
 const BPF_PROG_LOAD: u32 = 5;
 const BPF_LINK_CREATE: u32 = 28;
+const BPF_MAP_TYPE_ARRAY: u32 = 2;
 const BPF_MAP_TYPE_SOCKMAP: u32 = 15;
 const BPF_SK_LOOKUP: u32 = 36;
 
@@ -51,6 +52,15 @@ pub(crate) fn set_option(socket: impl AsFd, level: i32, option: i32, value: i32)
 
 /// A table of sockets for a [`Purpose::SocketLookup`] to choose from.
 pub(crate) fn socket_map(entries: u32) -> io::Result<OwnedFd> {
+    make_map(BPF_MAP_TYPE_SOCKMAP, 8, entries)
+}
+
+/// Records that programs count in, all zero at first.
+pub(crate) fn array_map(entries: u32, bytes_each: u32) -> io::Result<OwnedFd> {
+    make_map(BPF_MAP_TYPE_ARRAY, bytes_each, entries)
+}
+
+fn make_map(kind: u32, value_bytes: u32, entries: u32) -> io::Result<OwnedFd> {
     #[repr(C)]
     struct Arguments {
         kind: u32,
@@ -63,9 +73,9 @@ pub(crate) fn socket_map(entries: u32) -> io::Result<OwnedFd> {
         bpf_open(
             BPF_MAP_CREATE,
             &Arguments {
-                kind: BPF_MAP_TYPE_SOCKMAP,
+                kind,
                 key_bytes: 4,
-                value_bytes: 8,
+                value_bytes,
                 entries,
             },
         )

@@ -597,3 +597,49 @@ async fn how_long_it_takes() {
     tokio::time::sleep(Duration::from_millis(200)).await;
     place.close().await;
 }
+
+/// All guests' datagrams wait in the same socket. However many one of them sends, there is room for the others'.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flood_takes_no_place_that_a_neighbour_needs() {
+    const QUESTIONS: usize = 400;
+    let Some(place) = Place::open(2).await else { return };
+    let flooder = place.links.lease(&instance(1)).await.unwrap();
+    let neighbour = place.links.lease(&instance(2)).await.unwrap();
+    let (flooder_space, neighbour_space) = (flooder.namespace().unwrap(), neighbour.namespace().unwrap());
+    for (port, socket, most, size) in [
+        (53, &place.sockets.dns4, 2000, 100),
+        (9999, &place.sockets.udp4, 60_000, 100),
+        (9999, &place.sockets.udp4, 2000, 60_000),
+    ] {
+        let to = format!("203.0.113.7:{port}");
+        // Nobody reads meanwhile.
+        let sent = inside(&flooder_space, || {
+            let flood = UdpSocket::bind("0.0.0.0:0").unwrap();
+            let data = vec![7; size];
+            (0..most * 2).filter(|_| flood.send_to(&data, &to).is_ok()).count()
+        });
+        assert!(sent > most, "{sent}");
+        inside(&neighbour_space, || {
+            let asks = UdpSocket::bind("0.0.0.0:0").unwrap();
+            for n in 0..QUESTIONS {
+                asks.send_to(&(n as u32).to_be_bytes(), &to).unwrap();
+            }
+        });
+        let (mut flood, mut heard) = (0, 0);
+        while let Some((data, from)) = received(socket, WHILE) {
+            match Slot::of_source(from.ip()) {
+                Some(slot) if slot == neighbour.slot() => {
+                    assert_eq!(data, (heard as u32).to_be_bytes(), "in order, and none is missing");
+                    heard += 1;
+                }
+                _ => flood += 1,
+            }
+        }
+        assert_eq!(heard, QUESTIONS, "port {port}, beside {flood} of the flood");
+        assert!(flood > 0 && flood < most, "{flood} of the flood got through");
+    }
+    drop((flooder, neighbour));
+    place.links.release(&instance(1)).await.unwrap();
+    place.links.release(&instance(2)).await.unwrap();
+    place.close().await;
+}

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+import time
 import zipfile
 
 HERE = pathlib.Path(sys.argv[1])
@@ -50,6 +51,8 @@ NAMES = {
     "mixed.example.org": [PUBLIC, METADATA],
     "a.wild.example.org": [PUBLIC],
     "host.example.org": [HOST],
+    # bücher.example.org
+    "xn--bcher-kva.example.org": [PUBLIC],
 }
 CERTIFIED = sorted(name for name in NAMES if name != "a.wild.example.org") + ["*.wild.example.org"]
 
@@ -229,6 +232,10 @@ class Web(http.server.BaseHTTPRequestHandler):
             return self.reply(b"", status=302, headers=[("location", f"http://{METADATA}/latest/meta-data/")])
         if path.startswith("/bytes/"):
             return self.bulk(int(path.split("/")[2]))
+        if path.startswith("/drip"):
+            return self.drip(path)
+        if path == "/trailers":
+            return self.trailers()
         echoed = {
             "method": self.command,
             "path": self.path,
@@ -301,6 +308,27 @@ class Web(http.server.BaseHTTPRequestHandler):
             self.wfile.write(piece[: min(size, len(piece))])
             size -= len(piece)
 
+    def drip(self, path):
+        # An answer that never ends by itself; when it could no longer be sent is written down.
+        self.send_response(200)
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        try:
+            while True:
+                self.wfile.write(b"5\r\ntick\n\r\n")
+                time.sleep(0.05)
+        except OSError:
+            saw(what="broken", path=path)
+        self.close_connection = True
+
+    def trailers(self):
+        value = self.headers.get("authorization") or "nothing"
+        self.send_response(200)
+        self.send_header("transfer-encoding", "chunked")
+        self.send_header("trailer", "x-echo")
+        self.end_headers()
+        self.wfile.write(b"4\r\nbody\r\n0\r\nx-echo: " + value.encode() + b"\r\n\r\n")
+
     def websocket(self):
         key = self.headers["sec-websocket-key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
         accept = base64.b64encode(hashlib.sha1(key.encode()).digest()).decode()
@@ -311,7 +339,10 @@ class Web(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         # Echoes short masked text messages until one says "bye".
         while True:
-            head = self.rfile.read(2)
+            try:
+                head = self.rfile.read(2)
+            except OSError:
+                head = b""
             if len(head) < 2:
                 break
             size = head[1] & 0x7F
@@ -320,6 +351,7 @@ class Web(http.server.BaseHTTPRequestHandler):
             self.wfile.write(bytes([head[0], size]) + text)
             if text == b"bye" or head[0] & 0x0F == 8:
                 break
+        saw(what="broken", path=self.path)
         self.close_connection = True
 
 

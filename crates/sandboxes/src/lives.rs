@@ -275,6 +275,8 @@ impl Sandboxes {
 
     /// Destroys an instance in the background and records that it is gone; tries until it works.
     fn destroy_later(&self, cell: &Arc<Cell>, isolation: Isolation, instance: InstanceId) {
+        // At once: the rest takes a moment.
+        self.dismiss(&instance);
         let service = self.clone();
         let cell = Arc::clone(cell);
         self.inner.tasks.spawn(async move {

@@ -249,7 +249,8 @@ pub(crate) struct ShapeArgs {
     pub(crate) placeholder: bool,
 }
 
-/// Replace the value of a secret; sandboxes that run use the new one from their next request on
+/// Replace the value of a secret; sandboxes that run use the new one from their next request on, and requests that are open
+/// with the old one are cut
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

@@ -1,6 +1,6 @@
 //! Putting values into the head of a request.
 
-use atoll_policy::{Grant, Name};
+use atoll_policy::Grant;
 use atoll_types::{Injection, SecretRef, Timestamp};
 use base64::Engine;
 use base64::alphabet;
@@ -10,7 +10,7 @@ use memchr::memmem;
 use zeroize::Zeroizing;
 
 use super::redact::{Redactor, percent_encode};
-use super::{Broker, Secret};
+use super::{Broker, Lent, Secret};
 
 /// Reads what clients send, with or without the padding; writes it with.
 const BASIC: GeneralPurpose = GeneralPurpose::new(
@@ -20,6 +20,23 @@ const BASIC: GeneralPurpose = GeneralPurpose::new(
 
 /// What stands for a secret in one sandbox.
 pub(crate) type Placeholder = (SecretRef, String);
+
+/// A secret that went into a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Use {
+    pub(crate) secret: SecretRef,
+    /// Which of its values.
+    pub(super) version: u64,
+}
+
+impl Use {
+    fn of(grant: &Grant, held: &Lent) -> Self {
+        Self {
+            secret: grant.secret.clone(),
+            version: held.version,
+        }
+    }
+}
 
 /// The parts of a request's head in which secrets go out.
 #[derive(Debug)]
@@ -79,7 +96,7 @@ impl Broker {
         grants: &[&Grant],
         placeholders: &[Placeholder],
         now: Timestamp,
-    ) -> Result<Vec<SecretRef>, Denied> {
+    ) -> Result<Vec<Use>, Denied> {
         let mut used = Vec::new();
         // Placeholders first: an overwriting grant then has the last word on its header.
         let (swapped, put): (Vec<&Grant>, Vec<&Grant>) = grants
@@ -87,7 +104,7 @@ impl Broker {
             .partition(|grant| matches!(grant.binding.inject, Injection::Placeholder));
         for grant in swapped {
             // One that cannot be had is left in place, and refused below if it is there at all.
-            let Some(value) = self.current(&grant.secret.id, now) else {
+            let Some(lent) = self.current(&grant.secret.id, now) else {
                 continue;
             };
             for (_, text) in placeholders
@@ -95,26 +112,27 @@ impl Broker {
                 .filter(|(secret, _)| secret.id == grant.secret.id)
             {
                 let replaced = head
-                    .replace(text.as_bytes(), &value)
+                    .replace(text.as_bytes(), &lent.value)
                     .map_err(|Invalid| Denied::Unusable(grant.secret.name.clone()))?;
                 if replaced {
-                    used.push(grant.secret.clone());
+                    used.push(Use::of(grant, &lent));
                 }
             }
         }
         for grant in put {
-            let value = self
+            let lent = self
                 .current(&grant.secret.id, now)
                 .ok_or_else(|| Denied::Unavailable(grant.secret.name.clone()))?;
-            head.put(&grant.binding.inject, &value)
+            head.put(&grant.binding.inject, &lent.value)
                 .map_err(|error| match error {
                     Unfit::Invalid => Denied::Unusable(grant.secret.name.clone()),
                     Unfit::Reserved => Denied::Reserved(grant.secret.name.clone()),
                 })?;
-            used.push(grant.secret.clone());
+            used.push(Use::of(grant, &lent));
         }
+        let decoded = head.decoded();
         for (secret, text) in placeholders {
-            if !head.contains(text.as_bytes()) {
+            if !head.contains(text.as_bytes(), &decoded) {
                 continue;
             }
             let name = secret.name.clone();
@@ -127,29 +145,28 @@ impl Broker {
         Ok(used)
     }
 
-    /// What to blot out of answers from `host`, and whether also out of their bodies. Not only what went out with this
-    /// very request: a server may show what it was sent before.
-    pub(crate) fn redactor(&self, grants: &[Grant], host: &Name, now: Timestamp) -> (Redactor, bool) {
+    /// What to blot out of answers. Not only what went out with this very request: a server may show what it was sent
+    /// before.
+    pub(crate) fn redactor(&self, grants: &[Grant]) -> Redactor {
         let mut redactor = Redactor::default();
-        let mut bodies = false;
         for grant in grants {
-            if let Some(needles) = self.needles(&grant.secret.id, now) {
+            if let Some(needles) = self.needles(&grant.secret.id) {
                 redactor.add(needles);
-                bodies |= grant.binding.redact && grant.binding.hosts.iter().any(|to| is_to(to, host));
             }
         }
-        (redactor, bodies)
+        redactor
     }
 }
 
-/// Whether a binding is about `host`. This only says where to look for echoes; who gets a secret is the policy's to say.
-fn is_to(pattern: &str, host: &Name) -> bool {
-    let pattern = pattern.to_ascii_lowercase();
-    match pattern.strip_prefix('*') {
-        Some(below) => host.as_str().ends_with(below),
-        None => host.as_str() == pattern,
-    }
+/// Whether one of the placeholders stands in these fields.
+pub(crate) fn carries(fields: &HeaderMap, placeholders: &[Placeholder]) -> bool {
+    fields.values().any(|value| {
+        placeholders
+            .iter()
+            .any(|(_, text)| memmem::find(value.as_bytes(), text.as_bytes()).is_some())
+    })
 }
+
 
 struct Invalid;
 
@@ -245,16 +262,17 @@ impl Head<'_> {
         Ok(replaced)
     }
 
-    fn contains(&self, placeholder: &[u8]) -> bool {
+    /// What has to be decoded before it can be searched. Once for all placeholders: there may be many, and a long query.
+    fn decoded(&self) -> Vec<Zeroizing<Vec<u8>>> {
+        let pairs = self.headers.get_all(AUTHORIZATION).iter().filter_map(basic);
+        let path = Zeroizing::new(percent_decode(self.path));
+        let query = self.query.as_deref().map(|query| Zeroizing::new(percent_decode(query)));
+        pairs.chain([path]).chain(query).collect()
+    }
+
+    fn contains(&self, placeholder: &[u8], decoded: &[Zeroizing<Vec<u8>>]) -> bool {
         let within = |text: &[u8]| memmem::find(text, placeholder).is_some();
-        self.headers.iter().any(|(name, value)| {
-            within(value.as_bytes())
-                || (name == AUTHORIZATION && basic(value).is_some_and(|pair| within(&pair)))
-        }) || within(&percent_decode(self.path))
-            || self
-                .query
-                .as_deref()
-                .is_some_and(|query| within(&percent_decode(query)))
+        self.headers.values().any(|value| within(value.as_bytes())) || decoded.iter().any(|text| within(text))
     }
 }
 

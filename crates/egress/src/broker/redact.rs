@@ -196,10 +196,6 @@ impl Scanner {
     pub(crate) fn holds(&self) -> bool {
         !self.held.is_empty()
     }
-
-    pub(crate) fn trailers(&self, trailers: &mut HeaderMap) {
-        self.redactor.headers(trailers);
-    }
 }
 
 /// All but what never needs it, as in a query.

@@ -52,7 +52,7 @@ fn what_is_sealed_opens_only_where_it_belongs() {
     );
     broker.load(&project(1), &id(1), &sealed, None).unwrap();
     let value = broker.current(&id(1), Timestamp(0)).unwrap();
-    assert_eq!(value.expose(), b"a value of some length");
+    assert_eq!(value.value.expose(), b"a value of some length");
 
     let cannot = |result: Result<(), BrokerError>| matches!(result, Err(BrokerError::CannotOpen { .. }));
     assert!(cannot(broker.load(&project(2), &id(1), &sealed, None)));
@@ -102,7 +102,7 @@ fn a_new_value_keeps_the_placeholders_of_the_first() {
     broker.load(&project(1), &id(1), &second, None).unwrap();
     assert_eq!(broker.placeholder(&trust, &id(1)).unwrap(), placeholder);
     assert_eq!(
-        broker.current(&id(1), Timestamp(0)).unwrap().expose(),
+        broker.current(&id(1), Timestamp(0)).unwrap().value.expose(),
         b"of quite another shape"
     );
     // And so after a restart.

@@ -207,9 +207,16 @@ async fn decide(resolver: &Resolver, tenant: &TenantState, asked: &Message) -> M
         | RecordType::CAA
         | RecordType::SOA
         | RecordType::NAPTR
-        | RecordType::CNAME => records(resolver, &name, kind, &mut reply).await,
+        | RecordType::CNAME => records(resolver, tenant, &name, kind, &mut reply).await,
         _ => Ok(()),
     };
+    // The policy may have changed while it was asked for.
+    let still = tenant.policy().name(&name);
+    if !still.is_allowed() {
+        let mut reply = begin(asked);
+        refuse(tenant, &mut reply, &still, Some(&name));
+        return reply;
+    }
     if let Err(error) = outcome {
         let text = error.to_string();
         fail(
@@ -240,7 +247,7 @@ async fn addresses(
     kind: RecordType,
     reply: &mut Message,
 ) -> Result<(), ResolveError> {
-    let found = resolver.addresses(name).await?;
+    let found = resolver.addresses(name, tenant.questions_held()).await?;
     let Some(list) = found.list else {
         reply.metadata.response_code = ResponseCode::NXDomain;
         return Ok(());
@@ -273,11 +280,12 @@ async fn addresses(
 /// What upstream has, as if it were the name's own: aliases on the way are left out.
 async fn records(
     resolver: &Resolver,
+    tenant: &TenantState,
     name: &Name,
     kind: RecordType,
     reply: &mut Message,
 ) -> Result<(), ResolveError> {
-    let found = resolver.records(name, kind).await?;
+    let found = resolver.records(name, kind, tenant.questions_held()).await?;
     if !found.exists {
         reply.metadata.response_code = ResponseCode::NXDomain;
     }

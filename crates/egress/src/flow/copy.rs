@@ -19,6 +19,7 @@ use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep_until};
 
+use super::classify::{First, Gate};
 use crate::config::Timeouts;
 use crate::limits::{Direction, Exhausted, Meter};
 
@@ -36,6 +37,12 @@ pub(super) enum End {
     Broken(io::Error),
     Idle,
     Exhausted(Exhausted),
+    /// The guest says what it is after all. These bytes were not passed on.
+    Spoke {
+        bytes: BytesMut,
+        /// Nothing else was passed on either, in any direction.
+        fresh: bool,
+    },
 }
 
 /// What bounds a flow.
@@ -58,11 +65,13 @@ impl<'a> Terms<'a> {
     }
 }
 
-/// Copies both ways until it is over. `first` is what the guest sent already, and was counted.
+/// Copies both ways until it is over. `first` is what the guest sent already, and was counted; `gate` is there where that
+/// did not tell what it is.
 pub(super) async fn copy(
     guest: &mut TcpStream,
     server: &mut TcpStream,
     mut first: BytesMut,
+    gate: Option<Gate>,
     terms: Terms<'_>,
 ) -> End {
     let activity = Activity::new();
@@ -73,17 +82,21 @@ pub(super) async fn copy(
         drop(first);
         terms
             .way(Direction::Up, &activity)
-            .run(guest_read, server_write)
+            .run(guest_read, server_write, gate)
             .await
     };
     let down = terms
         .way(Direction::Down, &activity)
-        .run(server_read, guest_write);
+        .run(server_read, guest_write, None);
     tokio::select! {
         outcome = async { tokio::try_join!(up, down) } => match outcome {
             Ok(_) => End::Finished,
             Err(Stop::Io(error)) => End::Broken(error),
             Err(Stop::Exhausted(exhausted)) => End::Exhausted(exhausted),
+            Err(Stop::Spoke { bytes, fresh }) => End::Spoke {
+                bytes,
+                fresh: fresh && terms.meter.down() == 0,
+            },
         },
         () = activity.lapse(terms.timeouts) => End::Idle,
     }
@@ -92,6 +105,7 @@ pub(super) async fn copy(
 enum Stop {
     Io(io::Error),
     Exhausted(Exhausted),
+    Spoke { bytes: BytesMut, fresh: bool },
 }
 
 impl From<io::Error> for Stop {
@@ -108,10 +122,15 @@ struct Way<'a> {
 }
 
 impl Way<'_> {
-    async fn run(self, from: ReadHalf<'_>, mut to: WriteHalf<'_>) -> Result<(), Stop> {
+    async fn run(
+        self,
+        from: ReadHalf<'_>,
+        mut to: WriteHalf<'_>,
+        mut gate: Option<Gate>,
+    ) -> Result<(), Stop> {
         loop {
             from.readable().await?;
-            if !self.turn(&from, &mut to).await? {
+            if !self.turn(&from, &mut to, &mut gate).await? {
                 break;
             }
         }
@@ -122,12 +141,20 @@ impl Way<'_> {
     }
 
     /// Moves what is there, until nothing is. `false` when no more will come.
-    async fn turn(&self, from: &ReadHalf<'_>, to: &mut WriteHalf<'_>) -> Result<bool, Stop> {
+    async fn turn(
+        &self,
+        from: &ReadHalf<'_>,
+        to: &mut WriteHalf<'_>,
+        gate: &mut Option<Gate>,
+    ) -> Result<bool, Stop> {
         let mut buffer = Buffer::get(self.terms.pool, self.terms.buffers);
         loop {
             let len = buffer.bytes.len().min(self.terms.meter.turn());
             let read = match from.try_read(&mut buffer.bytes[..len]) {
-                Ok(0) => return Ok(false),
+                Ok(0) => {
+                    pass_gate(gate, &[])?;
+                    return Ok(false);
+                }
                 Ok(read) => read,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
                 Err(error) => return Err(error.into()),
@@ -138,6 +165,7 @@ impl Way<'_> {
                 .meter
                 .count(self.direction, read)
                 .map_err(Stop::Exhausted)?;
+            pass_gate(gate, &buffer.bytes[..read])?;
             to.write_all(&buffer.bytes[..read]).await?;
             self.activity.note();
             if let Some(until) = pause {
@@ -147,6 +175,27 @@ impl Way<'_> {
                 return Ok(true);
             }
         }
+    }
+}
+
+/// Holds what is about to be passed on against what it may turn out to be; no bytes are the end.
+fn pass_gate(gate: &mut Option<Gate>, bytes: &[u8]) -> Result<(), Stop> {
+    let Some(looking) = gate else { return Ok(()) };
+    let fresh = looking.is_fresh();
+    let first = match bytes {
+        [] => looking.finish(),
+        _ => looking.feed(bytes),
+    };
+    match first {
+        First::More => Ok(()),
+        First::Opaque => {
+            *gate = None;
+            Ok(())
+        }
+        _ => Err(Stop::Spoke {
+            bytes: bytes.into(),
+            fresh,
+        }),
     }
 }
 

@@ -1,6 +1,7 @@
 //! One connection: what it is, whether it may be, and then either copied or read.
 
 use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::classify::{CLIENT_FIRST, First, SERVER_FIRST, SSL_REQUEST, classify, host_of};
+use super::classify::{CLIENT_FIRST, First, Gate, SERVER_FIRST, SSL_REQUEST, classify, host_of};
 use super::copy::{End, Terms, copy};
 use super::hello::Hello;
 use super::peek::{Opening, PeekError};
@@ -21,7 +22,9 @@ use crate::dial::{DialError, Dialled};
 use crate::dns::Target;
 use crate::events::{EgressProtocol, EventKind, Note};
 use crate::limits::Meter;
+use crate::intercept::Cut;
 use crate::seam;
+use crate::sever::{Severable, Severed, reset};
 use crate::tenants::TenantState;
 
 /// Names that ECH uses for everybody behind one operator; no site is to be found there.
@@ -93,27 +96,34 @@ pub(super) async fn run(
     };
     let meter = Meter::new(Arc::clone(&tenant.allowance));
     let mut opening = Opening::new(stream, meter, shared.config.timeouts.peek);
-    let found = match tenant.names.target(destination.ip()) {
-        Target::Name(name) => connection.look(&mut opening, Some(name)).await,
-        Target::Forgotten => connection.look(&mut opening, None).await,
-        Target::Address(address) => connection.look_at_address(&mut opening, address).await,
-    };
-    match found {
-        Ok(found) if found.kind == FlowKind::Http && found.name.is_some() => {
-            Box::pin(connection.read(opening, &found)).await;
-        }
-        Ok(found) => {
-            let inspected = found.kind == FlowKind::Tls
-                && found.claimed.is_some()
-                && found.name.as_ref().is_some_and(|name| connection.inspects(name));
-            if inspected {
-                Box::pin(connection.read(opening, &found)).await;
-            } else {
-                connection.splice(opening, &found).await;
+    loop {
+        let found = match tenant.names.target(destination.ip()) {
+            Target::Name(name) => connection.look(&mut opening, Some(name)).await,
+            Target::Forgotten => connection.look(&mut opening, None).await,
+            Target::Address(address) => connection.look_at_address(&mut opening, address).await,
+        };
+        let found = match found {
+            Ok(found) => found,
+            Err((_, Refusal::Gone)) => return,
+            Err((found, Refusal::Denied(decision))) => {
+                return connection.refuse(opening, &found, &decision, None).await;
             }
+        };
+        let read = match found.kind {
+            FlowKind::Http => found.name.is_some(),
+            FlowKind::Tls => {
+                found.claimed.is_some() && found.name.as_ref().is_some_and(|name| connection.inspects(name))
+            }
+            FlowKind::Opaque => false,
+        };
+        if read {
+            return Box::pin(connection.read(opening, &found)).await;
         }
-        Err((_, Refusal::Gone)) => {}
-        Err((found, Refusal::Denied(decision))) => connection.refuse(opening, &found, &decision, None).await,
+        match connection.splice(opening, &found).await {
+            // It was silent, and speaks now.
+            Some(speaking) => opening = speaking,
+            None => return,
+        }
     }
 }
 
@@ -161,7 +171,8 @@ impl Connection<'_> {
         }
     }
 
-    /// The first bytes, waited for where they matter. `More` where there are none because the server speaks first.
+    /// The first bytes, waited for where they matter. `More` where nothing is clear and it may go on all the same: the
+    /// server speaks first, or waits for no more than it got. Whoever passes it on goes on looking.
     async fn first(&self, opening: &mut Opening, found: &Found) -> Result<First, Refusal> {
         let waits_for_server = |name: &Name| SERVER_FIRST.contains(&self.port) && !self.inspects(name);
         if opening.bytes.is_empty() && found.name.as_ref().is_some_and(waits_for_server) {
@@ -173,7 +184,7 @@ impl Connection<'_> {
             if first != First::More {
                 return Ok(first);
             }
-            let more = if patient || !opening.bytes.is_empty() {
+            let more = if patient || !may_be_a_word(&opening.bytes) {
                 opening.more().await
             } else {
                 patient = true;
@@ -192,7 +203,13 @@ impl Connection<'_> {
                     return Err(denied("peek", "it did not say in time what it is"));
                 }
                 Err(PeekError::Finished) if opening.bytes.is_empty() => return Err(Refusal::Gone),
-                Err(PeekError::Finished) => return Ok(First::Opaque),
+                // Some take the end for the end of a line.
+                Err(PeekError::Finished) => {
+                    return Ok(match Gate::new(&opening.bytes).finish() {
+                        First::Http => First::Http,
+                        _ => First::Opaque,
+                    });
+                }
                 Err(PeekError::Broken) => return Err(Refusal::Gone),
             }
         }
@@ -286,7 +303,7 @@ impl Connection<'_> {
         if http {
             refuse::answer_http(opening.stream, decision).await;
         } else {
-            refuse::reset(&opening.stream);
+            reset(&opening.stream);
         }
     }
 
@@ -308,8 +325,9 @@ impl Connection<'_> {
         }
         self.tenant.events.note(self.note(found, &decision, None));
         let meter = opening.meter.clone();
+        let severed = Severed::new(Arc::clone(self.tenant));
         let served = Box::pin(self.shared.interceptor.serve(
-            meter.wrap(opening.stream),
+            meter.wrap(Severable::new(opening.stream, severed.clone(), None)),
             opening.bytes.freeze(),
             seam::Flow {
                 tenant: Arc::clone(self.tenant),
@@ -317,6 +335,7 @@ impl Connection<'_> {
                 port: self.port,
                 tls: found.kind == FlowKind::Tls,
                 dialer: Arc::clone(&self.shared.dialer),
+                severed: severed.clone(),
             },
         ));
         let flow = &flow;
@@ -328,15 +347,18 @@ impl Connection<'_> {
                 Err(_) => None,
             }
         };
-        match self.hold(still, served).await {
+        match self.hold(still, served, || severed.sever()).await {
             Err(cut) => closing.decision = cut,
             Ok(Ok(())) => "it was finished".clone_into(&mut closing.decision.reason),
-            Ok(Err(error)) => closing.decision.reason = format!("it broke: {error}"),
+            Ok(Err(error)) => match error.get_ref().and_then(|inner| inner.downcast_ref()) {
+                Some(Cut(decision)) => closing.decision = decision.clone(),
+                None => closing.decision.reason = format!("it broke: {error}"),
+            },
         }
     }
 
-    /// Dials and copies.
-    async fn splice(&self, mut opening: Opening, found: &Found) {
+    /// Dials and copies. Gives it back where it had been silent and now says what it is.
+    async fn splice(&self, mut opening: Opening, found: &Found) -> Option<Opening> {
         let dialled = self
             .shared
             .dialer
@@ -349,11 +371,12 @@ impl Connection<'_> {
         } = match dialled {
             Ok(dialled) => dialled,
             Err(DialError::Denied { decision, address }) => {
-                return self.refuse(opening, found, &decision, address).await;
+                self.refuse(opening, found, &decision, address).await;
+                return None;
             }
             Err(error) => {
                 self.failed(&opening.stream, found, &error);
-                return;
+                return None;
             }
         };
         self.tenant
@@ -364,17 +387,23 @@ impl Connection<'_> {
         {
             let error = DialError::Unreachable(std::io::Error::other("the server does not offer TLS"));
             self.failed(&opening.stream, found, &error);
-            return;
+            return None;
         }
         let meter = opening.meter.clone();
         let mut closing = Closing::new(self, found, decision, Some(address), &meter);
+        // By address nothing follows from what it says.
+        let unclear = found.name.is_some()
+            && found.kind == FlowKind::Opaque
+            && classify(&opening.bytes) == First::More;
+        let gate = unclear.then(|| Gate::new(&opening.bytes));
+        let first = std::mem::take(&mut opening.bytes);
         let terms = Terms {
             meter: &meter,
             buffers: &self.tenant.buffers,
             pool: &self.shared.pool,
             timeouts,
         };
-        let copied = copy(&mut opening.stream, &mut stream, opening.bytes, terms);
+        let copied = copy(&mut opening.stream, &mut stream, first, gate, terms);
         let still = || async {
             let policy = self.tenant.policy();
             let mut flow = found.flow(self.port);
@@ -391,7 +420,8 @@ impl Connection<'_> {
                 reason: "its requests must be read from now on; connect again".to_owned(),
             })
         };
-        let broken = match self.hold(still, copied).await {
+        // Both ends are still here when it is over, and broken off below.
+        let broken = match self.hold(still, copied, || {}).await {
             Ok(End::Finished) => {
                 "it was finished".clone_into(&mut closing.decision.reason);
                 false
@@ -408,30 +438,57 @@ impl Connection<'_> {
                 closing.decision = exhausted.decision();
                 true
             }
+            Ok(End::Spoke { bytes, fresh: true }) => {
+                closing.goes_on = true;
+                return Some(opening.again(bytes, timeouts.peek));
+            }
+            Ok(End::Spoke { .. }) => {
+                closing.decision = Decision {
+                    verdict: EgressVerdict::Denied,
+                    rule: RuleName::from(RuleName::PROTOCOL),
+                    reason: "it turned into TLS or HTTP after it had begun as something else; begin with it".to_owned(),
+                };
+                true
+            }
             Err(cut) => {
                 closing.decision = cut;
                 true
             }
         };
         if broken {
-            refuse::reset(&opening.stream);
-            refuse::reset(&stream);
+            reset(&opening.stream);
+            reset(&stream);
         }
+        None
     }
 
-    /// Does `work` for as long as the policy, whenever it changes, still allows it; else says why not.
+    /// Does `work` for as long as the policy, whenever it changes, still allows it; else says why not, having called `cut`
+    /// before the work is dropped. The work goes on while that is found out: it may have to look at its own parts.
     async fn hold<T, S: Future<Output = Option<Decision>>>(
         &self,
         still: impl Fn() -> S,
         work: impl Future<Output = T>,
+        cut: impl FnOnce(),
     ) -> Result<T, Decision> {
         let mut changes = self.changes.clone();
+        let mut asked = None;
         tokio::pin!(work);
         loop {
+            let answered = async {
+                match &mut asked {
+                    Some(asked) => Pin::as_mut(asked).await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 biased;
-                Ok(()) = changes.changed() => if let Some(decision) = still().await {
-                    return Err(decision);
+                Ok(()) = changes.changed() => asked = Some(Box::pin(still())),
+                decision = answered => match decision {
+                    Some(decision) => {
+                        cut();
+                        return Err(decision);
+                    }
+                    None => asked = None,
                 },
                 outcome = &mut work => return Ok(outcome),
             }
@@ -460,7 +517,7 @@ impl Connection<'_> {
             kind: EventKind::Failed,
             ..self.note(found, &decision, None)
         });
-        refuse::reset(stream);
+        reset(stream);
     }
 }
 
@@ -471,6 +528,8 @@ struct Closing<'a> {
     address: Option<IpAddr>,
     meter: &'a Meter,
     decision: Decision,
+    /// It is not over: somebody else will tell its end.
+    goes_on: bool,
 }
 
 impl<'a> Closing<'a> {
@@ -491,12 +550,16 @@ impl<'a> Closing<'a> {
                 reason: "the sandbox was detached".to_owned(),
                 ..decision
             },
+            goes_on: false,
         }
     }
 }
 
 impl Drop for Closing<'_> {
     fn drop(&mut self) {
+        if self.goes_on {
+            return;
+        }
         let note = self.connection.note(self.found, &self.decision, self.address);
         self.connection.tenant.events.note(Note {
             kind: EventKind::Closed,
@@ -505,6 +568,11 @@ impl Drop for Closing<'_> {
             ..note
         });
     }
+}
+
+/// Whether these may be the first bytes of a protocol of words, whose client may wait for an answer to them; nothing, too.
+fn may_be_a_word(bytes: &[u8]) -> bool {
+    bytes.first().is_none_or(|first| *first >= b' ' || first.is_ascii_whitespace())
 }
 
 fn look_at_hello(mut found: Found, hello: Hello) -> Looked {

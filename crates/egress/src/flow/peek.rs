@@ -44,6 +44,13 @@ impl Opening {
         }
     }
 
+    /// Begins again with what came meanwhile, and was counted.
+    pub(super) fn again(mut self, bytes: BytesMut, patience: Duration) -> Self {
+        self.bytes = bytes;
+        self.deadline = Instant::now() + patience;
+        self
+    }
+
     /// Reads once more. What arrives later than the deadline of the whole opening is not waited for.
     pub(super) async fn more(&mut self) -> Result<(), PeekError> {
         self.more_until(self.deadline).await

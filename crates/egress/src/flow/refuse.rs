@@ -12,12 +12,6 @@ use tokio::time::timeout;
 const FAREWELL: Duration = Duration::from_secs(2);
 const FAREWELL_BYTES: u64 = 64 * 1024;
 
-/// Lets the connection be broken off when it is dropped, so that the guest notices at once.
-pub(super) fn reset(stream: &TcpStream) {
-    // Where this fails the guest sees an ordinary end.
-    let _ = stream.set_zero_linger();
-}
-
 /// A whole answer to a request in plain HTTP: which rule refused it and why.
 fn http_answer(decision: &Decision) -> Vec<u8> {
     let body = serde_json::json!({

@@ -12,7 +12,11 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use crate::broker::Scanner;
+use super::answer::clean_fields;
+use super::check;
+use super::open::Watched;
+use crate::Tenant;
+use crate::broker::{Redactor, Scanner, carries};
 
 /// How long a server may stay silent about a body that the client asks leave to send. Some never say anything.
 const LEAVE: Duration = Duration::from_secs(1);
@@ -22,6 +26,20 @@ pub(super) struct Upload {
     /// `None` once it is known that it will never be sent.
     body: Option<Incoming>,
     waiting: Option<Pin<Box<dyn Future<Output = bool> + Send + Sync>>>,
+    /// Whose placeholders may not stand behind the body.
+    tenant: Arc<Tenant>,
+    open: Watched,
+}
+
+/// Why a body does not come to its end.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Broken {
+    #[error(transparent)]
+    Http(#[from] hyper::Error),
+    #[error("the request is no longer allowed")]
+    Cut,
+    #[error("behind the body is the placeholder of a secret, which is not replaced there")]
+    Placeholder,
 }
 
 /// Whether a body may be sent for which the client asked leave.
@@ -69,10 +87,12 @@ impl Leave {
 }
 
 impl Upload {
-    pub(super) fn new(body: Incoming) -> Self {
+    pub(super) fn new(body: Incoming, tenant: Arc<Tenant>, open: Watched) -> Self {
         Self {
             body: Some(body),
             waiting: None,
+            tenant,
+            open,
         }
     }
 
@@ -81,16 +101,30 @@ impl Upload {
         self.waiting = Some(Box::pin(leave.clone().wait()));
         self
     }
+
+    /// What may stand behind a body: nothing that says where a request goes, where it ends or who sends it.
+    fn behind(&self, mut frame: Frame<Bytes>) -> Result<Frame<Bytes>, Broken> {
+        if let Some(trailers) = frame.trailers_mut() {
+            check::strip_from_trailers(trailers);
+            if carries(trailers, &self.tenant.placeholders) {
+                return Err(Broken::Placeholder);
+            }
+        }
+        Ok(frame)
+    }
 }
 
 impl Body for Upload {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = Broken;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        if self.open.poll_cut(cx).is_ready() {
+            return Poll::Ready(Some(Err(Broken::Cut)));
+        }
         if let Some(waiting) = &mut self.waiting {
             if !ready!(waiting.as_mut().poll(cx)) {
                 // Given up, so that the guest's connection can be closed; neither ended nor broken, because the server's
@@ -99,10 +133,11 @@ impl Body for Upload {
             }
             self.waiting = None;
         }
-        match &mut self.body {
-            Some(body) => Pin::new(body).poll_frame(cx),
-            None => Poll::Pending,
-        }
+        let frame = match &mut self.body {
+            Some(body) => ready!(Pin::new(body).poll_frame(cx)),
+            None => return Poll::Pending,
+        };
+        Poll::Ready(frame.map(|frame| self.behind(frame?)))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -117,16 +152,18 @@ impl Body for Upload {
 /// A body from the server, or from Atoll itself, to the guest.
 pub(super) enum Answer {
     Own(Bytes),
-    Passed(Incoming),
-    Redacted(Box<Redacted>),
+    Passed(Box<Passed>),
 }
 
-pub(super) struct Redacted {
+pub(super) struct Passed {
     body: Incoming,
-    scanner: Scanner,
+    redactor: Redactor,
+    /// Where the body is searched too.
+    scanner: Option<Scanner>,
     /// What comes once the scanner has let go of everything.
     last: Option<Frame<Bytes>>,
     ended: bool,
+    open: Watched,
 }
 
 impl From<Bytes> for Answer {
@@ -136,38 +173,42 @@ impl From<Bytes> for Answer {
 }
 
 impl Answer {
-    pub(super) fn redacted(body: Incoming, scanner: Scanner) -> Self {
-        Self::Redacted(Box::new(Redacted {
+    /// What stands behind the body is always cleaned, the body itself where it is to be `searched`.
+    pub(super) fn passed(body: Incoming, redactor: Redactor, searched: bool, open: Watched) -> Self {
+        let scanner = searched.then(|| redactor.clone().scanner());
+        Self::Passed(Box::new(Passed {
             body,
+            redactor,
             scanner,
             last: None,
             ended: false,
+            open,
         }))
     }
 }
 
-impl Redacted {
-    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+impl Passed {
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         loop {
+            if self.open.poll_cut(cx).is_ready() {
+                return Poll::Ready(Some(Err(Broken::Cut)));
+            }
             if self.ended {
                 return Poll::Ready(self.last.take().map(Ok));
             }
-            let frame = match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
-                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
-                Some(Ok(frame)) => frame.into_data().map_err(Some),
-                None => Err(None),
+            let mut frame = ready!(Pin::new(&mut self.body).poll_frame(cx)).transpose()?;
+            if let Some(trailers) = frame.as_mut().and_then(Frame::trailers_mut) {
+                clean_fields(trailers, &self.redactor);
+            }
+            let Some(scanner) = &mut self.scanner else {
+                return Poll::Ready(frame.map(Ok));
             };
-            let data = match frame {
-                Ok(data) => self.scanner.push(data),
-                Err(last) => {
+            let data = match frame.map(Frame::into_data) {
+                Some(Ok(data)) => scanner.push(data),
+                last => {
                     self.ended = true;
-                    self.last = last.map(|mut frame| {
-                        if let Some(trailers) = frame.trailers_mut() {
-                            self.scanner.trailers(trailers);
-                        }
-                        frame
-                    });
-                    self.scanner.finish()
+                    self.last = last.and_then(Result::err);
+                    scanner.finish()
                 }
             };
             if !data.is_empty() {
@@ -175,31 +216,32 @@ impl Redacted {
             }
         }
     }
+
+    fn is_end_stream(&self) -> bool {
+        let holds = self.scanner.as_ref().is_some_and(Scanner::holds);
+        self.last.is_none() && !holds && (self.ended || self.body.is_end_stream())
+    }
 }
 
 impl Body for Answer {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = Broken;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         match &mut *self {
             Self::Own(bytes) if bytes.is_empty() => Poll::Ready(None),
             Self::Own(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
-            Self::Passed(body) => Pin::new(body).poll_frame(cx),
-            Self::Redacted(redacted) => redacted.poll_frame(cx),
+            Self::Passed(passed) => passed.poll_frame(cx),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Own(bytes) => bytes.is_empty(),
-            Self::Passed(body) => body.is_end_stream(),
-            Self::Redacted(it) => {
-                it.last.is_none() && !it.scanner.holds() && (it.ended || it.body.is_end_stream())
-            }
+            Self::Passed(passed) => passed.is_end_stream(),
         }
     }
 
@@ -207,8 +249,7 @@ impl Body for Answer {
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Own(bytes) => SizeHint::with_exact(bytes.len() as u64),
-            Self::Passed(body) => body.size_hint(),
-            Self::Redacted(it) => it.body.size_hint(),
+            Self::Passed(passed) => passed.body.size_hint(),
         }
     }
 }

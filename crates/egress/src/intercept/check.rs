@@ -2,7 +2,8 @@
 
 use atoll_policy::{Name, RuleName};
 use hyper::header::{
-    CONNECTION, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, TE, TRANSFER_ENCODING, UPGRADE,
+    AUTHORIZATION, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, EXPECT, HOST, HeaderMap,
+    HeaderName, HeaderValue, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 use hyper::http::request::Parts;
 use hyper::{Method, StatusCode, Version};
@@ -157,6 +158,24 @@ pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap) {
         .collect();
     for name in nominated.iter().chain(&HOP_BY_HOP) {
         headers.remove(name);
+    }
+}
+
+/// What a server that takes trailers for headers must not find behind a body: what frames or routes the request, or says
+/// who sends it.
+pub(super) fn strip_from_trailers(trailers: &mut HeaderMap) {
+    strip_hop_by_hop(trailers);
+    for name in [
+        AUTHORIZATION,
+        CONTENT_ENCODING,
+        CONTENT_LENGTH,
+        CONTENT_TYPE,
+        COOKIE,
+        EXPECT,
+        HOST,
+        TRAILER,
+    ] {
+        trailers.remove(name);
     }
 }
 

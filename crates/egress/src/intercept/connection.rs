@@ -8,14 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_policy::{Decision, Flow, FlowKind, Grant, HttpRequest, RuleName};
-use atoll_types::{EgressVerdict, Protocol};
+use atoll_types::{EgressVerdict, Protocol, Timestamp};
 use http_body_util::BodyExt;
-use hyper::body::{Body, Incoming};
-use hyper::ext::ReasonPhrase;
-use hyper::header::{
-    ACCEPT_ENCODING, ALT_SVC, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, EXPECT, HOST, HeaderName,
-    HeaderValue, IF_RANGE, RANGE, TE, TRANSFER_ENCODING,
-};
+use hyper::body::Incoming;
+use hyper::header::{ACCEPT_ENCODING, CONNECTION, EXPECT, HOST, HeaderValue, IF_RANGE, RANGE, TE};
 use hyper::http::request::Parts;
 use hyper::http::uri::{Authority, PathAndQuery, Scheme};
 use hyper::server::conn::{http1, http2};
@@ -23,17 +19,20 @@ use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode, Uri, Version};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::time::timeout;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout};
 
+use super::answer::{clean, pass};
 use super::body::{Answer, Leave, Upload};
 use super::check::{self, Bad, Wishes};
+use super::open::{self, Open, Ticket};
 use super::route::Route;
 use super::tls::Speech;
 use super::upstream::{Unanswered, Upstream};
 use super::websocket::{self, Asked};
-use super::{HEAD_BYTES, reply};
+use super::{Cut, HEAD_BYTES, reply};
 use crate::Tenant;
-use crate::broker::{Broker, Head, Redactor};
+use crate::broker::{Broker, Head, Redactor, Use};
 use crate::events::now;
 
 /// For the head of a request, and for the next one on a connection that is kept.
@@ -51,9 +50,11 @@ const PONG: Duration = Duration::from_secs(20);
 const DRAIN_BYTES: usize = 1024 * 1024;
 const DRAIN_TIME: Duration = Duration::from_secs(2);
 
-/// What a server cannot say to a guest: that it also answers over QUIC, where it cannot be reached, and what only Atoll
-/// says.
-const KEPT_BACK: [HeaderName; 3] = [ALT_SVC, reply::DENIED, reply::FAILED];
+/// How long a request of HTTP/2 that was cut may hold on: one that a silent peer stalls is not looked at, and then takes
+/// the connection with it.
+const LETTING_GO: Duration = Duration::from_secs(1);
+/// How often the clock is looked at for secrets that expire: it may be set.
+const CLOCK: Duration = Duration::from_secs(5);
 
 const DEFAULT_HINT: &str =
     "ask whoever set the sandbox's network policy to allow it, for example with a rule for this host";
@@ -61,6 +62,7 @@ const DEFAULT_HINT: &str =
 pub(super) struct Connection<R> {
     broker: Arc<Broker>,
     upstream: Upstream<R>,
+    open: Arc<Open>,
 }
 
 /// A request that may go out, and what to do with its answer.
@@ -69,6 +71,8 @@ struct Ready {
     wishes: Wishes,
     redactor: Redactor,
     bodies: bool,
+    tenant: Arc<Tenant>,
+    ticket: Ticket,
 }
 
 /// Why a request does not go out.
@@ -84,10 +88,153 @@ enum Stop {
 
 impl<R: Route> Connection<R> {
     pub(super) fn new(broker: Arc<Broker>, upstream: Upstream<R>) -> Arc<Self> {
-        Arc::new(Self { broker, upstream })
+        Arc::new(Self {
+            broker,
+            upstream,
+            open: Arc::default(),
+        })
     }
 
     pub(super) async fn serve<S>(self: Arc<Self>, stream: S) -> io::Result<()>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        // Before the first request, so that no change is missed.
+        let changes = (self.upstream.route().changes(), self.broker.changes());
+        let this = Arc::clone(&self);
+        tokio::select! {
+            biased;
+            why = this.watch(changes) => {
+                this.upstream.route().sever();
+                Err(io::Error::other(Cut(why)))
+            }
+            served = self.serve_requests(stream) => served,
+        }
+    }
+
+    /// Looks at what is open whenever something changes; completes when the connection is to be broken off.
+    async fn watch(
+        &self,
+        (mut policy, mut secrets): (watch::Receiver<u64>, watch::Receiver<u64>),
+    ) -> Decision {
+        let mut stalled: Option<(Instant, Decision)> = None;
+        loop {
+            // Where nobody can change anything any more, nothing is to be waited for.
+            let policy_changes = async {
+                if policy.changed().await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            };
+            let secrets_change = async {
+                if secrets.changed().await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            };
+            let patience = stalled.as_ref().map(|(until, _)| *until);
+            tokio::select! {
+                () = policy_changes => {}
+                () = secrets_change => {}
+                () = self.open.entered.notified() => continue,
+                () = until(self.open.deadline()) => {}
+                () = sleep_or_never(patience) => {
+                    if let Some((_, why)) = stalled.take().filter(|_| self.holds_on()) {
+                        return why;
+                    }
+                    continue;
+                }
+            }
+            if let Some(why) = self.review() {
+                match self.upstream.speech() {
+                    // There is no other way to end a message in the middle, and nothing else is on the connection.
+                    Speech::Http1 => return why,
+                    Speech::Http2 => stalled = Some((Instant::now() + LETTING_GO, why)),
+                }
+            }
+        }
+    }
+
+    /// Whether something that was cut is still there.
+    fn holds_on(&self) -> bool {
+        self.open.hold().requests().any(|request| request.is_cut())
+    }
+
+    /// Cuts what is no longer allowed; why, where there is something.
+    fn review(&self) -> Option<Decision> {
+        let open = self.open.hold();
+        let route = self.upstream.route();
+        let tenant = route.tenant();
+        let now = now();
+        let mut last = None;
+        for request in open.requests().filter(|request| !request.is_cut()) {
+            let Some(why) = self.verdict(&tenant, request, now) else {
+                request.ends_at(self.expiry(&tenant, &request.used));
+                continue;
+            };
+            route.decided(&why, Some(request.address()), request.method.as_str());
+            request.cut(why.clone());
+            last = Some(why);
+        }
+        last
+    }
+
+    /// Why a request that is open may not be, if that is so.
+    fn verdict(&self, tenant: &Tenant, open: &open::Request, now: Timestamp) -> Option<Decision> {
+        let asked = HttpRequest {
+            flow: self.flow(Some(open.address())),
+            method: open.method.as_str(),
+            path: &open.path,
+        };
+        let mut decision = tenant.policy.request(&asked);
+        if !decision.is_allowed() {
+            decision.reason = format!("cut while it was open: {}", decision.reason);
+            return Some(decision);
+        }
+        let cut = |secret: &str, why: &str| {
+            refusal(
+                &format!("secret: {secret}"),
+                format!("cut while it was open: the secret `{secret}` that it was sent with {why}"),
+            )
+        };
+        if !open.used.is_empty() {
+            let given: Vec<&Grant> = tenant.policy.grants(&asked, now).collect();
+            for used in &open.used {
+                let name = &used.secret.name;
+                // The broker knows better than the grant why it is gone.
+                if let Some(why) = self.broker.revoked(used, now) {
+                    return Some(cut(name, why));
+                }
+                if !given.iter().any(|grant| grant.secret.id == used.secret.id) {
+                    return Some(cut(name, "is no longer bound to such requests of this sandbox"));
+                }
+            }
+        }
+        let searched = !open.redacted
+            && tenant.policy.redacts(self.upstream.route().name())
+            && !self.broker.redactor(tenant.policy.all_grants()).is_empty();
+        searched.then(|| {
+            refusal(
+                "secret: redact",
+                "cut while it was open: answers of this host are searched for echoes of a secret from now on".to_owned(),
+            )
+        })
+    }
+
+    /// When the first of these may no longer be in use, as far as is known now.
+    fn expiry(&self, tenant: &Tenant, used: &[Use]) -> Option<Timestamp> {
+        let grants = tenant.policy.all_grants();
+        used.iter()
+            .flat_map(|used| {
+                let grant = grants.iter().find(|grant| grant.secret.id == used.secret.id);
+                [
+                    grant.and_then(|grant| grant.expires),
+                    self.broker.expires(&used.secret.id),
+                ]
+            })
+            .flatten()
+            .min()
+    }
+
+    async fn serve_requests<S>(self: Arc<Self>, stream: S) -> io::Result<()>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -152,7 +299,8 @@ impl<R: Route> Connection<R> {
         if websocket.is_some() {
             websocket::mark(&mut ready.parts.headers);
         }
-        let mut upload = Upload::new(body);
+        let ticket = ready.ticket;
+        let mut upload = Upload::new(body, ready.tenant, ticket.watched());
         let leave = ready.wishes.continues.then(|| Arc::new(Leave::default()));
         if let Some(leave) = &leave {
             upload = upload.wait_for(leave);
@@ -165,20 +313,22 @@ impl<R: Route> Connection<R> {
                 }
             });
         }
-        let sent = self
-            .upstream
-            .send(request, |response| {
-                // A body that nobody asked for any more is never sent, and leaves the connection in the middle of it.
-                leave.as_ref().is_none_or(|leave| leave.end())
-                    && response.status() != StatusCode::SWITCHING_PROTOCOLS
-            })
-            .await;
+        let reusable = |response: &Response<Incoming>| {
+            // A body that nobody asked for any more is never sent, and leaves the connection in the middle of it.
+            leave.as_ref().is_none_or(|leave| leave.end())
+                && response.status() != StatusCode::SWITCHING_PROTOCOLS
+        };
+        let sent = tokio::select! {
+            biased;
+            why = ticket.cut() => Err(Unanswered::cut(why)),
+            sent = self.upstream.send(request, |address| self.moved(&ticket, address), reusable) => sent,
+        };
         let mut response = match sent {
             Ok(response) => response,
             Err(unanswered) => return unanswered.into(),
         };
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-            return pass(response, &ready.redactor, ready.bodies);
+            return pass(response, &ready.redactor, ready.bodies, &ticket);
         }
         if !websocket.is_some_and(|asked| asked.agreed(response.headers())) {
             return reply::failed(
@@ -189,25 +339,50 @@ impl<R: Route> Connection<R> {
         let server = hyper::upgrade::on(&mut response);
         self.upstream
             .tasks()
-            .spawn_awaited(websocket::tunnel(guest, server));
+            .spawn_awaited(websocket::tunnel(guest, server, ticket));
         let (mut parts, _) = response.into_parts();
-        check::strip_hop_by_hop(&mut parts.headers);
-        ready.redactor.headers(&mut parts.headers);
+        clean(&mut parts, &ready.redactor);
         websocket::mark(&mut parts.headers);
         Response::from_parts(parts, Answer::from(bytes::Bytes::new()))
     }
 
     /// Checks a request, asks for it, and puts secrets into it.
-    async fn prepare(&self, mut parts: Parts, websocket: bool) -> Result<Ready, Stop> {
+    async fn prepare(&self, parts: Parts, websocket: bool) -> Result<Ready, Stop> {
         let route = self.upstream.route();
         check::method(&parts.method)?;
         check::authority(&parts, route.name(), route.port())?;
         let wishes = check::framing(&parts)?;
+        let decision = self.decide(&route.tenant(), &parts).await?;
+        // Nothing is put into a request that has nowhere to go.
+        let address = self.upstream.address().await.map_err(|error| {
+            if !matches!(error, Unanswered::Denied(_)) {
+                route.decided(&decision, None, parts.method.as_str());
+            }
+            Stop::Unanswered(error)
+        })?;
+        self.admit(parts, wishes, websocket, address)
+    }
+
+    /// Decides with all that is known, puts secrets in, and enters the request as open; waits for nothing in between, so that
+    /// what changes from now on finds it there.
+    fn admit(
+        &self,
+        mut parts: Parts,
+        wishes: Wishes,
+        websocket: bool,
+        address: IpAddr,
+    ) -> Result<Ready, Stop> {
+        let mut open = self.open.hold();
+        let route = self.upstream.route();
         let tenant = route.tenant();
         let now = now();
-        let decision = self.decide(&tenant, &parts).await?;
-        let host = route.name();
-        let (redactor, bodies) = self.broker.redactor(tenant.policy.all_grants(), host, now);
+        let (decision, grants) = {
+            let request = http_request(self.flow(Some(address)), &parts);
+            let decision = allowed(tenant.policy.request(&request))?;
+            (decision, tenant.policy.grants(&request, now).collect::<Vec<_>>())
+        };
+        let redactor = self.broker.redactor(tenant.policy.all_grants());
+        let bodies = !redactor.is_empty() && tenant.policy.redacts(route.name());
         if bodies && websocket {
             return Err(Stop::denied(
                 "secret: redact",
@@ -219,23 +394,10 @@ impl<R: Route> Connection<R> {
         check::strip_hop_by_hop(&mut parts.headers);
         parts.headers.remove(HOST);
         let path = parts.uri.path().to_owned();
-        let query = parts.uri.query().map(str::to_owned);
-        // Nothing is put into a request that has nowhere to go.
-        let address = self.upstream.address().await.map_err(|error| {
-            if !matches!(error, Unanswered::Denied(_)) {
-                route.decided(&decision, None, parts.method.as_str());
-            }
-            Stop::Unanswered(error)
-        })?;
-        let address = Some(address);
-        let grants: Vec<&Grant> = {
-            let request = http_request(self.flow(address), &parts);
-            tenant.policy.grants(&request, now).collect()
-        };
         let mut head = Head {
             headers: &mut parts.headers,
             path: &path,
-            query,
+            query: parts.uri.query().map(str::to_owned),
         };
         let used = self
             .broker
@@ -260,16 +422,41 @@ impl<R: Route> Connection<R> {
             parts.headers.remove(RANGE);
             parts.headers.remove(IF_RANGE);
         }
-        route.decided(&decision, address, parts.method.as_str());
-        for secret in &used {
-            route.used(secret, address, parts.method.as_str());
+        route.decided(&decision, Some(address), parts.method.as_str());
+        for used in &used {
+            route.used(&used.secret, Some(address), parts.method.as_str());
         }
+        let expires = self.expiry(&tenant, &used);
+        let request = open::Request::new(parts.method.clone(), path, address, used, bodies);
+        request.ends_at(expires);
+        let ticket = open.enter(request);
+        drop(open);
         Ok(Ready {
             parts,
             wishes,
             redactor,
             bodies,
+            tenant,
+            ticket,
         })
+    }
+
+    /// The server had closed the connection, and the next one leads elsewhere: may the request go there?
+    fn moved(&self, ticket: &Ticket, address: IpAddr) -> Result<(), Unanswered> {
+        let request = ticket.request();
+        if request.address() == address {
+            return Ok(());
+        }
+        let _open = self.open.hold();
+        request.move_to(address);
+        match self.verdict(&self.upstream.route().tenant(), request, now()) {
+            None => Ok(()),
+            Some(why) => {
+                let route = self.upstream.route();
+                route.decided(&why, Some(address), request.method.as_str());
+                Err(Unanswered::Denied(why))
+            }
+        }
     }
 
     /// Asks the policy. Rules about addresses count only where the address is known.
@@ -284,14 +471,7 @@ impl<R: Route> Connection<R> {
         {
             decision = ask(Some(address));
         }
-        match decision.is_allowed() {
-            true => Ok(decision),
-            false => Err(Stop::Denied {
-                decision,
-                status: StatusCode::FORBIDDEN,
-                hint: DEFAULT_HINT.to_owned(),
-            }),
-        }
+        allowed(decision)
     }
 
     fn flow(&self, address: Option<IpAddr>) -> Flow<'_> {
@@ -397,6 +577,33 @@ impl From<Unanswered> for Response<Answer> {
     }
 }
 
+fn allowed(decision: Decision) -> Result<Decision, Stop> {
+    match decision.is_allowed() {
+        true => Ok(decision),
+        false => Err(Stop::Denied {
+            decision,
+            status: StatusCode::FORBIDDEN,
+            hint: DEFAULT_HINT.to_owned(),
+        }),
+    }
+}
+
+/// Until a time of day has come, or the clock is to be looked at again.
+async fn until(time: Option<Timestamp>) {
+    let Some(time) = time else {
+        return std::future::pending().await;
+    };
+    let left = u64::try_from(time.0.saturating_sub(now().0)).unwrap_or_default();
+    tokio::time::sleep(Duration::from_millis(left).min(CLOCK)).await;
+}
+
+async fn sleep_or_never(until: Option<Instant>) {
+    match until {
+        Some(until) => tokio::time::sleep_until(until).await,
+        None => std::future::pending().await,
+    }
+}
+
 fn refusal(rule: &str, reason: String) -> Decision {
     Decision {
         verdict: EgressVerdict::Denied,
@@ -411,39 +618,6 @@ fn http_request<'a>(flow: Flow<'a>, parts: &'a Parts) -> HttpRequest<'a> {
         method: parts.method.as_str(),
         path: parts.uri.path(),
     }
-}
-
-/// The server's answer, without what concerns its connection only and without echoes of secrets.
-fn pass(response: Response<Incoming>, redactor: &Redactor, bodies: bool) -> Response<Answer> {
-    let (mut parts, body) = response.into_parts();
-    if parts.headers.contains_key(TRANSFER_ENCODING) {
-        parts.headers.remove(CONTENT_LENGTH);
-    }
-    check::strip_hop_by_hop(&mut parts.headers);
-    for name in KEPT_BACK {
-        parts.headers.remove(name);
-    }
-    // Free text of the server, which nobody needs and which is not looked at for echoes.
-    parts.extensions.remove::<ReasonPhrase>();
-    redactor.headers(&mut parts.headers);
-    let body = match bodies && !redactor.is_empty() && !body.is_end_stream() {
-        false => Answer::Passed(body),
-        true if is_identity(&parts.headers) => Answer::redacted(body, redactor.clone().scanner()),
-        true => {
-            return reply::failed(
-                "upstream_encoded",
-                "the server answered in an encoding in which echoes of secrets cannot be looked for, though it was asked not to",
-            );
-        }
-    };
-    Response::from_parts(parts, body)
-}
-
-fn is_identity(headers: &hyper::HeaderMap) -> bool {
-    headers
-        .get_all(CONTENT_ENCODING)
-        .iter()
-        .all(|encoding| encoding.as_bytes().eq_ignore_ascii_case(b"identity"))
 }
 
 async fn drain(body: Incoming) {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use atoll_policy::{Decision, Name};
 use atoll_types::SecretRef;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::watch;
 
 use crate::Tenant;
 
@@ -23,6 +24,10 @@ pub(crate) trait Route: Send + Sync + 'static {
     fn dial(&self) -> impl Future<Output = Result<(Self::Stream, IpAddr), Undialled>> + Send;
     /// A request was allowed or denied.
     fn decided(&self, decision: &Decision, address: Option<IpAddr>, method: &str);
+    /// Tells when what [`Route::tenant`] says has changed.
+    fn changes(&self) -> watch::Receiver<u64>;
+    /// Both ends are about to be dropped: nothing that still waits in them is to be delivered.
+    fn sever(&self);
     /// A secret went out.
     fn used(&self, secret: &SecretRef, address: Option<IpAddr>, method: &str);
 }

@@ -5,6 +5,7 @@ mod attacks;
 mod certificates;
 mod http1;
 mod http2;
+mod open;
 mod secrets;
 mod streams;
 mod tools;

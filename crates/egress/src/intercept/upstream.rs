@@ -41,6 +41,16 @@ pub(super) enum Unanswered {
     },
 }
 
+impl Unanswered {
+    /// It was no longer allowed before there was an answer.
+    pub(super) fn cut(why: Option<Decision>) -> Self {
+        match why {
+            Some(why) => Self::Denied(why),
+            None => Self::BrokenBody,
+        }
+    }
+}
+
 pub(super) struct Upstream<R> {
     route: Arc<R>,
     tasks: Tasks,
@@ -121,15 +131,17 @@ impl<R: Route> Upstream<R> {
         Some(link.address)
     }
 
-    /// Sends a request and waits for the head of its answer. `reusable` is asked then whether the connection can carry
-    /// another.
+    /// Sends a request and waits for the head of its answer. `leads_to` is asked before whether it may go where the
+    /// connection leads, `reusable` then whether the connection can carry another.
     pub(super) async fn send(
         &self,
         mut request: Request<Upload>,
+        leads_to: impl Fn(IpAddr) -> Result<(), Unanswered>,
         reusable: impl Fn(&Response<Incoming>) -> bool,
     ) -> Result<Response<Incoming>, Unanswered> {
         loop {
             let (mut link, fresh) = self.take().await?;
+            leads_to(link.address)?;
             match link.sender.send(request).await {
                 Ok(response) => {
                     if matches!(link.sender, Sender::Http1(_)) && reusable(&response) {

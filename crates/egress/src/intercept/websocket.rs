@@ -17,6 +17,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::copy_bidirectional;
 
 use super::check::has_token;
+use super::open::Ticket;
 
 /// With which the key of a client is hashed (RFC 6455).
 const GUID: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
@@ -70,8 +71,8 @@ pub(super) fn mark(headers: &mut HeaderMap) {
     headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
 }
 
-/// Passes bytes both ways until both sides are done or one breaks.
-pub(super) async fn tunnel(guest: OnUpgrade, server: OnUpgrade) {
+/// Passes bytes both ways until both sides are done, one breaks, or whoever watches the request breaks off the connection.
+pub(super) async fn tunnel(guest: OnUpgrade, server: OnUpgrade, _ticket: Ticket) {
     let Ok((guest, server)) = tokio::try_join!(guest, server) else {
         return;
     };

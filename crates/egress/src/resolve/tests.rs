@@ -25,7 +25,7 @@ async fn both_families_are_asked_once_and_remembered() {
     server.address_for("a.example", "2001:db8::1");
     let resolver = resolver_with(vec![server.address()]);
     for _ in 0..3 {
-        let found = resolver.addresses(&name("a.example")).await.unwrap();
+        let found = resolver.addresses(&name("a.example"), 0).await.unwrap();
         assert_eq!(found.list, addresses(&["2001:db8::1", "192.0.2.1"]));
     }
     assert_eq!(server.asked().len(), 2);
@@ -38,14 +38,14 @@ async fn a_name_that_is_not_there_is_told_from_one_without_addresses() {
     server.address_for("six.example", "2001:db8::6");
     let resolver = resolver_with(vec![server.address()]);
     assert_eq!(
-        resolver.addresses(&name("none.example")).await.unwrap().list,
+        resolver.addresses(&name("none.example"), 0).await.unwrap().list,
         None
     );
     assert_eq!(
-        resolver.addresses(&name("empty.example")).await.unwrap().list,
+        resolver.addresses(&name("empty.example"), 0).await.unwrap().list,
         None
     );
-    let found = resolver.addresses(&name("six.example")).await.unwrap();
+    let found = resolver.addresses(&name("six.example"), 0).await.unwrap();
     assert_eq!(found.list, addresses(&["2001:db8::6"]));
 }
 
@@ -58,10 +58,10 @@ async fn aliases_are_followed_but_not_for_ever() {
     server.alias("loop.example", "loop2.example");
     server.alias("loop2.example", "loop.example");
     let resolver = resolver_with(vec![server.address()]);
-    let found = resolver.addresses(&name("a.example")).await.unwrap();
+    let found = resolver.addresses(&name("a.example"), 0).await.unwrap();
     assert_eq!(found.list, addresses(&["192.0.2.3"]));
     assert!(matches!(
-        resolver.addresses(&name("loop.example")).await,
+        resolver.addresses(&name("loop.example"), 0).await,
         Err(ResolveError::Failed(_))
     ));
 }
@@ -73,7 +73,7 @@ async fn long_answers_respelling_and_forgeries_do_not_matter() {
         server.behave(manner);
         server.address_for("a.example", "192.0.2.1");
         let resolver = resolver_with(vec![server.address()]);
-        let found = resolver.addresses(&name("a.example")).await.unwrap();
+        let found = resolver.addresses(&name("a.example"), 0).await.unwrap();
         assert_eq!(found.list, addresses(&["192.0.2.1"]), "{manner:?}");
     }
 }
@@ -86,7 +86,7 @@ async fn where_datagrams_are_of_no_use_a_connection_is() {
         server.behave(manner);
         server.address_for("a.example", "192.0.2.1");
         let resolver = resolver_with(vec![server.address()]);
-        let found = resolver.addresses(&name("a.example")).await.unwrap();
+        let found = resolver.addresses(&name("a.example"), 0).await.unwrap();
         assert_eq!(found.list, addresses(&["192.0.2.1"]), "{manner:?}");
     }
 }
@@ -98,17 +98,17 @@ async fn one_that_fails_is_passed_over() {
     let server = TestResolver::start().await;
     server.address_for("a.example", "192.0.2.1");
     let both = resolver_with(vec![failing.address(), server.address()]);
-    let found = both.addresses(&name("a.example")).await.unwrap();
+    let found = both.addresses(&name("a.example"), 0).await.unwrap();
     assert_eq!(found.list, addresses(&["192.0.2.1"]));
 
     let alone = resolver_with(vec![failing.address()]);
     assert!(matches!(
-        alone.addresses(&name("a.example")).await,
+        alone.addresses(&name("a.example"), 0).await,
         Err(ResolveError::Failed(_))
     ));
     // A failure is not an answer: it is asked again.
     failing.behave(Manner::Honest);
     failing.address_for("a.example", "192.0.2.2");
-    let found = alone.addresses(&name("a.example")).await.unwrap();
+    let found = alone.addresses(&name("a.example"), 0).await.unwrap();
     assert_eq!(found.list, addresses(&["192.0.2.2"]));
 }

@@ -37,6 +37,8 @@ pub(crate) enum Manner {
     Forged,
     /// No answer at all.
     Silent,
+    /// No answer about what is below `slow.example`.
+    SlowSilent,
     /// Every question is refused.
     Failing,
 }
@@ -160,6 +162,12 @@ async fn serve_udp(socket: UdpSocket, zone: Arc<Zone>) {
                 socket.send_to(b"not even a message", from).await.unwrap();
             }
             Manner::Silent => continue,
+            Manner::SlowSilent => {
+                let slow = Name::from_ascii("slow.example.").unwrap();
+                if slow.zone_of(&reply.queries[0].name.to_lowercase()) {
+                    continue;
+                }
+            }
             Manner::Failing => {
                 reply.answers.clear();
                 reply.metadata.response_code = ResponseCode::ServFail;

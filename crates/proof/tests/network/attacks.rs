@@ -25,6 +25,7 @@ in_a_world!(
     the_hosts_own_public_addresses,
     other_sandboxes,
     floods_of_names_and_datagrams,
+    a_flood_costs_its_neighbours_no_answer,
 );
 
 /// Asserts that only what was allowed arrived, that the server has not grown, and that both still work.
@@ -514,5 +515,61 @@ END";
         "{} names left the machine",
         world.asked().len()
     );
+    assert_unharmed(server, world, &attacker, memory).await;
+}
+
+/// Asks a hundred times, each once and without patience for a second try, while another floods in every way it can.
+async fn a_flood_costs_its_neighbours_no_answer(server: &mut Server, world: &World) {
+    let neighbour = sandbox(server, world, allow(&["api.example.org"])).await;
+    let attacker = sandbox(server, world, allow(&["*.wild.example.org"])).await;
+    let memory = server.memory();
+    let flood = "python3 -u - <<'END'
+import os, socket, struct, threading, time
+end = time.time() + 60
+def question(n):
+    return struct.pack('!6H', n & 65535, 0x100, 1, 0, 0, 0) + bytes([16]) + os.urandom(8).hex().encode() + b'\\x04wild\\x07example\\x03org\\0' + struct.pack('!2H', 1, 1)
+def datagrams(port, size):
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.setblocking(False)
+    data = question(1) if size == 0 else os.urandom(size)
+    while time.time() < end and not os.path.exists('/tmp/enough'):
+        try: s.sendto(data, ('198.18.0.1', port))
+        except OSError: pass
+def connections():
+    while time.time() < end and not os.path.exists('/tmp/enough'):
+        s = socket.socket(); s.setblocking(False)
+        try: s.connect(('198.18.0.1', 53))
+        except OSError: pass
+        s.close()
+for args in ((53, 0), (53, 0), (53, 1200), (9999, 60000)):
+    threading.Thread(target=datagrams, args=args).start()
+threading.Thread(target=connections).start()
+print('flooding')
+END";
+    let command = attacker.background(flood).await;
+    attacker.until_logged(&command, "flooding").await;
+    let asking = "python3 - <<'END'
+import socket, struct
+def name(text): return b''.join(bytes([len(part)]) + part.encode() for part in text.split('.')) + b'\\0'
+answered = 0
+for n in range(100):
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(10)
+    s.sendto(struct.pack('!6H', n, 0x100, 1, 0, 0, 0) + name('api.example.org') + struct.pack('!2H', 1, 1), ('198.18.0.1', 53))
+    try: answer = s.recv(2000)
+    except OSError: continue
+    head = struct.unpack('!6H', answer[:12])
+    answered += head[0] == n and head[1] & 15 == 0 and head[3] == 1
+print(answered)
+END";
+    assert_eq!(neighbour.sh(asking).await.ok().trim(), "100");
+    for _ in 0..3 {
+        assert_eq!(get(&neighbour, "https://api.example.org/").await.0, 200);
+    }
+    attacker.sh("touch /tmp/enough").await.ok();
+    within(
+        "the flood is over",
+        Duration::from_secs(90),
+        attacker.until_ended(&command),
+    )
+    .await;
     assert_unharmed(server, world, &attacker, memory).await;
 }

@@ -26,6 +26,7 @@ mod builds;
 mod changes;
 mod e2b;
 mod names;
+mod open;
 mod packages;
 mod proxy;
 mod requests;

@@ -8,6 +8,7 @@ in_a_world!(
     methods_and_paths_are_enforced,
     every_kind_of_request_goes_through,
     websockets_go_through,
+    requests_in_disguise_are_read_or_refused,
 );
 
 fn read_only() -> atoll_proof::Value {
@@ -121,4 +122,44 @@ END";
     let lines: Vec<&str> = said.lines().collect();
     assert!(lines[0].contains("101"), "{said}");
     assert_eq!(&lines[1..], ["hello", "bye"]);
+}
+
+/// A rule that lists the port lets other protocols through; requests in whichever form are read all the same.
+async fn requests_in_disguise_are_read_or_refused(server: &mut Server, world: &World) {
+    let policy = json!({"rules": [{"action": "allow", "to": "api.example.org", "ports": [80, 2222]}]});
+    let sandbox = sandbox(server, world, policy).await;
+    let tries = "python3 - <<'END'
+import socket, time
+def say(*parts):
+    try:
+        s = socket.create_connection(('api.example.org', 80), 10); s.settimeout(10)
+        for part in parts:
+            s.sendall(part); time.sleep(0.6 if len(parts) > 1 else 0)
+        s.shutdown(socket.SHUT_WR)
+        while s.recv(65536): pass
+    except OSError: pass
+other = b' / HTTP/1.1\\r\\nHost: other.example.org\\r\\nConnection: close\\r\\n\\r\\n'
+for request in (b'gET' + other, b'get' + other.lower(), b'\\r\\n\\r\\nGET' + other, b' GET' + other, b'GET\\t/ HTTP/1.1\\r\\nHost: other.example.org\\r\\n\\r\\n',
+                b'FROBNICATE' * 5 + other, b'GET http://other.example.org/ HTTP/1.1\\r\\nHost: api.example.org\\r\\n\\r\\n', b'GET /oldest\\r\\n',
+                b'GET / HTTP/1.0\\nHost: other.example.org\\n\\n', b'GET /unfinished HTTP/1.0'):
+    say(request)
+for cut in (1, 2, 3, 12, 14):
+    whole = b'GET' + other
+    say(whole[:cut], whole[cut:])
+say(b'', b'GET' + other)
+print('done')
+END";
+    assert_eq!(sandbox.sh(tries).await.ok().trim(), "done");
+    assert!(world.saw("http").is_empty(), "{:?}", world.saw("http"));
+    // What is one, for the host that is dialled, goes through; also on a connection that was silent before.
+    let honest = "python3 - <<'END'
+import socket, time
+for pause in (0, 1):
+    s = socket.create_connection(('api.example.org', 80), 10); s.settimeout(10)
+    time.sleep(pause)
+    s.sendall(b'GET /read HTTP/1.1\\r\\nHost: api.example.org\\r\\nConnection: close\\r\\n\\r\\n')
+    print(s.makefile('rb').readline().split()[1].decode())
+END";
+    assert_eq!(sandbox.sh(honest).await.ok(), "200\n200\n");
+    assert_eq!(world.saw("http").len(), 2);
 }

@@ -11,6 +11,7 @@ in_a_world!(
     an_expired_or_deleted_secret_is_not_used,
     a_binding_is_kept_to,
     names_and_values_are_checked,
+    echoes_are_found_wherever_they_are,
 );
 
 const VALUE: &str = "sk-live-4f9a6d2e8b7c1a5f3e0d9c8b7a6f5e4d";
@@ -303,4 +304,30 @@ async fn names_and_values_are_checked(server: &mut Server, _world: &World) {
         );
     }
     assert!(!server.log().contains(VALUE));
+}
+
+/// Behind the body, and in answers of a host that was written in its own script.
+async fn echoes_are_found_wherever_they_are(server: &mut Server, world: &World) {
+    let bound = json!({"value": VALUE, "hosts": ["api.example.org", "BÜCHER.example.org"], "inject": "bearer", "redact": true});
+    set_secret(server, "key", &bound).await;
+    let sandbox = user_of(server, world, &["api.example.org", "bücher.example.org"]).await;
+    let raw = "python3 - <<'END'
+import socket, ssl
+s = ssl.create_default_context().wrap_socket(socket.create_connection(('api.example.org', 443), 20), server_hostname='api.example.org')
+s.sendall(b'GET /trailers HTTP/1.1\\r\\nHost: api.example.org\\r\\nTE: trailers\\r\\nConnection: te, close\\r\\n\\r\\n')
+out = b''
+while data := s.recv(65536): out += data
+print(out.decode())
+END";
+    let answer = sandbox.sh(raw).await.ok();
+    assert_eq!(last_headers(world)["authorization"], format!("Bearer {VALUE}"));
+    assert!(!answer.contains(VALUE), "{answer}");
+    assert!(answer.contains("x-echo: Bearer ****"), "{answer}");
+    let answer = sandbox
+        .sh("curl -sS -m 20 https://xn--bcher-kva.example.org/v1/me")
+        .await
+        .ok();
+    assert_eq!(last_headers(world)["authorization"], format!("Bearer {VALUE}"));
+    assert!(answer.contains("\"authorization\""), "{answer}");
+    assert!(!answer.contains(VALUE), "{answer}");
 }

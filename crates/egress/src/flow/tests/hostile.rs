@@ -5,6 +5,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
+use crate::testing::Manner;
 
 fn hurried() -> Timeouts {
     Timeouts {
@@ -125,5 +126,118 @@ proptest! {
             assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 4"), "{answer:?}");
             assert!(server.is_untouched().await);
         });
+    }
+}
+
+/// Plain HTTP to a name is read, in whichever disguise it comes, also where a rule lists the port and would let other
+/// protocols through.
+#[tokio::test]
+async fn a_request_in_disguise_is_read_or_refused() {
+    let (world, server) = world_with(hurried()).await;
+    world.admit(GUEST, &allow("a.example", &[server.port]));
+    for request in [
+        "gET / HTTP/1.1\r\nHost: b.example\r\n\r\n",
+        "get / http/1.1\r\nhost: b.example\r\n\r\n",
+        "\r\n\r\nGET / HTTP/1.1\r\nHost: b.example\r\n\r\n",
+        " GET / HTTP/1.1\r\nHost: b.example\r\n\r\n",
+        "GET\t/ HTTP/1.1\r\nHost: b.example\r\n\r\n",
+        "FROBNICATE-IT-WITH-A-VERY-LONG-METHOD / HTTP/1.1\r\nHost: b.example\r\n\r\n",
+        "GET http://b.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n",
+        "GET / HTTP/1.1\rHost: b.example\r\n\r\n",
+        "GET / HTTP/9.9\r\nHost: b.example\r\n\r\n",
+        "GET /\r\n",
+        "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ] {
+        let mut guest = world.connect_name(GUEST, "a.example.", server.port).await;
+        guest.write_all(request.as_bytes()).await.unwrap();
+        guest.shutdown().await.unwrap();
+        let mut answer = Vec::new();
+        // Told why, or broken off.
+        let _ = guest.read_to_end(&mut answer).await;
+        let answer = String::from_utf8_lossy(&answer);
+        assert!(!answer.starts_with("HTTP/1.1 2"), "{request:?}: {answer}");
+    }
+    assert!(server.is_untouched().await);
+}
+
+/// Who takes its time is let through to a protocol of its own, and becomes a request no more.
+#[tokio::test]
+async fn a_request_that_takes_its_time_is_cut_before_it_is_one() {
+    let (world, server) = world_with(hurried()).await;
+    world.admit(GUEST, &allow("a.example", &[server.port]));
+    for (first, rest) in [
+        ("gE", "T / HTTP/1.1\r\nHost: b.example\r\n\r\n"),
+        ("GET / HTTP/1.", "1\r\nHost: b.example\r\n\r\n"),
+        ("GET / HTTP/1.1", "\r\n"),
+        ("\r\n", "GET / HTTP/1.1\r\n\r\n"),
+    ] {
+        let mut guest = world.connect_name(GUEST, "a.example.", server.port).await;
+        guest.write_all(first.as_bytes()).await.unwrap();
+        let mut served = server.accept().await;
+        assert_eq!(read(&mut served, first.len()).await, first.as_bytes());
+        guest.write_all(rest.as_bytes()).await.unwrap();
+        assert!(is_reset(&mut served).await, "{first:?}");
+        assert!(is_reset(&mut guest).await);
+    }
+    let event = world
+        .seen
+        .find(|event| event.kind == EventKind::Closed && event.verdict == EgressVerdict::Denied)
+        .await;
+    assert_eq!(event.rule, "protocol");
+    // What stays something else goes through, however slowly.
+    let mut guest = world.connect_name(GUEST, "a.example.", server.port).await;
+    guest.write_all(b"HELLO").await.unwrap();
+    let mut served = server.accept().await;
+    read(&mut served, 5).await;
+    guest.write_all(b" my http/friend\r\nGET / HTTP/1.1\r\n").await.unwrap();
+    assert_eq!(read(&mut served, 17).await, b" my http/friend\r\n");
+}
+
+/// A connection that was opened ahead and speaks later is read as if it had spoken at once.
+#[tokio::test]
+async fn a_silent_connection_that_turns_out_to_be_http_is_read() {
+    let (world, server) = world_with(hurried()).await;
+    world.admit(GUEST, &allow("a.example", &[server.port]));
+    for (host, answered) in [("b.example", "HTTP/1.1 403 "), ("a.example", "HTTP/1.1 200 ")] {
+        let mut guest = world.connect_name(GUEST, "a.example.", server.port).await;
+        // Dialled for who says nothing, and no longer of use.
+        let mut ahead = server.accept().await;
+        let request = format!("gET /x HTTP/1.1\r\nHost: {host}:{}\r\nConnection: close\r\n\r\n", server.port);
+        guest.write_all(request.as_bytes()).await.unwrap();
+        assert_eq!(ahead.read(&mut [0; 16]).await.unwrap_or_default(), 0);
+        if host == "a.example" {
+            let mut served = server.accept().await;
+            assert_eq!(read(&mut served, 6).await, b"gET /x");
+            served
+                .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+                .await
+                .unwrap();
+        }
+        let mut answer = String::new();
+        guest.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with(answered), "{answer}");
+    }
+}
+
+/// However many names that nobody answers one guest dials and asks for, another is answered.
+#[tokio::test]
+async fn one_guest_does_not_take_all_questions() {
+    let world = World::new().await;
+    let neighbour = Guest(2);
+    world.resolver.behave(Manner::SlowSilent);
+    world.resolver.address_for("a.example", "127.0.0.1");
+    world.admit(GUEST, &allow("*", &[80]));
+    world.admit(neighbour, &allow("*", &[80]));
+    let stale = "198.18.99.99:80".parse().unwrap();
+    let mut held = Vec::new();
+    for n in 0..600 {
+        let mut guest = world.connect(GUEST, stale).await;
+        let request = format!("GET / HTTP/1.1\r\nHost: n{n}.slow.example\r\n\r\n");
+        guest.write_all(request.as_bytes()).await.unwrap();
+        held.push(guest);
+    }
+    for _ in 0..20 {
+        assert!(world.address_of(neighbour, "a.example.").await.is_some());
+        world.egress.inner.shared.dialer.resolver.forget();
     }
 }

@@ -353,3 +353,78 @@ async fn a_service_of_our_own_is_reached_by_its_name_alone() {
     let nobody = tokio::time::timeout(Duration::from_millis(100), listener.accept()).await;
     assert!(nobody.is_err());
 }
+
+/// The service is nobody's to hold: so many connections at once, and none when the sandbox is gone.
+#[tokio::test]
+async fn connections_to_our_own_service_are_bounded_and_end_with_the_sandbox() {
+    let listener = TcpListener::bind("127.0.0.2:0").await.unwrap();
+    let world = World::serving(listener.local_addr().unwrap()).await;
+    world.admit(
+        GUEST,
+        &json!({ "rules": [{ "action": "allow", "to": "service.internal" }] }),
+    );
+    // Each has announced more than it sends.
+    let half = b"POST /v1/messages HTTP/1.1\r\nhost: service.internal\r\ncontent-length: 1000000\r\n\r\nhalf";
+    let mut held = Vec::new();
+    for _ in 0..64 {
+        let mut guest = world.connect_name(GUEST, "service.internal.", 80).await;
+        guest.write_all(half).await.unwrap();
+        let (mut served, _) = listener.accept().await.unwrap();
+        read(&mut served, 18).await;
+        held.push((guest, served));
+    }
+    let mut more = world.connect_name(GUEST, "service.internal.", 80).await;
+    more.write_all(half).await.unwrap();
+    let answer = String::from_utf8(read(&mut more, 13).await).unwrap();
+    assert_eq!(answer, "HTTP/1.1 403 ");
+    refused_with(&world, "limits: service").await;
+    // One that is given back can be had again.
+    drop(held.pop());
+    let mut again = world.connect_name(GUEST, "service.internal.", 80).await;
+    again.write_all(half).await.unwrap();
+    let (served, _) = listener.accept().await.unwrap();
+    held.push((again, served));
+    world.egress.dismiss(&[GUEST.source()]);
+    for (mut guest, mut served) in held {
+        let mut rest = Vec::new();
+        let broken = served.read_to_end(&mut rest).await;
+        assert!(broken.is_err(), "broken off, not finished");
+        assert!(rest.len() < 1000);
+        assert!(matches!(guest.read(&mut [0; 16]).await, Ok(0) | Err(_)));
+    }
+}
+
+/// Plain HTTP to a name is read; a request that is open when the policy changes is asked about again.
+#[tokio::test]
+async fn a_request_that_is_open_is_cut_and_the_log_says_why() {
+    let (world, server) = world().await;
+    let rule = |path: &str| {
+        json!({ "rules": [{ "action": "allow", "to": "a.example", "ports": [server.port], "paths": [path] }] })
+    };
+    world.admit(GUEST, &rule("/stream"));
+    let mut guest = world.connect_name(GUEST, "a.example.", server.port).await;
+    let request = format!("GET /stream HTTP/1.1\r\nHost: a.example:{}\r\n\r\n", server.port);
+    guest.write_all(request.as_bytes()).await.unwrap();
+    let mut served = server.accept().await;
+    read(&mut served, request.len()).await;
+    served
+        .write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n")
+        .await
+        .unwrap();
+    let mut seen = Vec::new();
+    while !seen.ends_with(b"one\r\n") {
+        seen.push(guest.read_u8().await.unwrap());
+    }
+    // The connection as such stays allowed, the request does not.
+    world.admit(GUEST, &rule("/other"));
+    assert!(is_reset(&mut guest).await);
+    assert!(is_reset(&mut served).await);
+    for kind in [EventKind::Decided, EventKind::Closed] {
+        let event = world
+            .seen
+            .find(|event| event.kind == kind && event.verdict == EgressVerdict::Denied)
+            .await;
+        assert_eq!(event.rule, "default");
+        assert!(event.reason.starts_with("cut while it was open"), "{}", event.reason);
+    }
+}

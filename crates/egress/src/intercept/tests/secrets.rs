@@ -8,6 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper::{Request, Response, StatusCode};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::world::{HOST, Setup, Told, binding, echo, exchange, full, http};
 
@@ -422,4 +423,150 @@ async fn a_request_that_is_answered_with_itself_is_refused() {
     let mut sender = world.http1().await;
     let (response, _) = exchange(&mut sender, "TRACE", "/", &[], "").await;
     assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED);
+}
+
+/// An answer has more places than headers and body.
+#[tokio::test]
+async fn no_part_of_an_answer_repeats_a_secret() {
+    let stars = "*".repeat(VALUE.len());
+    // Trailers, over both versions, whether or not the body is searched.
+    for redact in [false, true] {
+        for http2 in [false, true] {
+            let bound = SecretBinding {
+                redact,
+                ..binding(Injection::Bearer)
+            };
+            let mut world = Setup::new(http(|_| async {
+                let mut trailers = hyper::HeaderMap::new();
+                trailers.insert("x-echo", VALUE.parse().unwrap());
+                trailers.insert("alt-svc", "h3".parse().unwrap());
+                let frames = [Ok(Frame::data("data".into())), Ok(Frame::trailers(trailers))];
+                let mut response =
+                    Response::new(StreamBody::new(futures_util::stream::iter(frames)).boxed());
+                response
+                    .headers_mut()
+                    .insert("trailer", "x-echo, alt-svc".parse().unwrap());
+                response
+            }))
+            .bound("token", VALUE, bound)
+            .start();
+            let response = match http2 {
+                true => {
+                    let request = Request::get("https://api.test/").header("te", "trailers");
+                    let mut sender = world.http2().await;
+                    sender.send_request(request.body(full("")).unwrap()).await
+                }
+                false => {
+                    let request = Request::get("/").header("host", HOST).header("te", "trailers");
+                    let mut sender = world.http1().await;
+                    sender.send_request(request.body(full("")).unwrap()).await
+                }
+            };
+            let whole = response.unwrap().into_body().collect().await.unwrap();
+            let trailers = whole.trailers().unwrap();
+            assert_eq!(trailers["x-echo"], stars, "redact {redact}, http2 {http2}");
+            assert!(!trailers.contains_key("alt-svc"));
+        }
+    }
+    // The words behind the status, an early hint, cookies and redirects.
+    let script = format!(
+        "HTTP/1.1 103 Early {VALUE}\r\nLink: <{VALUE}>\r\n\r\nHTTP/1.1 302 Moved to {VALUE}\r\nSet-Cookie: a={VALUE}\r\n\
+         Location: /{VALUE}\r\nContent-Length: 0\r\n\r\n"
+    );
+    let answers = said(&script, "").await;
+    assert!(answers.starts_with("HTTP/1.1 302 "), "{answers}");
+    assert!(answers.contains(&format!("a={stars}")) && answers.contains(&format!("/{stars}")));
+    assert!(!answers.contains(VALUE) && !answers.contains("Early"), "{answers}");
+    // The same of an answer that becomes a WebSocket.
+    let script = format!(
+        "HTTP/1.1 101 {VALUE}\r\nUpgrade: websocket\r\nConnection: upgrade\r\nAlt-Svc: h3\r\n\
+         Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\nSec-WebSocket-Protocol: {VALUE}\r\n\r\n"
+    );
+    let wish = "Upgrade: websocket\r\nConnection: upgrade\r\nSec-WebSocket-Version: 13\r\n\
+                Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
+    let answers = said(&script, wish).await;
+    assert!(answers.starts_with("HTTP/1.1 101 "), "{answers}");
+    assert!(answers.contains(&stars) && !answers.contains(VALUE), "{answers}");
+    assert!(!answers.to_lowercase().contains("alt-svc"), "{answers}");
+}
+
+/// What the guest reads, to the byte, when the server says this.
+async fn said(script: &str, headers: &str) -> String {
+    let script = script.to_owned();
+    let mut world = Setup::new(super::world::raw(move |mut stream| {
+        let script = script.clone();
+        async move {
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(stream.read_u8().await.unwrap());
+            }
+            stream.write_all(script.as_bytes()).await.unwrap();
+            stream.shutdown().await.unwrap();
+        }
+    }))
+    .secret("token", VALUE, Injection::Bearer)
+    .start();
+    let mut stream = world.bytes(&["http/1.1"]).await;
+    let request = format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n{headers}\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"\r\n\r\n") {
+        match stream.read_u8().await {
+            Ok(byte) => answer.push(byte),
+            Err(_) => break,
+        }
+    }
+    String::from_utf8(answer).unwrap()
+}
+
+/// Parts that nobody asked for may cut a value in two.
+#[tokio::test]
+async fn an_answer_in_parts_is_not_searched_but_refused() {
+    let mut world = Setup::new(http(|_| async {
+        let mut response = Response::new(full("half a value"));
+        *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+        response
+    }))
+    .bound("token", VALUE, redacting(Injection::Bearer))
+    .start();
+    let (response, body) = world.get("/", &[]).await;
+    assert_eq!(response.headers()["x-atoll-failed"], "upstream_encoded");
+    assert!(!body.contains("half"), "{body}");
+}
+
+/// A value that may no longer be sent is still one that the server was sent before.
+#[tokio::test]
+async fn an_expired_secret_is_still_blotted_out() {
+    let mut world = Setup::new(http(|_| async { Response::new(full(VALUE)) }))
+        .bound(
+            "token",
+            VALUE,
+            SecretBinding {
+                paths: vec!["/login".to_owned()],
+                ..redacting(Injection::Bearer)
+            },
+        )
+        .start();
+    world.rotate("token", VALUE, Some(Timestamp(1)));
+    let (_, body) = world.get("/", &[]).await;
+    assert_eq!(body, "*".repeat(VALUE.len()));
+}
+
+/// Behind a body, nothing is replaced; so a placeholder there does not go out.
+#[tokio::test]
+async fn a_placeholder_behind_a_body_is_not_forwarded() {
+    let mut world = Setup::new(echo())
+        .secret("token", VALUE, Injection::Placeholder)
+        .start();
+    let placeholder = world.placeholder("token");
+    let mut trailers = hyper::HeaderMap::new();
+    trailers.insert("x-key", placeholder.parse().unwrap());
+    let frames = [Ok(Frame::data("data".into())), Ok(Frame::trailers(trailers))];
+    let body = StreamBody::new(futures_util::stream::iter(frames)).boxed();
+    let request = Request::post("https://api.test/").body(body).unwrap();
+    let mut sender = world.http2().await;
+    match sender.send_request(request).await {
+        Ok(response) => assert_ne!(response.status(), StatusCode::OK),
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
 }

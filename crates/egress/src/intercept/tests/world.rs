@@ -28,6 +28,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, Serve
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, DuplexStream};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
@@ -164,6 +165,7 @@ pub(super) struct TestRoute {
     port: u16,
     tls: bool,
     tenant: Arc<RwLock<Tenant>>,
+    changes: watch::Sender<u64>,
     told: Arc<Mutex<Vec<Told>>>,
     server: Arc<Server>,
 }
@@ -173,6 +175,8 @@ pub(super) struct Server {
     behaviour: Behaviour,
     pub(super) dialled: AtomicUsize,
     pub(super) refuses: Mutex<VecDeque<Undialled>>,
+    /// Happens while it is dialled.
+    pub(super) meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     /// Between the interceptor and the server.
     buffer: usize,
     tasks: Mutex<JoinSet<()>>,
@@ -216,6 +220,13 @@ impl Server {
     }
 }
 
+impl TestRoute {
+    pub(super) fn change(&self, change: impl FnOnce(&mut Tenant)) {
+        change(&mut self.tenant.write().unwrap());
+        self.changes.send_modify(|change| *change += 1);
+    }
+}
+
 impl Route for TestRoute {
     type Stream = DuplexStream;
 
@@ -240,10 +251,19 @@ impl Route for TestRoute {
             return Err(refusal);
         }
         self.server.dialled.fetch_add(1, Ordering::Relaxed);
+        if let Some(happens) = self.server.meanwhile.lock().unwrap().take() {
+            happens();
+        }
         let (near, far) = tokio::io::duplex(self.server.buffer);
         self.server.accept(far);
         Ok((near, ADDRESS))
     }
+
+    fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    fn sever(&self) {}
 
     fn decided(&self, decision: &Decision, _: Option<IpAddr>, method: &str) {
         self.told.lock().unwrap().push(Told::Decided {
@@ -351,6 +371,7 @@ impl Setup {
             behaviour: self.behaviour,
             dialled: AtomicUsize::new(0),
             refuses: Mutex::default(),
+            meanwhile: Mutex::default(),
             buffer: self.buffer,
             tasks: Mutex::default(),
         };
@@ -362,6 +383,7 @@ impl Setup {
                 port: self.port,
                 tls: self.tls,
                 tenant: Arc::new(RwLock::new(tenant)),
+                changes: watch::Sender::new(0),
                 told: Arc::default(),
                 server: Arc::new(server),
             },
@@ -432,7 +454,12 @@ impl World {
     }
 
     pub(super) fn change(&self, change: impl FnOnce(&mut Tenant)) {
-        change(&mut self.route.tenant.write().unwrap());
+        self.route.change(change);
+    }
+
+    /// The same rules with other grants, or other rules with the same.
+    pub(super) fn set_policy(&self, rules: Vec<NetworkRule>, grants: &[Grant]) {
+        self.change(|tenant| tenant.policy = policy(rules, grants));
     }
 
     /// A new value for a secret of this world.
