@@ -62,7 +62,7 @@ fn entry(dir: &str, name: &str, kind: u8, link: &str, size: u64) -> Vec<u8> {
     put(100, b"0000644\0");
     put(108, b"0000000\0");
     put(116, b"0000000\0");
-    match size <= 0o7777_7777_777 {
+    match size <= 0o77_777_777_777 {
         true => put(124, format!("{size:011o}\0").as_bytes()),
         false => {
             // In binary, as GNU does with what is larger.
