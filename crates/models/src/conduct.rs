@@ -5,11 +5,12 @@
 //! bytes and in number; what lies beyond is settled at what was reserved. Where no budget applies the provider is hung up on,
 //! too, which is cheaper, unless its model has stopped already and only the usage is still to come.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use atoll_types::Fault;
+use atoll_types::{Fault, ProjectId};
 use tokio::sync::oneshot;
 
 use crate::Models;
@@ -18,15 +19,37 @@ use crate::Models;
 const LONGEST: Duration = Duration::from_secs(300);
 /// How much of it.
 pub(crate) const MOST_BYTES: u64 = 64 * 1024 * 1024;
-/// How many at once.
-const MOST_AT_ONCE: u64 = 1024;
+/// How many of one project at once; what one leaves unheard is not to cost another its place.
+const MOST_AT_ONCE: usize = 256;
 
-/// One of those that are heard out.
-struct Place<'a>(&'a Models);
+/// Answers that are heard out though nobody listens any more, by project.
+#[derive(Debug, Default)]
+pub(crate) struct Unheard(Mutex<HashMap<ProjectId, usize>>);
+
+/// One of them.
+struct Place<'a>(&'a Unheard, &'a ProjectId);
+
+impl Unheard {
+    fn enter<'a>(&'a self, project: &'a ProjectId) -> Option<Place<'a>> {
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = counts.entry(project.clone()).or_default();
+        if *count >= MOST_AT_ONCE {
+            return None;
+        }
+        *count += 1;
+        Some(Place(self, project))
+    }
+}
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        self.0.inner.drains.fetch_sub(1, Ordering::Relaxed);
+        let mut counts = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = counts.get_mut(self.1) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(self.1);
+            }
+        }
     }
 }
 
@@ -35,6 +58,7 @@ impl Models {
     /// it goes on only if `to_its_end`.
     pub(crate) async fn conduct<T: Send + 'static>(
         &self,
+        project: ProjectId,
         gone: Arc<AtomicBool>,
         to_its_end: bool,
         work: impl Future<Output = T> + Send + 'static,
@@ -49,7 +73,7 @@ impl Models {
                     gone.store(true, Ordering::Relaxed);
                     if to_its_end {
                         let _waited_for = models.inner.tasks.token();
-                        drop(models.hear_out(work).await);
+                        drop(models.hear_out(&project, work).await);
                     }
                     return;
                 }
@@ -62,12 +86,8 @@ impl Models {
     }
 
     /// Waits for the end of something, but not for ever; `None`: it was not waited for.
-    pub(crate) async fn hear_out<T>(&self, work: impl Future<Output = T>) -> Option<T> {
-        if self.inner.drains.fetch_add(1, Ordering::Relaxed) >= MOST_AT_ONCE {
-            self.inner.drains.fetch_sub(1, Ordering::Relaxed);
-            return None;
-        }
-        let _place = Place(self);
+    pub(crate) async fn hear_out<T>(&self, project: &ProjectId, work: impl Future<Output = T>) -> Option<T> {
+        let _place = self.inner.unheard.enter(project)?;
         tokio::select! {
             done = tokio::time::timeout(LONGEST, work) => done.ok(),
             () = self.inner.stopping.cancelled() => None,

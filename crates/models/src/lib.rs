@@ -58,6 +58,7 @@ pub use setup::{BudgetView, ModelView, ProviderView, SetBudget, SetPrice, SetPro
 
 use bodies::Bodies;
 use cache::Cache;
+use conduct::Unheard;
 use faults::from_store;
 use health::Healths;
 use keys::Keys;
@@ -102,8 +103,7 @@ struct Inner {
     /// Facts of refusals that are being written.
     refusals: AtomicU64,
     tasks: TaskTracker,
-    /// Answers that are heard out though nobody listens any more.
-    drains: AtomicU64,
+    unheard: Unheard,
     /// Nobody is heard out from now on.
     stopping: CancellationToken,
 }
@@ -139,7 +139,7 @@ impl Models {
                 metrics: Metrics::default(),
                 refusals: AtomicU64::new(0),
                 tasks: TaskTracker::new(),
-                drains: AtomicU64::new(0),
+                unheard: Unheard::default(),
                 stopping: CancellationToken::new(),
             }),
         };

@@ -14,7 +14,7 @@ use atoll_dialects::{
 };
 use atoll_gateway_core::{Target, input_tokens};
 use atoll_providers::{Call, Reply};
-use atoll_types::{Fault, FaultKind, ModelCallId, ModelUsage, ProjectId, Usd};
+use atoll_types::{Fault, FaultKind, ModelCallId, ProjectId, Usd};
 use bytes::Bytes;
 use futures_util::Stream;
 use serde_json::{Value, json};
@@ -73,8 +73,9 @@ impl Models {
         }
         let (gone, to_its_end) = (Arc::clone(&begun.open.gone), begun.open.is_capped);
         let models = self.clone();
-        self.conduct(gone, to_its_end, async move { models.answer(begun).await })
-            .await?
+        let project = who.spender.project.clone();
+        let answering = async move { models.answer(begun).await };
+        self.conduct(project, gone, to_its_end, answering).await?
     }
 
     /// All that is decided before a provider is asked.
@@ -262,7 +263,7 @@ impl Models {
 }
 
 /// Gives an answer that was given before.
-async fn again(mut open: Open, body: Bytes, stream: bool) -> Result<Served, Refusal> {
+async fn again(open: Open, body: Bytes, stream: bool) -> Result<Served, Refusal> {
     let call = open.row.id.clone();
     if let Err(fault) = open.durable().await {
         open.failed(&fault.message);
@@ -271,9 +272,7 @@ async fn again(mut open: Open, body: Bytes, stream: bool) -> Result<Served, Refu
             ..fault.into()
         });
     }
-    // Nobody was asked, so nothing was used.
-    open.seen.usage = Some(ModelUsage::default());
-    open.seen.complete = true;
+    // Nobody was asked, so nothing is owed.
     let cost = open.done().cost;
     Ok(if stream {
         let events = futures_util::stream::once(std::future::ready(body));
@@ -399,10 +398,9 @@ impl Drop for Listened {
             return;
         }
         open.gone.store(true, std::sync::atomic::Ordering::Relaxed);
-        let models = open.models.clone();
-        let heard_out = open.models.clone();
-        models.spawn(async move {
-            heard_out.hear_out(relay.drain()).await;
+        let (models, project) = (open.models.clone(), open.row.project.clone());
+        open.models.clone().spawn(async move {
+            models.hear_out(&project, relay.drain()).await;
         });
     }
 }

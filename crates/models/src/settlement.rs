@@ -227,7 +227,8 @@ impl Open {
         };
         let seen = &self.seen;
         let (usage, estimated) = match seen.usage {
-            Some(usage) if seen.complete => (usage, false),
+            // Some say zero where they have not counted; whoever was asked has read something.
+            Some(usage) if seen.complete && usage.total() > 0 => (usage, false),
             // Streams tell what was read at their beginning, and what was written at their end.
             Some(usage) => {
                 let output = usage.output.max(output_tokens(seen.written));

@@ -28,7 +28,7 @@ pub(crate) struct SetProviderRequest {
     kind: ProviderKind,
     /// Default: the provider's own address.
     base_url: Option<String>,
-    /// Its key, which is sealed and never shown. Default: the one that it has stays.
+    /// Its key, which is sealed and never shown. Default: the one that it has stays, as long as kind and address do.
     #[serde(default, deserialize_with = "private")]
     #[schema(value_type = Option<String>, write_only)]
     key: Option<Zeroizing<String>>,

@@ -39,10 +39,8 @@ async fn bytes_pass_untouched_and_the_money_is_right() {
         (60, 40, 20)
     );
     // 100 tokens in at 3, 20 out at 15 dollars per million.
-    assert_eq!(
-        (row.cost, row.estimated, row.outcome),
-        (usd("0.0006"), false, CallOutcome::Done)
-    );
+    assert_eq!((row.cost, row.outcome), (usd("0.0006"), CallOutcome::Done));
+    assert!(row.estimated, "nobody here knows whether `odd` costs something");
     assert!(row.price_version.unwrap().contains("+own."));
     assert_eq!(row.tags, ["test"]);
 }

@@ -197,7 +197,8 @@ fn question(dice: &mut Dice, run: &str) -> (Dialect, String) {
     };
     let words = "word ".repeat(usize::try_from(dice.below(40)).unwrap());
     let said = format!("{run}. {words}");
-    let most = 1 + dice.below(3000);
+    // Enough for those who say what they say whatever the limit is.
+    let most = 100 + dice.below(3000);
     let mut fields: Vec<(&str, Value)> = vec![("model", json!(format!("{provider}/scripted-{role}")))];
     fields.push(match dialect {
         Dialect::Responses => (

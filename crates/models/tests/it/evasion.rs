@@ -129,6 +129,14 @@ async fn an_answer_without_usage_costs_what_was_reserved() {
         (ASK.to_owned(), events(&format!("{BEGIN}{FINISH}{DONE}"))),
         (ASK.replace("true", "false"), json(whole_answer)),
         (ASK.replace("true", "false"), json("{\"half\":")),
+        // Who says zero has not counted.
+        (
+            ASK.to_owned(),
+            events(&format!(
+                "{BEGIN}{FINISH}{}{DONE}",
+                USAGE.replace("10,", "0,").replace("1000000", "0")
+            )),
+        ),
     ] {
         let (context, _provider) = capped(Some("100"), vec![reply]).await;
         let served = context.ask(Dialect::Chat, &body).await;
