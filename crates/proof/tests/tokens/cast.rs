@@ -62,8 +62,8 @@ async fn key(operator: &Client, project: &str, name: &str) -> (String, String) {
     (text(&made["key"], "id"), text(&made, "secret"))
 }
 
-async fn port_token(client: &Client, id: &str) -> String {
-    let answer = client.get(&format!("/v1/sandboxes/{id}/ports/8000")).await.ok();
+async fn port_token(client: &Client, id: &str, port: u16) -> String {
+    let answer = client.get(&format!("/v1/sandboxes/{id}/ports/{port}")).await.ok();
     text(&answer, "token")
 }
 
@@ -115,7 +115,7 @@ impl Cast {
         let native_agent = owner.post(&native_agent, &json!({"timeout": 60})).await.ok();
 
         let dead = text(&ended, "sandboxID");
-        let dead_port = port_token(&owner, &format!("sbx_{dead}")).await;
+        let dead_port = port_token(&owner, &format!("sbx_{dead}"), 8000).await;
         owner.delete(&format!("/sandboxes/{dead}")).await.expect(204);
         let made = owner.post("/v1/sandboxes", &wanted).await.expect(201).json();
         let ended_native = Sandbox::of(&owner, &made);
@@ -163,8 +163,9 @@ impl Cast {
             ("atl op", operator.key().map(str::to_owned)),
             ("atm", Some(for_models)),
             ("atm rev", Some(gone_for_models)),
-            ("atp", Some(port_token(&owner, &native.id).await)),
-            ("atp oth", Some(port_token(&owner, &other_native.id).await)),
+            ("atp", Some(port_token(&owner, &native.id, 8000).await)),
+            ("atp 8001", Some(port_token(&owner, &native.id, 8001).await)),
+            ("atp oth", Some(port_token(&owner, &other_native.id, 8000).await)),
             ("atp dead", Some(dead_port)),
             ("ate", Some(text(&mine, "envdAccessToken"))),
             ("ate nat", Some(text(&native_agent, "envdAccessToken"))),

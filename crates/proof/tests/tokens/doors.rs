@@ -254,11 +254,11 @@ pub(crate) fn all(cast: &Cast) -> Vec<Door> {
         Door::get("`/metrics/models`", "/metrics/models", Bearer),
         Door {
             grpc: true,
-            ..Door::post(
+            ..Door::new(
                 "Temporal (gRPC status)",
+                Method::POST,
                 "/temporal.api.workflowservice.v1.WorkflowService/ListNamespaces",
                 Bearer,
-                "",
             )
         },
     ];
