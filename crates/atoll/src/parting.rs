@@ -200,7 +200,7 @@ fn beside(database: &Path) -> [PathBuf; 2] {
     })
 }
 
-/// What names and certificates are looked up with.
+/// What names and certificates are looked up with, and little else.
 const HOST: &[&str] = &[
     "/etc/resolv.conf",
     "/etc/hosts",
@@ -228,6 +228,10 @@ const HOST: &[&str] = &[
     "/lib",
     "/lib64",
     "/dev/urandom",
+    // How many processors it may use.
+    "/proc/self/cgroup",
+    "/proc/self/mountinfo",
+    "/sys/fs/cgroup",
 ];
 
 /// What the front sees of this machine.

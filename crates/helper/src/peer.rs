@@ -300,7 +300,11 @@ mod tests {
         let (one, other) = (Peer::new(one), Peer::new(other));
         let (over, ended) = mpsc::channel();
         one.listen(Arc::new(Echo), || {}).unwrap();
-        other.listen(Arc::new(Echo), move || drop(over.send(()))).unwrap();
+        other
+            .listen(Arc::new(Echo), move || {
+                let _gone = over.send(());
+            })
+            .unwrap();
         (one, ended)
     }
 
@@ -342,7 +346,10 @@ mod tests {
         let (one, other) = pair().unwrap();
         let peer = Peer::new(one);
         let (over, ended) = mpsc::channel();
-        peer.listen(Arc::new(Echo), move || drop(over.send(()))).unwrap();
+        peer.listen(Arc::new(Echo), move || {
+            let _gone = over.send(());
+        })
+        .unwrap();
         let asked = peer.begin(Message::new(&1, Vec::new()).unwrap()).unwrap();
         drop(other);
         assert!(asked.wait().is_err());
@@ -363,7 +370,10 @@ mod tests {
             let (one, mut other) = pair().unwrap();
             let peer = Peer::new(one);
             let (over, ended) = mpsc::channel();
-            peer.listen(Arc::new(Echo), move || drop(over.send(()))).unwrap();
+            peer.listen(Arc::new(Echo), move || {
+                let _gone = over.send(());
+            })
+            .unwrap();
             other.write_all(&header).unwrap();
             ended.recv().unwrap();
         }

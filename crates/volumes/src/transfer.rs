@@ -24,7 +24,7 @@ impl Volumes {
                 output: Some(out),
                 ..Streams::default()
             };
-            return counted(keeper.ask(Op::Export { id: id.into() }, streams)?);
+            return counted(&keeper.ask(Op::Export { id: id.into() }, streams)?);
         }
         let open = self.look_into(id)?;
         let done = atoll_archive::pack(open.root.as_fd(), Dialect::Plain, Ids::Same, out)
@@ -41,7 +41,7 @@ impl Volumes {
                 input: Some(input),
                 ..Streams::default()
             };
-            return counted(keeper.ask(Op::Import { id: id.into() }, streams)?);
+            return counted(&keeper.ask(Op::Import { id: id.into() }, streams)?);
         }
         if self.kind(id)? == Kind::Sealed {
             return Err(Error::Sealed(id.to_owned()));
@@ -121,8 +121,8 @@ impl Volumes {
     }
 }
 
-fn counted(answer: Answer) -> Result<Tally> {
-    let Answer::Tally([entries, bytes, sockets, fifos, devices, too_long, mounts]) = answer else {
+fn counted(answer: &Answer) -> Result<Tally> {
+    let Answer::Tally([entries, bytes, sockets, fifos, devices, too_long, mounts]) = *answer else {
         return Err(confused());
     };
     let skipped = atoll_archive::Skipped {

@@ -10,7 +10,7 @@ use atoll_types::{DiskBacking, MIB};
 
 use super::*;
 use crate::InstanceEnd;
-use crate::channel::{ChannelError, Incoming};
+use crate::channel::{ChannelError, Guest, Incoming};
 use crate::probe::{Verdict, probe};
 
 mod saving;
