@@ -243,6 +243,21 @@ impl<T: DeserializeOwned + Default> FromRequest<App> for MaybeJson<T> {
     }
 }
 
+/// A body that is kept as it comes, of somebody who is known; it must keep coming.
+#[derive(Debug)]
+pub(crate) struct Arriving(pub(crate) axum::body::Body);
+
+impl FromRequest<App> for Arriving {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, _: &App) -> Result<Self, Failure> {
+        let visit = request.extensions().get::<Visit>().cloned();
+        let visit = visit.ok_or(Refused::Unpaid)?;
+        let body = visit.upload(request.into_body());
+        Ok(Self(axum::body::Body::new(body)))
+    }
+}
+
 /// Reads a JSON text into a wire type, naming the field that is wrong.
 pub(crate) fn parse_json<T: DeserializeOwned>(text: &[u8]) -> Result<T, Failure> {
     match axum::Json::<T>::from_bytes(text) {

@@ -12,7 +12,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::error::Answer;
-use crate::extract::{Args, As, At, MaybeJson, Operator};
+use crate::extract::{Args, Arriving, As, At, MaybeJson, Operator};
 use crate::sandboxes::{IsolationName, SaveKindName, idempotency_key};
 use crate::{App, upload, wire};
 
@@ -209,7 +209,7 @@ pub(crate) async fn import_snapshot(
     State(app): State<App>,
     As(caller): As,
     Args(query): Args<ImportQuery>,
-    body: Body,
+    Arriving(body): Arriving,
 ) -> Answer<(StatusCode, axum::Json<SnapshotView>)> {
     let upload = upload::archive(&app, body).await?;
     let file = std::fs::File::open(upload.file())

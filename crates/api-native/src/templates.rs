@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 
 use atoll_sandboxes::{BuildEvent, BuildFrom, BuildStream, BuildTemplate, Template};
 use atoll_types::TemplateSource;
-use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
@@ -18,7 +17,7 @@ use utoipa_axum::routes;
 
 use crate::error::{Answer, ErrorDetail, Failure};
 use crate::exec::{event, sse};
-use crate::extract::{Args, As, At, Json, Operator};
+use crate::extract::{Args, Arriving, As, At, Json, Operator};
 use crate::network::PolicyWords;
 use crate::sandboxes::ResourcesView;
 use crate::upload::{self, Upload};
@@ -199,7 +198,7 @@ pub(crate) async fn build_from_context(
     _: Operator,
     Args(pairs): Args<Vec<(String, String)>>,
     headers: HeaderMap,
-    body: Body,
+    Arriving(body): Arriving,
 ) -> Answer<Response> {
     let build = read_context_query(pairs)?;
     let login = read_login(&headers)?;
@@ -244,7 +243,7 @@ pub(crate) async fn build_from_archive(
     State(app): State<App>,
     _: Operator,
     Args(query): Args<ArchiveQuery>,
-    body: Body,
+    Arriving(body): Arriving,
 ) -> Answer<Response> {
     let name = wire::name("name", query.name)?;
     let start = read_start(query.start.as_deref())?;

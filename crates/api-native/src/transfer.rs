@@ -20,7 +20,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::error::{Answer, Failure};
-use crate::extract::{Args, As, At};
+use crate::extract::{Args, Arriving, As, At};
 use crate::files::{FileView, PathQuery, path};
 use crate::range::{self, Part};
 use crate::{App, wire};
@@ -242,7 +242,7 @@ pub(crate) async fn write_file(
     As(caller): As,
     At(id): At<SandboxId>,
     Args(query): Args<WriteQuery>,
-    body: Body,
+    Arriving(body): Arriving,
 ) -> Answer<axum::Json<FileView>> {
     let spec = query.into_spec()?;
     let stat = app
@@ -282,7 +282,7 @@ pub(crate) async fn write_tar(
     As(caller): As,
     At(id): At<SandboxId>,
     Args(query): Args<PathQuery>,
-    body: Body,
+    Arriving(body): Arriving,
 ) -> Answer<StatusCode> {
     let at = query.into_path()?;
     app.sandboxes.tar_in(&caller, &id, at, incoming(body)).await?;

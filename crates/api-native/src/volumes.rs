@@ -12,7 +12,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::error::Answer;
-use crate::extract::{Args, As, At, Json};
+use crate::extract::{Args, Arriving, As, At, Json};
 use crate::{App, upload, wire};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
@@ -124,7 +124,7 @@ pub(crate) async fn seal_volume(
     State(app): State<App>,
     As(caller): As,
     Args(query): Args<SealQuery>,
-    body: Body,
+    Arriving(body): Arriving,
 ) -> Answer<(StatusCode, axum::Json<VolumeView>)> {
     let upload = upload::archive(&app, body).await?;
     let volume = app
@@ -209,7 +209,7 @@ pub(crate) async fn import_volume(
     State(app): State<App>,
     As(caller): As,
     At(which): At<String>,
-    body: Body,
+    Arriving(body): Arriving,
 ) -> Answer<axum::Json<Imported>> {
     let upload = upload::archive(&app, body).await?;
     let file = std::fs::File::open(upload.file())

@@ -31,7 +31,9 @@ pub enum Refused {
     },
     /// It came too slowly, or not at all.
     TooSlow {
-        patience: Patience,
+        /// For each piece, and for all of it beside what it earned.
+        wait: Duration,
+        rate: u64,
     },
     /// Nothing of it came for so long.
     Silent {
@@ -57,14 +59,14 @@ impl Refused {
                 "body_too_large",
                 format!("the body may hold at most {limit} bytes"),
             ),
-            Self::TooSlow { patience } => Fault::new(
+            Self::TooSlow { wait, rate } => Fault::new(
                 FaultKind::TimedOut,
                 Self::SLOW,
                 format!(
-                    "the body came too slowly: each piece is waited for for {} seconds, and after that {} bytes a second \
-                     are expected",
-                    patience.body.as_secs(),
-                    patience.body_rate
+                    "the body came too slowly: each piece has {} seconds to come, and after those the body has to bring {} \
+                     bytes a second",
+                    wait.as_secs(),
+                    rate
                 ),
             )
             .hint("send the whole body at once"),
@@ -101,16 +103,18 @@ impl std::error::Error for Refused {}
 /// Measures how long somebody is waited for.
 #[derive(Debug)]
 struct Pace {
-    patience: Patience,
+    wait: Duration,
+    rate: u64,
     waited: Duration,
     came: u64,
     waiting: Option<(Instant, Pin<Box<Sleep>>)>,
 }
 
 impl Pace {
-    fn new(patience: Patience) -> Self {
+    fn new(wait: Duration, rate: u64) -> Self {
         Self {
-            patience,
+            wait,
+            rate,
             waited: Duration::ZERO,
             came: 0,
             waiting: None,
@@ -125,15 +129,69 @@ impl Pace {
     }
 
     /// Ready once nothing more is waited for.
-    fn poll_over(&mut self, context: &mut Context<'_>) -> Poll<()> {
+    fn poll_over(&mut self, context: &mut Context<'_>) -> Poll<Refused> {
         let (_, timer) = self.waiting.get_or_insert_with(|| {
-            let earned = Duration::from_secs_f64(self.came as f64 / self.patience.body_rate.max(1) as f64);
-            let in_all = (self.patience.body + earned).saturating_sub(self.waited);
+            let earned = Duration::from_secs_f64(self.came as f64 / self.rate.max(1) as f64);
+            let in_all = (self.wait + earned).saturating_sub(self.waited);
             let now = Instant::now();
-            let until = now + in_all.min(self.patience.body);
+            let until = now + in_all.min(self.wait);
             (now, Box::pin(tokio::time::sleep_until(until)))
         });
-        timer.as_mut().poll(context)
+        let (wait, rate) = (self.wait, self.rate);
+        timer
+            .as_mut()
+            .poll(context)
+            .map(|()| Refused::TooSlow { wait, rate })
+    }
+}
+
+/// A body that is kept as it comes, so that whoever sends it holds a place where only some fit: it must keep coming.
+#[derive(Debug)]
+pub struct Upload<B> {
+    inner: B,
+    pace: Pace,
+}
+
+impl<B> Upload<B> {
+    pub fn new(inner: B, patience: Patience) -> Self {
+        Self {
+            inner,
+            pace: Pace::new(patience.stream, patience.body_rate),
+        }
+    }
+}
+
+impl<B> Body for Upload<B>
+where
+    B: Body + Unpin,
+    B::Error: fmt::Display,
+{
+    type Data = B::Data;
+    type Error = Refused;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, Refused>>> {
+        let this = &mut *self;
+        match Pin::new(&mut this.inner).poll_frame(context) {
+            Poll::Ready(Some(Ok(frame))) => {
+                this.pace
+                    .arrived(frame.data_ref().map_or(0, bytes::Buf::remaining));
+                Poll::Ready(Some(Ok(frame)))
+            }
+            Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(Refused::Broken(error.to_string())))),
+            Poll::Ready(None) => Poll::Ready(None),
+            Poll::Pending => Poll::Ready(Some(Err(ready!(this.pace.poll_over(context))))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
     }
 }
 
@@ -152,7 +210,7 @@ impl<B> Metered<B> {
     pub fn new(inner: B, patience: Patience, account: &Account, weigh: fn(u64) -> u64) -> Self {
         Self {
             inner,
-            pace: Pace::new(patience),
+            pace: Pace::new(patience.body, patience.body_rate),
             permit: account.open(),
             weigh,
         }
@@ -184,11 +242,7 @@ where
             }
             Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(Refused::Broken(error.to_string())))),
             Poll::Ready(None) => Poll::Ready(None),
-            Poll::Pending => {
-                ready!(this.pace.poll_over(context));
-                let patience = this.pace.patience;
-                Poll::Ready(Some(Err(Refused::TooSlow { patience })))
-            }
+            Poll::Pending => Poll::Ready(Some(Err(ready!(this.pace.poll_over(context))))),
         }
     }
 
@@ -308,7 +362,7 @@ where
         .size_hint()
         .upper()
         .map_or(limit, |most| usize::try_from(most).unwrap_or(limit).min(limit));
-    let mut pace = Pace::new(patience);
+    let mut pace = Pace::new(patience.body, patience.body_rate);
     let mut held = Held {
         bytes: Vec::new(),
         permit: account.open(),
@@ -316,9 +370,7 @@ where
     loop {
         let frame = poll_fn(|context| match body.as_mut().poll_frame(context) {
             Poll::Ready(frame) => Poll::Ready(Ok(frame)),
-            Poll::Pending => pace
-                .poll_over(context)
-                .map(|()| Err(Refused::TooSlow { patience })),
+            Poll::Pending => pace.poll_over(context).map(Err),
         })
         .await?;
         let Some(frame) = frame else { return Ok(held) };
@@ -471,6 +523,13 @@ mod tests {
         let mut body = Awaited::new(pieces(vec![(Duration::from_secs(101), 1)]), PATIENCE.stream);
         let refused = body.frame().await.unwrap().unwrap_err();
         assert!(matches!(refused, Refused::Silent { .. }), "{refused}");
+
+        // What is kept has to come at some pace.
+        let mut body = Upload::new(pieces(vec![(Duration::from_secs(50), 1); 9]), PATIENCE);
+        body.frame().await.unwrap().unwrap();
+        body.frame().await.unwrap().unwrap();
+        let refused = body.frame().await.unwrap().unwrap_err();
+        assert!(matches!(refused, Refused::TooSlow { .. }), "{refused}");
     }
 
     #[tokio::test]

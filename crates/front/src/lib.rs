@@ -61,7 +61,7 @@ pub struct Patience {
     pub body: Duration,
     /// For the next piece of a body that is passed on as it comes.
     pub stream: Duration,
-    /// A body that is gathered has to bring so many bytes a second, on the average, once `body` has passed.
+    /// A body that is gathered or kept has to bring so many bytes a second, on the average, once `body` or `stream` has passed.
     pub body_rate: u64,
 }
 

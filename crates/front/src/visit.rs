@@ -7,7 +7,7 @@ use atoll_types::{Fault, ProjectId, SandboxId};
 use http_body::Body;
 
 use crate::Front;
-use crate::body::{self, Held, Metered, Refused};
+use crate::body::{self, Held, Metered, Refused, Upload};
 use crate::connections::Line;
 use crate::memory::{Account, Permit};
 
@@ -61,6 +61,11 @@ impl Visit {
     pub fn meter<B>(&self, body: B, weigh: fn(u64) -> u64) -> Result<Metered<B>, Refused> {
         let account = self.0.account.get().ok_or(Refused::Unpaid)?;
         Ok(Metered::new(body, self.0.front.patience, account, weigh))
+    }
+
+    /// A body that is kept as it comes; it must keep coming.
+    pub fn upload<B>(&self, body: B) -> Upload<B> {
+        Upload::new(body, self.0.front.patience)
     }
 
     /// A permit for nothing yet.

@@ -154,11 +154,17 @@ pub(crate) async fn receive(
             format!("{AT_ONCE} uploads are being received already; try again when one of them is done"),
         ));
     };
-    admit(request.extensions(), &project, None)?;
+    let visit = admit(request.extensions(), &project, None)?;
     let caller = Caller { project };
     let to = path_of(&app, &caller, &hash)?;
     let dir = to.parent().map(FilePath::to_path_buf).unwrap_or_default();
-    save(request.into_body(), dir, to, caller.project.as_str()).await?;
+    save(
+        Body::new(visit.upload(request.into_body())),
+        dir,
+        to,
+        caller.project.as_str(),
+    )
+    .await?;
     Ok(StatusCode::OK)
 }
 

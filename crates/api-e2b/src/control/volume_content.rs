@@ -1,6 +1,7 @@
 //! `/volumecontent`: files in a volume without a sandbox. A host of its own in E2B's cloud, with tokens of its own, and
 //! refusals whose `code` is text.
 
+use atoll_front::Visit;
 use atoll_sandboxes::{ByteStream, Caller, EntryKind, VolumeEntry, VolumeMetadata, WriteInVolume};
 use atoll_types::{Fault, VolumeId};
 use axum::body::Body;
@@ -51,6 +52,7 @@ type Done<T> = Result<T, NotDone>;
 pub(crate) struct Opened {
     caller: Caller,
     id: VolumeId,
+    visit: Visit,
 }
 
 impl FromRequestParts<App> for Opened {
@@ -70,8 +72,8 @@ impl FromRequestParts<App> for Opened {
         let id: VolumeId = text.parse().map_err(|_| closed())?;
         match app.sandboxes.check_volume_token(&id, token).await? {
             Some(caller) => {
-                admit(&parts.extensions, &caller.project, None)?;
-                Ok(Self { caller, id })
+                let visit = admit(&parts.extensions, &caller.project, None)?;
+                Ok(Self { caller, id, visit })
             }
             None => Err(closed().into()),
         }
@@ -176,7 +178,7 @@ pub(crate) async fn write(
         replace: flag(&query, "force")?,
         length: length.and_then(|value| value.to_str().ok()?.parse().ok()),
     };
-    let pieces = body.into_data_stream();
+    let pieces = Body::new(opened.visit.upload(body)).into_data_stream();
     let pieces: ByteStream = pieces
         .map(|piece| piece.map_err(|error| Fault::invalid("upload_broke_off", error.to_string())))
         .boxed();

@@ -184,7 +184,7 @@ async fn write(call: &Call, path: Option<String>, request: Request) -> Answer<Re
         .unwrap_or_default()
         .to_owned();
     let gzip = content::is_gzip(request.headers())?;
-    let body = content::decoded(request.into_body(), gzip);
+    let body = content::decoded(Body::new(call.visit.upload(request.into_body())), gzip);
     let mut entries = Vec::new();
     if media.starts_with("multipart/form-data") {
         let mut parts = Parts::new(body, &media)?;

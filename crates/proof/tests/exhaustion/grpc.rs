@@ -1,0 +1,90 @@
+//! The gRPC of durable workflows, frame by frame: calls that are begun and not finished.
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use crate::raw::NEVER;
+
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const GOAWAY: u8 = 7;
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let mut frame = u32::try_from(payload.len()).unwrap().to_be_bytes()[1..].to_vec();
+    frame.extend([kind, flags]);
+    frame.extend(stream.to_be_bytes());
+    frame.extend_from_slice(payload);
+    frame
+}
+
+/// A header that is not in any table, not compressed.
+fn literal(name: &str, value: &str) -> Vec<u8> {
+    let mut text = vec![0];
+    for part in [name, value] {
+        assert!(part.len() < 127);
+        text.push(u8::try_from(part.len()).unwrap());
+        text.extend_from_slice(part.as_bytes());
+    }
+    text
+}
+
+/// A connection on which HTTP/2 has begun.
+pub(crate) async fn connect(authority: &str) -> TcpStream {
+    let mut tcp = TcpStream::connect(authority).await.unwrap();
+    let mut hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    hello.extend(frame(4, 0, 0, &[]));
+    tcp.write_all(&hello).await.unwrap();
+    tcp
+}
+
+/// The beginning of a call: its head, and as much of a message as is given.
+pub(crate) fn call(stream: u32, path: &str, authorization: Option<&str>, message: &[u8]) -> Vec<u8> {
+    let mut head = Vec::new();
+    for (name, value) in [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", path),
+        (":authority", "localhost"),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+    ] {
+        head.extend(literal(name, value));
+    }
+    if let Some(authorization) = authorization {
+        head.extend(literal("authorization", authorization));
+    }
+    const END_HEADERS: u8 = 4;
+    let mut call = frame(HEADERS, END_HEADERS, stream, &head);
+    if !message.is_empty() {
+        call.extend(frame(0, 0, stream, message));
+    }
+    call
+}
+
+/// Waits until a call is answered, taken back, or its connection ended; says which.
+pub(crate) async fn until_answered(tcp: &mut TcpStream, stream: u32, what: &str) -> &'static str {
+    let answered = async {
+        loop {
+            let mut head = [0; 9];
+            if tcp.read_exact(&mut head).await.is_err() {
+                return "closed";
+            }
+            let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
+            let of = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
+            let mut payload = vec![0; length];
+            if tcp.read_exact(&mut payload).await.is_err() {
+                return "closed";
+            }
+            match head[3] {
+                HEADERS if of == stream => return "answered",
+                RST_STREAM if of == stream => return "taken back",
+                GOAWAY => return "closed",
+                _ => {}
+            }
+        }
+    };
+    match tokio::time::timeout(NEVER, answered).await {
+        Ok(how) => how,
+        Err(_) => panic!("{what}: neither answered nor cut"),
+    }
+}
