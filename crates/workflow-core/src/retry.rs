@@ -36,8 +36,8 @@ pub(crate) fn check(policy: &RetryPolicy) -> Result<(), String> {
     if initial < 0 {
         return Err("InitialInterval cannot be negative on retry policy.".to_owned());
     }
-    // Neither is what is no number at all.
-    if policy.backoff_coefficient != 0.0 && !(policy.backoff_coefficient >= 1.0) {
+    let coefficient = policy.backoff_coefficient;
+    if coefficient.is_nan() || (coefficient != 0.0 && coefficient < 1.0) {
         return Err("BackoffCoefficient cannot be less than 1 on retry policy.".to_owned());
     }
     if maximum < 0 {
