@@ -206,14 +206,14 @@ impl Dialer {
         }
         // Within the sandbox's own share: whoever dials many names that nobody answers waits for itself.
         let (_question, held) = tenant.question().await;
-        let addresses = self
-            .resolver
-            .addresses(name, held)
-            .await
-            .map_err(|source| DialError::Unresolved {
-                name: name.clone(),
-                source,
-            })?;
+        let addresses =
+            self.resolver
+                .addresses(name, held)
+                .await
+                .map_err(|source| DialError::Unresolved {
+                    name: name.clone(),
+                    source,
+                })?;
         match addresses.list {
             None => Err(DialError::NoSuchName(name.clone())),
             Some(list) if list.is_empty() => Err(DialError::NoAddress(name.clone())),

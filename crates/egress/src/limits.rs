@@ -69,7 +69,9 @@ impl Exhausted {
                 format!("the sandbox has used its budget of {limit} bytes; raise it to go on")
             }
             Self::Service(limit) => {
-                format!("the sandbox has {limit} connections to this service open, which is the limit; close some")
+                format!(
+                    "the sandbox has {limit} connections to this service open, which is the limit; close some"
+                )
             }
             Self::Host => {
                 "the host has too many connections and this sandbox holds many of them; close some".to_owned()

@@ -599,7 +599,7 @@ async fn how_long_it_takes() {
 }
 
 /// All guests' datagrams wait in the same socket. However many one of them sends, there is room for the others'.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test]
 async fn a_flood_takes_no_place_that_a_neighbour_needs() {
     const QUESTIONS: usize = 400;
     let Some(place) = Place::open(2).await else { return };
@@ -616,7 +616,9 @@ async fn a_flood_takes_no_place_that_a_neighbour_needs() {
         let sent = inside(&flooder_space, || {
             let flood = UdpSocket::bind("0.0.0.0:0").unwrap();
             let data = vec![7; size];
-            (0..most * 2).filter(|_| flood.send_to(&data, &to).is_ok()).count()
+            (0..most * 2)
+                .filter(|_| flood.send_to(&data, &to).is_ok())
+                .count()
         });
         assert!(sent > most, "{sent}");
         inside(&neighbour_space, || {
@@ -629,7 +631,11 @@ async fn a_flood_takes_no_place_that_a_neighbour_needs() {
         while let Some((data, from)) = received(socket, WHILE) {
             match Slot::of_source(from.ip()) {
                 Some(slot) if slot == neighbour.slot() => {
-                    assert_eq!(data, (heard as u32).to_be_bytes(), "in order, and none is missing");
+                    assert_eq!(
+                        data,
+                        (heard as u32).to_be_bytes(),
+                        "in order, and none is missing"
+                    );
                     heard += 1;
                 }
                 _ => flood += 1,

@@ -143,7 +143,8 @@ impl Work {
     }
 }
 
-const TOO_MUCH_WORK: &str = "it takes too long to hold the path against all patterns; write fewer or shorter ones";
+const TOO_MUCH_WORK: &str =
+    "it takes too long to hold the path against all patterns; write fewer or shorter ones";
 
 fn segments(path: &str) -> Result<Vec<Cow<'_, str>>, &'static str> {
     if path.len() > MAX_PATH_BYTES {

@@ -167,7 +167,6 @@ pub(crate) fn carries(fields: &HeaderMap, placeholders: &[Placeholder]) -> bool 
     })
 }
 
-
 struct Invalid;
 
 enum Unfit {
@@ -266,7 +265,10 @@ impl Head<'_> {
     fn decoded(&self) -> Vec<Zeroizing<Vec<u8>>> {
         let pairs = self.headers.get_all(AUTHORIZATION).iter().filter_map(basic);
         let path = Zeroizing::new(percent_decode(self.path));
-        let query = self.query.as_deref().map(|query| Zeroizing::new(percent_decode(query)));
+        let query = self
+            .query
+            .as_deref()
+            .map(|query| Zeroizing::new(percent_decode(query)));
         pairs.chain([path]).chain(query).collect()
     }
 

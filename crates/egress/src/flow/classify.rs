@@ -245,7 +245,12 @@ mod tests {
             assert_eq!(classify(other.as_bytes()), First::Opaque, "{other:?}");
         }
         // Nobody knows yet.
-        for more in ["git-upload-pack /x\0host=a.example\0", "ruok", "\r\n\n ", "HELLO world"] {
+        for more in [
+            "git-upload-pack /x\0host=a.example\0",
+            "ruok",
+            "\r\n\n ",
+            "HELLO world",
+        ] {
             assert_eq!(classify(more.as_bytes()), First::More, "{more:?}");
         }
     }

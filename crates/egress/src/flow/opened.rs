@@ -21,8 +21,8 @@ use crate::Shared;
 use crate::dial::{DialError, Dialled};
 use crate::dns::Target;
 use crate::events::{EgressProtocol, EventKind, Note};
-use crate::limits::Meter;
 use crate::intercept::Cut;
+use crate::limits::Meter;
 use crate::seam;
 use crate::sever::{Severable, Severed, reset};
 use crate::tenants::TenantState;
@@ -392,9 +392,8 @@ impl Connection<'_> {
         let meter = opening.meter.clone();
         let mut closing = Closing::new(self, found, decision, Some(address), &meter);
         // By address nothing follows from what it says.
-        let unclear = found.name.is_some()
-            && found.kind == FlowKind::Opaque
-            && classify(&opening.bytes) == First::More;
+        let unclear =
+            found.name.is_some() && found.kind == FlowKind::Opaque && classify(&opening.bytes) == First::More;
         let gate = unclear.then(|| Gate::new(&opening.bytes));
         let first = std::mem::take(&mut opening.bytes);
         let terms = Terms {
@@ -446,7 +445,8 @@ impl Connection<'_> {
                 closing.decision = Decision {
                     verdict: EgressVerdict::Denied,
                     rule: RuleName::from(RuleName::PROTOCOL),
-                    reason: "it turned into TLS or HTTP after it had begun as something else; begin with it".to_owned(),
+                    reason: "it turned into TLS or HTTP after it had begun as something else; begin with it"
+                        .to_owned(),
                 };
                 true
             }
@@ -572,7 +572,9 @@ impl Drop for Closing<'_> {
 
 /// Whether these may be the first bytes of a protocol of words, whose client may wait for an answer to them; nothing, too.
 fn may_be_a_word(bytes: &[u8]) -> bool {
-    bytes.first().is_none_or(|first| *first >= b' ' || first.is_ascii_whitespace())
+    bytes
+        .first()
+        .is_none_or(|first| *first >= b' ' || first.is_ascii_whitespace())
 }
 
 fn look_at_hello(mut found: Found, hello: Hello) -> Looked {

@@ -214,7 +214,8 @@ impl<R: Route> Connection<R> {
         searched.then(|| {
             refusal(
                 "secret: redact",
-                "cut while it was open: answers of this host are searched for echoes of a secret from now on".to_owned(),
+                "cut while it was open: answers of this host are searched for echoes of a secret from now on"
+                    .to_owned(),
             )
         })
     }

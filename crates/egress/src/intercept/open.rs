@@ -64,13 +64,7 @@ struct Entered {
 }
 
 impl Request {
-    pub(super) fn new(
-        method: Method,
-        path: String,
-        address: IpAddr,
-        used: Vec<Use>,
-        redacted: bool,
-    ) -> Self {
+    pub(super) fn new(method: Method, path: String, address: IpAddr, used: Vec<Use>, redacted: bool) -> Self {
         Self {
             method,
             path,

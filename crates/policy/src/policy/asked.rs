@@ -136,7 +136,8 @@ impl WhyNot {
                 format!("{name} allows {protocol} ports {} only", rule.ports)
             }
             Self::NoSni => {
-                "the TLS handshake names no host (SNI), so only a rule about addresses could allow it".to_owned()
+                "the TLS handshake names no host (SNI), so only a rule about addresses could allow it"
+                    .to_owned()
             }
             Self::NoHost => {
                 "the request names no host, so only a rule about addresses could allow it".to_owned()

@@ -630,13 +630,23 @@ fn a_service_of_our_own_is_allowed_by_its_name_alone() {
         (Some(Preset::PackageRegistries), vec![]),
         (None, vec![ports(allow("*"), &["1-65535"])]),
         (None, vec![ports(allow("*.internal"), &["1-65535"])]),
-        (None, vec![allow("*.atoll.internal"), allow("0.0.0.0/0"), allow("::/0")]),
-        (None, vec![allow("192.0.2.80"), requests(allow("*"), &["GET"], &[])]),
+        (
+            None,
+            vec![allow("*.atoll.internal"), allow("0.0.0.0/0"), allow("::/0")],
+        ),
+        (
+            None,
+            vec![allow("192.0.2.80"), requests(allow("*"), &["GET"], &[])],
+        ),
     ] {
         let policy = compiled(preset, rules.clone());
         let refused = policy.name(&name(service));
         assert!(!refused.is_allowed(), "{preset:?} {rules:?}");
-        assert!(refused.reason.contains("only a rule that names it"), "{}", refused.reason);
+        assert!(
+            refused.reason.contains("only a rule that names it"),
+            "{}",
+            refused.reason
+        );
         for flow in [http(service, 80), tls(service, 443), opaque(service, 80)] {
             let flow = flow.leading_to("192.0.2.80");
             assert!(!flow.ask(&policy, None).is_allowed(), "{preset:?} {rules:?}");
@@ -647,7 +657,10 @@ fn a_service_of_our_own_is_allowed_by_its_name_alone() {
     for to in [service, "Models.Atoll.INTERNAL", "ｍodels.atoll.internal"] {
         let policy = compiled(Some(Preset::AllPublic), vec![ports(allow(to), &["1-65535"])]);
         assert!(policy.name(&name(service)).is_allowed(), "{to}");
-        assert_eq!(http(service, 80).leading_to("192.0.2.80").outcome(&policy), "+rules[0]");
+        assert_eq!(
+            http(service, 80).leading_to("192.0.2.80").outcome(&policy),
+            "+rules[0]"
+        );
         assert_eq!(opaque(service, 80).outcome(&policy), "-protocol");
         assert_eq!(tls(service, 80).outcome(&policy), "-protocol");
     }
@@ -684,7 +697,13 @@ fn what_cannot_be_read_does_not_go_where_a_secret_is_bound() {
 /// Hosts of a binding are compared as names, in whichever script they were written.
 #[test]
 fn hosts_of_bindings_are_the_same_in_every_spelling() {
-    for host in ["bücher.test", "BÜCHER.Test", "xn--bcher-kva.test", "XN--BCHER-KVA.test", "*.Bücher.test"] {
+    for host in [
+        "bücher.test",
+        "BÜCHER.Test",
+        "xn--bcher-kva.test",
+        "XN--BCHER-KVA.test",
+        "*.Bücher.test",
+    ] {
         let mut bound = grant("key", &[host]);
         bound.binding.redact = true;
         let policy = Policy::compile(&words(vec![allow("*")]), &Floor::default(), &[bound]).unwrap();
@@ -696,7 +715,10 @@ fn hosts_of_bindings_are_the_same_in_every_spelling() {
         assert!(policy.inspects(&name(asked), 443), "{host}");
         assert!(!policy.redacts(&name("bcher.test")), "{host}");
     }
-    assert!(Target::parse("api.test.").is_err(), "a dot at the end is refused, not guessed about");
+    assert!(
+        Target::parse("api.test.").is_err(),
+        "a dot at the end is refused, not guessed about"
+    );
 }
 
 #[test]

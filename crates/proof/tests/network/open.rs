@@ -84,9 +84,7 @@ async fn until_broken(world: &World, count: usize) {
 }
 
 async fn a_narrower_policy_cuts_requests_that_are_open(server: &mut Server, world: &World) {
-    let rule = |paths: &[&str]| {
-        json!({"rules": [{"name": "reads", "action": "allow", "to": "api.example.org", "paths": paths}]})
-    };
+    let rule = |paths: &[&str]| json!({"rules": [{"name": "reads", "action": "allow", "to": "api.example.org", "paths": paths}]});
     let sandbox = sandbox(server, world, rule(&["/**"])).await;
     let commands = all_open(&sandbox).await;
     // A change that leaves them allowed leaves them alone.
@@ -137,13 +135,20 @@ async fn requests_end_with_their_secret(server: &mut Server, world: &World) {
     set_secret(server, "key", &secret(json!({}))).await;
     let command = open().await;
     let rotated = json!({"value": format!("{VALUE}-next")});
-    server.client().post("/v1/secrets/key/rotate", &rotated).await.ok();
+    server
+        .client()
+        .post("/v1/secrets/key/rotate", &rotated)
+        .await
+        .ok();
     sandbox.until_logged(&command, "cut").await;
     until_broken(world, 2).await;
     let command = open().await;
-    set_network(&sandbox, &json!({"policy": allow(&["api.example.org"]), "secrets": []}))
-        .await
-        .ok();
+    set_network(
+        &sandbox,
+        &json!({"policy": allow(&["api.example.org"]), "secrets": []}),
+    )
+    .await
+    .ok();
     sandbox.until_logged(&command, "cut").await;
     until_broken(world, 3).await;
     set_network(
@@ -161,7 +166,10 @@ async fn requests_end_with_their_secret(server: &mut Server, world: &World) {
     })
     .await;
     // And at a time that was known before.
-    let soon = sandbox.sh("date -u -d '+8 seconds' +%Y-%m-%dT%H:%M:%SZ").await.ok();
+    let soon = sandbox
+        .sh("date -u -d '+8 seconds' +%Y-%m-%dT%H:%M:%SZ")
+        .await
+        .ok();
     set_secret(server, "key", &secret(json!({"expires_at": soon.trim()}))).await;
     set_network(
         &sandbox,
@@ -213,15 +221,17 @@ async fn only_a_rule_that_names_it_opens_the_way_to_the_models(server: &mut Serv
         assert!(!inside.contains("OPENAI_BASE_URL"), "{inside}");
     }
     // Sandboxes of E2B's wire reach the public internet, and not this.
-    let made = server.client().post("/v2/sandboxes", &json!({"templateID": "base"}));
-    let made = made.await.expect(201).json();
+    let wanted = json!({"templateID": "base"});
+    let made = server.client().post("/v2/sandboxes", &wanted).await;
+    let made = made.expect(201).json();
     let e2b = Sandbox {
         client: server.client().clone(),
         id: format!("sbx_{}", made["sandboxID"].as_str().unwrap()),
     };
     assert_ne!(e2b.sh(&format!("{code}{MODELS}")).await.code, Some(0));
     // Whoever names it gets there, and is asked for a token.
-    let named = json!({"preset": "all-public", "rules": [{"action": "allow", "to": "models.atoll.internal"}]});
+    let named =
+        json!({"preset": "all-public", "rules": [{"action": "allow", "to": "models.atoll.internal"}]});
     set_network(&sandbox, &json!({ "policy": named })).await.ok();
     assert_eq!(sandbox.sh(&format!("{code}{MODELS}")).await.ok(), "401");
     assert_eq!(get(&sandbox, "https://api.example.org/").await.0, 200);

@@ -189,7 +189,10 @@ async fn a_request_that_takes_its_time_is_cut_before_it_is_one() {
     guest.write_all(b"HELLO").await.unwrap();
     let mut served = server.accept().await;
     read(&mut served, 5).await;
-    guest.write_all(b" my http/friend\r\nGET / HTTP/1.1\r\n").await.unwrap();
+    guest
+        .write_all(b" my http/friend\r\nGET / HTTP/1.1\r\n")
+        .await
+        .unwrap();
     assert_eq!(read(&mut served, 17).await, b" my http/friend\r\n");
 }
 
@@ -202,7 +205,10 @@ async fn a_silent_connection_that_turns_out_to_be_http_is_read() {
         let mut guest = world.connect_name(GUEST, "a.example.", server.port).await;
         // Dialled for who says nothing, and no longer of use.
         let mut ahead = server.accept().await;
-        let request = format!("gET /x HTTP/1.1\r\nHost: {host}:{}\r\nConnection: close\r\n\r\n", server.port);
+        let request = format!(
+            "gET /x HTTP/1.1\r\nHost: {host}:{}\r\nConnection: close\r\n\r\n",
+            server.port
+        );
         guest.write_all(request.as_bytes()).await.unwrap();
         assert_eq!(ahead.read(&mut [0; 16]).await.unwrap_or_default(), 0);
         if host == "a.example" {

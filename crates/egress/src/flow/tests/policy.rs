@@ -341,7 +341,11 @@ async fn a_service_of_our_own_is_reached_by_its_name_alone() {
         GUEST,
         &json!({ "rules": [{ "action": "allow", "to": "service.internal", "ports": ["1-65535"] }] }),
     );
-    for (port, first) in [(443, hello_for("service.internal")), (80, hello_for("service.internal")), (80, vec![0, 1, 2])] {
+    for (port, first) in [
+        (443, hello_for("service.internal")),
+        (80, hello_for("service.internal")),
+        (80, vec![0, 1, 2]),
+    ] {
         let mut other = world.connect_name(GUEST, "service.internal.", port).await;
         other.write_all(&first).await.unwrap();
         assert!(matches!(other.read(&mut [0; 16]).await, Ok(0) | Err(_)));
@@ -394,9 +398,7 @@ async fn connections_to_our_own_service_are_bounded_and_end_with_the_sandbox() {
 #[tokio::test]
 async fn a_request_that_is_open_is_cut_and_the_log_says_why() {
     let (world, server) = world().await;
-    let rule = |path: &str| {
-        json!({ "rules": [{ "action": "allow", "to": "a.example", "ports": [server.port], "paths": [path] }] })
-    };
+    let rule = |path: &str| json!({ "rules": [{ "action": "allow", "to": "a.example", "ports": [server.port], "paths": [path] }] });
     world.admit(GUEST, &rule("/stream"));
     let mut guest = world.connect_name(GUEST, "a.example.", server.port).await;
     let request = format!("GET /stream HTTP/1.1\r\nHost: a.example:{}\r\n\r\n", server.port);
@@ -421,6 +423,10 @@ async fn a_request_that_is_open_is_cut_and_the_log_says_why() {
             .find(|event| event.kind == kind && event.verdict == EgressVerdict::Denied)
             .await;
         assert_eq!(event.rule, "default");
-        assert!(event.reason.starts_with("cut while it was open"), "{}", event.reason);
+        assert!(
+            event.reason.starts_with("cut while it was open"),
+            "{}",
+            event.reason
+        );
     }
 }

@@ -58,7 +58,9 @@ async fn begin(world: &mut World, http2: bool, path: &str) -> Incoming {
     let request = |uri: String| Request::get(uri).header("host", HOST);
     let response = match http2 {
         true => {
-            let request = Request::get(format!("https://{HOST}{path}")).body(full("")).unwrap();
+            let request = Request::get(format!("https://{HOST}{path}"))
+                .body(full(""))
+                .unwrap();
             world.http2().await.send_request(request).await
         }
         false => {
@@ -99,7 +101,9 @@ async fn on_one_connection_only_what_is_no_longer_allowed_is_cut() {
     let mut sender = world.http2().await;
     let mut bodies = Vec::new();
     for path in ["/cut", "/kept"] {
-        let request = Request::get(format!("https://{HOST}{path}")).body(full("")).unwrap();
+        let request = Request::get(format!("https://{HOST}{path}"))
+            .body(full(""))
+            .unwrap();
         let mut body = sender.send_request(request).await.unwrap().into_body();
         body.frame().await.unwrap().unwrap();
         bodies.push(body);
@@ -110,8 +114,13 @@ async fn on_one_connection_only_what_is_no_longer_allowed_is_cut() {
     // Longer than one that does not let go may take.
     let silent = tokio::time::timeout(Duration::from_millis(1500), bodies[1].frame()).await;
     assert!(silent.is_err(), "{silent:?}");
-    let request = Request::get(format!("https://{HOST}/kept")).body(full("")).unwrap();
-    assert_eq!(sender.send_request(request).await.unwrap().status(), StatusCode::OK);
+    let request = Request::get(format!("https://{HOST}/kept"))
+        .body(full(""))
+        .unwrap();
+    assert_eq!(
+        sender.send_request(request).await.unwrap().status(),
+        StatusCode::OK
+    );
 }
 
 #[tokio::test]
@@ -153,7 +162,9 @@ async fn a_request_ends_with_the_secret_that_it_was_sent_with() {
     let changes: [(&str, Change); 6] = [
         ("deleted", |world| world.broker.forget(&world.grants[0].secret.id)),
         ("another value", |world| world.rotate("token", OTHER, None)),
-        ("expired", |world| world.rotate("token", VALUE, Some(Timestamp(1)))),
+        ("expired", |world| {
+            world.rotate("token", VALUE, Some(Timestamp(1)))
+        }),
         ("no longer bound", |world| world.set_policy(vec![all()], &[])),
         ("no longer bound", |world| {
             let mut narrower = world.grants[0].clone();

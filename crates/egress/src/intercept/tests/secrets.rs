@@ -441,8 +441,7 @@ async fn no_part_of_an_answer_repeats_a_secret() {
                 trailers.insert("x-echo", VALUE.parse().unwrap());
                 trailers.insert("alt-svc", "h3".parse().unwrap());
                 let frames = [Ok(Frame::data("data".into())), Ok(Frame::trailers(trailers))];
-                let mut response =
-                    Response::new(StreamBody::new(futures_util::stream::iter(frames)).boxed());
+                let mut response = Response::new(StreamBody::new(futures_util::stream::iter(frames)).boxed());
                 response
                     .headers_mut()
                     .insert("trailer", "x-echo, alt-svc".parse().unwrap());
@@ -476,7 +475,10 @@ async fn no_part_of_an_answer_repeats_a_secret() {
     let answers = said(&script, "").await;
     assert!(answers.starts_with("HTTP/1.1 302 "), "{answers}");
     assert!(answers.contains(&format!("a={stars}")) && answers.contains(&format!("/{stars}")));
-    assert!(!answers.contains(VALUE) && !answers.contains("Early"), "{answers}");
+    assert!(
+        !answers.contains(VALUE) && !answers.contains("Early"),
+        "{answers}"
+    );
     // The same of an answer that becomes a WebSocket.
     let script = format!(
         "HTTP/1.1 101 {VALUE}\r\nUpgrade: websocket\r\nConnection: upgrade\r\nAlt-Svc: h3\r\n\
