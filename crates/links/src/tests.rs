@@ -599,7 +599,7 @@ async fn how_long_it_takes() {
 }
 
 /// All guests' datagrams wait in the same socket. However many one of them sends, there is room for the others'.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test]
 async fn a_flood_takes_no_place_that_a_neighbour_needs() {
     const QUESTIONS: usize = 400;
     let Some(place) = Place::open(2).await else { return };

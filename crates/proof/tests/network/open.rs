@@ -221,10 +221,9 @@ async fn only_a_rule_that_names_it_opens_the_way_to_the_models(server: &mut Serv
         assert!(!inside.contains("OPENAI_BASE_URL"), "{inside}");
     }
     // Sandboxes of E2B's wire reach the public internet, and not this.
-    let made = server
-        .client()
-        .post("/v2/sandboxes", &json!({"templateID": "base"}));
-    let made = made.await.expect(201).json();
+    let wanted = json!({"templateID": "base"});
+    let made = server.client().post("/v2/sandboxes", &wanted).await;
+    let made = made.expect(201).json();
     let e2b = Sandbox {
         client: server.client().clone(),
         id: format!("sbx_{}", made["sandboxID"].as_str().unwrap()),
