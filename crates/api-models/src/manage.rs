@@ -51,7 +51,7 @@ pub(crate) struct Deleted {
 }
 
 /// Errors name the place and never the content: there may be a key in it.
-fn parse<T: DeserializeOwned>(body: Read) -> Result<T, Failure> {
+fn parse<T: DeserializeOwned>(body: &Read) -> Result<T, Failure> {
     serde_json::from_slice(&body.0).map_err(|error| {
         let text = error.to_string();
         let known = [

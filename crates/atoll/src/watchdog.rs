@@ -237,6 +237,10 @@ fn wait_to_end(stalls: &AtomicBool, grace: Duration, tell: &std::sync::mpsc::Sen
     while !said.is_finished() && Instant::now() < until {
         thread::sleep(Duration::from_millis(10));
     }
+    #[expect(
+        clippy::exit,
+        reason = "whoever would return from here may be what is stalled"
+    )]
     std::process::exit(1);
 }
 
@@ -368,7 +372,8 @@ impl Text {
     fn add(&mut self, field: &Field, value: std::fmt::Arguments<'_>) {
         let _infallible = write!(self.0, " {}={value}", field.name());
         if self.0.len() > LABEL {
-            let end = self.0.floor_char_boundary(LABEL);
+            let ends = (0..=LABEL).rev().find(|at| self.0.is_char_boundary(*at));
+            let end = ends.unwrap_or_default();
             self.0.truncate(end);
         }
     }

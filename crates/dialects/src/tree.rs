@@ -26,7 +26,7 @@ pub(crate) enum Node<'a> {
     Flag(bool),
     Number(Number),
     Text(Text<'a>),
-    List(Vec<Node<'a>>),
+    List(Vec<Self>),
     Object(Fields<'a>),
 }
 

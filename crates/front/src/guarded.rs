@@ -81,7 +81,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
                 }
             }
             Poll::Pending => self.poll_over(context).map(Err),
-            ended => ended,
+            ended @ Poll::Ready(_) => ended,
         }
     }
 }
@@ -94,7 +94,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
     ) -> Poll<io::Result<usize>> {
         match Pin::new(&mut self.inner).poll_write(context, bytes) {
             Poll::Pending => self.poll_over(context).map(Err),
-            written => written,
+            written @ Poll::Ready(_) => written,
         }
     }
 
@@ -113,7 +113,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
     ) -> Poll<io::Result<usize>> {
         match Pin::new(&mut self.inner).poll_write_vectored(context, slices) {
             Poll::Pending => self.poll_over(context).map(Err),
-            written => written,
+            written @ Poll::Ready(_) => written,
         }
     }
 

@@ -173,6 +173,10 @@ impl Peer {
     }
 
     /// Asks, and lets the caller do something until the answer is there.
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "the files in it are closed here once they are sent"
+    )]
     pub(crate) fn begin(&self, message: Message) -> io::Result<Asked> {
         let (sender, receiver) = mpsc::sync_channel(1);
         let number = self.expect(Caller::Thread(sender))?;

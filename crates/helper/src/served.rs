@@ -100,6 +100,10 @@ impl Handler for Served {
 
 type Answered = (Answer, Vec<OwnedFd>);
 
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "errors and words alike, as they come"
+)]
 fn refused(error: impl ToString) -> Answer {
     Answer::Refused(error.to_string())
 }

@@ -341,7 +341,10 @@ async fn only_whole_unicast_tcp_and_udp_get_to_the_gateway() {
     let Some(place) = Place::open(0).await else { return };
     let link = place.links.lease(&instance(1)).await.unwrap();
     let received_any = |socket: &UdpSocket| received(socket, WHILE).is_some();
-    let gateway = format!("/proc/self/fd/{}", place.links.0.gateway.as_raw_fd());
+    let crate::Made::Here { gateway, .. } = &place.links.0.made else {
+        panic!("links that are made elsewhere");
+    };
+    let gateway = format!("/proc/self/fd/{}", gateway.as_raw_fd());
     inside(&link.namespace().unwrap(), || {
         let socket = UdpSocket::bind((link.slot().v4(), 0)).unwrap();
         socket.set_broadcast(true).unwrap();

@@ -6,6 +6,7 @@
 //! too, which is cheaper, unless its model has stopped already and only the usage is still to come.
 
 use std::collections::HashMap;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -61,11 +62,10 @@ impl Models {
         project: ProjectId,
         gone: Arc<AtomicBool>,
         to_its_end: bool,
-        work: impl Future<Output = T> + Send + 'static,
+        mut work: Pin<Box<impl Future<Output = T> + Send + 'static>>,
     ) -> Result<T, Fault> {
         let (mut tell, told) = oneshot::channel();
         let models = self.clone();
-        let mut work = Box::pin(work);
         self.inner.runtime.spawn(async move {
             let done = tokio::select! {
                 done = &mut work => done,

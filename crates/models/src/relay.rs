@@ -74,7 +74,7 @@ impl Models {
         let (gone, to_its_end) = (Arc::clone(&begun.open.gone), begun.open.is_capped);
         let models = self.clone();
         let project = who.spender.project.clone();
-        let answering = async move { models.answer(begun).await };
+        let answering = Box::pin(async move { models.answer(begun).await });
         self.conduct(project, gone, to_its_end, answering).await?
     }
 

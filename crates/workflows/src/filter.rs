@@ -565,7 +565,7 @@ mod tests {
         let words = "w ".repeat(MOST_VALUES + 1);
         let sentence = format!("Said = '{words}'");
         assert!(parse(&sentence, &|_| Some(Type::Text)).is_err());
-        let order = vec!["RunId"; MOST_ORDERS + 1].join(",");
+        let order = ["RunId"; MOST_ORDERS + 1].join(",");
         assert!(refusal(&format!("ORDER BY {order}")).contains("ORDER BY"));
         assert!(refusal(&" ".repeat(MOST_BYTES + 1)).contains("bytes"));
         assert!(refusal("ExecutionDuration = '9999999999999999:0:0'").contains("invalid value"));

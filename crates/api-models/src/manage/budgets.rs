@@ -118,7 +118,7 @@ pub(crate) async fn set_budget(
 ) -> Answer<Budget> {
     let project = project(&app, &headers).await?;
     let name = named(name)?;
-    let body: SetBudgetRequest = parse(body)?;
+    let body: SetBudgetRequest = parse(&body)?;
     let request = SetBudget {
         name,
         scope: body.scope.unwrap_or(BudgetScope::Project),

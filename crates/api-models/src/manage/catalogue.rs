@@ -114,7 +114,7 @@ pub(crate) async fn set_model(
 ) -> Answer<CallableModel> {
     let project = project(&app, &headers).await?;
     let name = named(name)?;
-    let body: SetModelRequest = parse(body)?;
+    let body: SetModelRequest = parse(&body)?;
     let targets = body.targets.into_iter().map(|target| {
         let ModelTarget {
             provider,
@@ -226,7 +226,7 @@ pub(crate) async fn set_price(
 ) -> Answer<Price> {
     let project = project(&app, &headers).await?;
     let model = named(model)?;
-    let body: Rates = parse(body)?;
+    let body: Rates = parse(&body)?;
     let rates = ModelRates {
         input: body.input,
         output: body.output,

@@ -82,7 +82,7 @@ pub(crate) async fn get_guards(State(app): State<App>, headers: HeaderMap) -> An
 )]
 pub(crate) async fn set_guards(State(app): State<App>, headers: HeaderMap, body: Read) -> Answer<Guards> {
     let project = project(&app, &headers).await?;
-    let body: Guards = parse(body)?;
+    let body: Guards = parse(&body)?;
     let screen = body.screen.into_iter().map(|rule| ScreenRule {
         name: rule.name,
         pattern: rule.pattern,

@@ -106,7 +106,7 @@ pub(crate) async fn create_model_key(
     body: Read,
 ) -> Result<(StatusCode, axum::Json<NewModelKey>), Failure> {
     let project = project(&app, &headers).await?;
-    let body: CreateModelKeyRequest = parse(body)?;
+    let body: CreateModelKeyRequest = parse(&body)?;
     let expires_at = body
         .expires_at
         .as_deref()

@@ -104,7 +104,7 @@ pub(crate) async fn set_provider(
 ) -> Answer<Provider> {
     let project = project(&app, &headers).await?;
     let name = named(name)?;
-    let body: SetProviderRequest = parse(body)?;
+    let body: SetProviderRequest = parse(&body)?;
     let request = SetProvider {
         name,
         kind: body.kind,

@@ -237,7 +237,7 @@ fn a_named_user_may_what_they_may() {
             mode: 0o755,
         },
         Request::Symlink {
-            path: new.clone(),
+            path: new,
             target: b"x".to_vec(),
             user: user.clone(),
         },
@@ -272,7 +272,7 @@ fn a_named_user_may_what_they_may() {
             recursive: false,
         },
         Request::TarOut {
-            path: closed.clone(),
+            path: closed,
             user: user.clone(),
             one_file_system: false,
         },

@@ -137,7 +137,7 @@ async fn no_route_is_exhausted(server: &Server) {
                     (None, "no key") | (Some(_), "no key") => {}
                     (None, _) => continue,
                     (Some((name, wrong, _)), "a wrong key") => {
-                        head.headers.push(((*name).into(), wrong.clone()))
+                        head.headers.push(((*name).into(), wrong.clone()));
                     }
                     (Some((name, _, right)), _) => head.headers.push(((*name).into(), right.clone())),
                 }

@@ -201,7 +201,7 @@ impl Cast {
     }
 
     /// What models answer to everybody's secrets when asked by a program in a sandbox that may.
-    pub(crate) async fn from_inside(&self) -> Vec<String> {
+    pub(crate) async fn asked_inside(&self) -> Vec<String> {
         const SCRIPT: &str = r#"
 import json, os, sys, urllib.request, urllib.error
 url = os.environ["OPENAI_BASE_URL"] + "/models"

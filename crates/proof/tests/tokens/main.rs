@@ -43,7 +43,7 @@ async fn every_key_and_token_at_every_door() {
             }
             found.push(door.name, row);
         }
-        found.push("models, from inside a sandbox", cast.from_inside().await);
+        found.push("models, from inside a sandbox", cast.asked_inside().await);
         println!("{found}");
         let differs = Table::of_page(PAGE).differences(&found);
         cast.leave().await;

@@ -163,7 +163,7 @@ async fn a_request_ends_with_the_secret_that_it_was_sent_with() {
         ("deleted", |world| world.broker.forget(&world.grants[0].secret.id)),
         ("another value", |world| world.rotate("token", OTHER, None)),
         ("expired", |world| {
-            world.rotate("token", VALUE, Some(Timestamp(1)))
+            world.rotate("token", VALUE, Some(Timestamp(1)));
         }),
         ("no longer bound", |world| world.set_policy(vec![all()], &[])),
         ("no longer bound", |world| {
@@ -292,7 +292,8 @@ async fn an_upload_is_cut_before_there_is_an_answer() {
 /// Between the decision and the opening lies a dial, which takes its time.
 #[tokio::test]
 async fn what_changes_while_the_server_is_dialled_is_not_missed() {
-    let narrowed: Vec<fn(&World) -> Box<dyn FnOnce() + Send>> = vec![
+    type Change = Box<dyn FnOnce() + Send>;
+    let narrowed: Vec<fn(&World) -> Change> = vec![
         |world| {
             let route = world.route.clone();
             Box::new(move || route.change(|tenant| tenant.policy = policy(paths("/other"), &[])))
