@@ -158,7 +158,7 @@ async fn debian_packages_are_installed_by_the_helper() {
     let body = json!({"name": "packaged", "debian": {"packages": ["git"]}});
     let request = server
         .client()
-        .request(reqwest::Method::POST, "/v1/templates")
+        .request(reqwest::Method::POST, "/v1/templates/build")
         .json(&body);
     let events = Events::of(server.client().open(request).await).rest().await;
     let said = format!("{events:?}");
