@@ -94,6 +94,10 @@ impl AsyncWrite for Severable {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // An orderly end would say that what was sent is all there is; dropped, it is reset.
+        if self.severed.is_severed() {
+            return Poll::Ready(Ok(()));
+        }
         Pin::new(&mut self.stream).poll_shutdown(context)
     }
 

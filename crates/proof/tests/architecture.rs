@@ -95,7 +95,7 @@ const OWNED: [(&str, &[&str], &str); 11] = [
     ),
     (
         "http",
-        &["front", "api-native", "api-e2b", "atoll", "egress"],
+        &["front", "api-native", "api-e2b", "atoll", "egress", "fuzz"],
         "below a front end nobody knows HTTP, but the proxy that reads what guests send",
     ),
     (

@@ -102,12 +102,15 @@ impl<R: Route> Connection<R> {
         // Before the first request, so that no change is missed.
         let changes = (self.upstream.route().changes(), self.broker.changes());
         let this = Arc::clone(&self);
+        // While the connection is still there: it is dropped before the arm of a select is entered.
+        let cut = async {
+            let why = this.watch(changes).await;
+            this.upstream.route().sever();
+            why
+        };
         tokio::select! {
             biased;
-            why = this.watch(changes) => {
-                this.upstream.route().sever();
-                Err(io::Error::other(Cut(why)))
-            }
+            why = cut => Err(io::Error::other(Cut(why))),
             served = self.serve_requests(stream) => served,
         }
     }

@@ -382,7 +382,8 @@ async fn connections_to_our_own_service_are_bounded_and_end_with_the_sandbox() {
     drop(held.pop());
     let mut again = world.connect_name(GUEST, "service.internal.", 80).await;
     again.write_all(half).await.unwrap();
-    let (served, _) = listener.accept().await.unwrap();
+    let (mut served, _) = listener.accept().await.unwrap();
+    read(&mut served, 18).await;
     held.push((again, served));
     world.egress.dismiss(&[GUEST.source()]);
     for (mut guest, mut served) in held {
