@@ -161,10 +161,10 @@ impl DataDir {
     }
 }
 
-/// Takes the lock, waiting a moment for a server that was just killed: a child of it that was between fork and exec may
-/// hold the lock a little longer than it did.
+/// Takes the lock, waiting a moment for a server that was just killed: its helper dies with it, but not before the kernel
+/// has finished what it was told last, such as to take a network apart; a child that was between fork and exec likewise.
 fn lock_soon(lock: &File) -> bool {
-    const TRIES: u32 = 40;
+    const TRIES: u32 = 200;
     const PAUSE: std::time::Duration = std::time::Duration::from_millis(50);
     for attempt in 0..TRIES {
         if attempt > 0 {

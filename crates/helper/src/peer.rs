@@ -114,8 +114,13 @@ impl Peer {
             .name("atoll-helper".into())
             .spawn(move || {
                 let ended = peer.read_on(&handler, &runtime);
+                // Whoever is killed while something for it is on the way resets the connection.
+                let is_gone = |error: &io::Error| {
+                    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+                    matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
+                };
                 if let Err(error) = ended
-                    && error.kind() != io::ErrorKind::UnexpectedEof
+                    && !is_gone(&error)
                 {
                     tracing::error!(%error, "the two halves of the server do not understand each other");
                 }

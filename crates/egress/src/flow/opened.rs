@@ -187,10 +187,13 @@ impl Connection<'_> {
             let more = if patient || !may_be_a_word(&opening.bytes) {
                 opening.more().await
             } else {
-                patient = true;
                 match opening.speaks_within(self.shared.config.timeouts.patience).await {
+                    Ok(true) => Ok(()),
                     Ok(false) if self.may_be_silent(found).await => return Ok(First::More),
-                    Ok(_) => Ok(()),
+                    Ok(false) => {
+                        patient = true;
+                        Ok(())
+                    }
                     Err(error) => Err(error),
                 }
             };
