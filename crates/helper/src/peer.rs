@@ -93,6 +93,12 @@ pub fn pair() -> io::Result<(UnixStream, UnixStream)> {
     UnixStream::pair()
 }
 
+/// Whether the other half has ended. Killed while something for it is on the way, it resets the connection.
+fn is_gone(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
+}
+
 impl Peer {
     pub(crate) fn new(socket: UnixStream) -> Self {
         Self(Arc::new(Inner {
@@ -114,11 +120,6 @@ impl Peer {
             .name("atoll-helper".into())
             .spawn(move || {
                 let ended = peer.read_on(&handler, &runtime);
-                // Whoever is killed while something for it is on the way resets the connection.
-                let is_gone = |error: &io::Error| {
-                    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
-                    matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
-                };
                 if let Err(error) = ended
                     && !is_gone(&error)
                 {
@@ -145,7 +146,9 @@ impl Peer {
                         let answered = handler.call(message).await;
                         let sent = answered.and_then(|answer| peer.send(ANSWER, number, &answer));
                         if let Err(error) = sent {
-                            tracing::error!(%error, "a question of the other half cannot be answered");
+                            if !is_gone(&error) {
+                                tracing::error!(%error, "a question of the other half cannot be answered");
+                            }
                             // Whoever asked must not wait for ever.
                             let _gone = peer.send(ANSWER, number, &Message::default());
                         }

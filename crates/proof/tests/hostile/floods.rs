@@ -171,13 +171,12 @@ async fn port_flood(server: &Server) {
         .await;
     let command = scene.attacker.background("exec python3 /tmp/flood.py").await;
     scene.attacker.until_logged(&command, "up").await;
-    let access = scene
-        .attacker
-        .client
-        .get(&scene.attacker.path("/ports/8000"))
-        .await
-        .ok();
-    let token = access["token"].as_str().unwrap();
+    let mut tokens = Vec::new();
+    for port in 8000..=8002 {
+        let at = scene.attacker.path(&format!("/ports/{port}"));
+        let access = scene.attacker.client.get(&at).await.ok();
+        tokens.push(access["token"].as_str().unwrap().to_owned());
+    }
     let client = scene.attacker.client.with_key(None);
     let own = client.authority().rsplit_once(':').unwrap().1.to_owned();
     let open = |port: u16| {
@@ -185,7 +184,7 @@ async fn port_flood(server: &Server) {
         client
             .request(Method::GET, "/")
             .header("host", host)
-            .header("x-atoll-token", token)
+            .header("x-atoll-token", &tokens[usize::from(port - 8000)])
     };
     let mut held = Vec::new();
     for _ in 0..8 {
