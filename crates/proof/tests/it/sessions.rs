@@ -40,6 +40,8 @@ async fn a_terminal_has_a_size_that_changes(server: &Server) {
     session.stdin(b"tty; stty size\n").await;
     session.until_stdout("30 100").await;
     assert!(session.text().contains("/dev/pts/"), "{}", session.text());
+    // Before each prompt the shell reads the size and writes it back, which would undo a change in between.
+    session.until_stdout_times("$ ", 2).await;
     session
         .control(&json!({"resize": {"rows": 41, "cols": 132}}))
         .await;
