@@ -79,6 +79,10 @@ impl Peek {
         fields.refuse_other_spellings(&known)?;
         let text = |name: &str| match fields.get(name) {
             None => Ok(None),
+            // Of a long text only the beginning is kept, and the provider would read all of it.
+            Some(Node::Text(text)) if text.start.len() < text.len => {
+                Err(PeekError(format!("`{name}` is too long")))
+            }
             Some(Node::Text(text)) => Ok(Some(text.start.clone().into_owned())),
             Some(_) => Err(PeekError(format!("`{name}` is not a string"))),
         };
@@ -92,7 +96,7 @@ impl Peek {
             Some(Node::List(names)) => names
                 .iter()
                 .map(|name| match name {
-                    Node::Text(text) => Ok(text.start.clone().into_owned()),
+                    Node::Text(text) if text.start.len() == text.len => Ok(text.start.clone().into_owned()),
                     _ => Err(PeekError("`models` is not a list of names".into())),
                 })
                 .collect::<Result<_, _>>()?,

@@ -172,7 +172,7 @@ async fn what_is_documented_is_served(server: &Server) {
             );
         let method: Method = method.to_uppercase().parse().unwrap();
         let answer = stranger.send(stranger.request(method.clone(), &concrete)).await;
-        match path.starts_with("/v1/") {
+        match path.starts_with("/v1/") || path.starts_with("/metrics") {
             true => drop(answer.refused(401, "missing_key")),
             false => assert_eq!(answer.status, 200, "{method} {concrete}: {answer:?}"),
         }

@@ -239,7 +239,7 @@ impl Store {
                  FROM model_calls{tags}
                  WHERE project = ?1 AND created_at >= ?2 AND created_at < ?3 AND outcome != 'open'
                      AND (?4 IS NULL OR model = ?4) AND (?5 IS NULL OR provider = ?5)
-                     AND (?6 IS NULL OR sandbox = ?6) AND (?7 IS NULL OR end_user = ?7) AND (?8 IS NULL OR key = ?8)
+                     AND (?6 IS NULL OR sandbox = ?6) AND (?7 IS NULL OR end_user = ?7) AND (?8 IS NULL OR model_calls.key = ?8)
                  GROUP BY bucket ORDER BY {order} LIMIT 10000",
                 query.by.expression(),
             );
