@@ -57,7 +57,8 @@ pub(crate) struct ExtendRequest {
     post, path = "/v1/sandboxes", tag = "sandboxes",
     request_body = CreateSandboxRequest,
     params(("Idempotency-Key" = Option<String>, Header, min_length = 1, max_length = 255,
-        description = "The same key with the same request finds the sandbox that was already made.")),
+        description = "The same key with the same request finds the sandbox that was already made. \
+            One that could not be started gives its key up.")),
     responses((status = 201, description = "It runs.", body = SandboxView,
         headers(("Location" = String, description = "Where it is found."))))
 )]

@@ -83,8 +83,10 @@ impl Sandboxes {
                 .store()
                 .sandbox_by_idempotency(&caller.project, idempotency.clone())
                 .await;
-            if let Some(row) = existing.map_err(|e| insert_fault(&e))? {
-                return Ok((self.settled(caller, &row.id).await?, None));
+            if let Some(row) = existing.map_err(|e| insert_fault(&e))?
+                && let Some(sandbox) = self.settled(caller, &row.id).await?
+            {
+                return Ok((sandbox, None));
             }
         }
         let (mut admitted, template, origin) = self
@@ -253,7 +255,8 @@ impl Sandboxes {
                 let caller = Caller {
                     project: existing.project,
                 };
-                return Ok((self.settled(&caller, &existing.id).await?, None));
+                let sandbox = self.settled(&caller, &existing.id).await?;
+                return Ok((sandbox.ok_or_else(first_failed)?, None));
             }
             Err(fault) => {
                 self.discard(instance.isolation, instance.id);
@@ -350,14 +353,13 @@ impl Sandboxes {
             Ok(Ok(cell)) => cell,
             Ok(Err(existing)) => {
                 self.discard(isolation, id);
+                let caller = Caller {
+                    project: existing.project,
+                };
                 return self
-                    .settled(
-                        &Caller {
-                            project: existing.project,
-                        },
-                        &existing.id,
-                    )
-                    .await;
+                    .settled(&caller, &existing.id)
+                    .await?
+                    .ok_or_else(first_failed);
             }
             Err(fault) => {
                 self.discard(isolation, id);
@@ -466,13 +468,14 @@ impl Sandboxes {
         self.resume_commands(cell, &guest);
     }
 
-    /// The sandbox that an idempotency key found, once its creation (by whoever was first) has come to an end.
-    async fn settled(&self, caller: &Caller, id: &SandboxId) -> Result<Sandbox, Fault> {
+    /// The sandbox that an idempotency key found, once its creation (by whoever was first) has come to an end; `None` if it
+    /// could not be started, which frees the key.
+    async fn settled(&self, caller: &Caller, id: &SandboxId) -> Result<Option<Sandbox>, Fault> {
         // Only the winner of a race knows whether it works out; it is looked after from its commit on.
         for _ in 0..100 {
             let row = self.row(caller, id).await?;
             if row.record.state != atoll_types::SandboxState::Starting {
-                return Ok(views::sandbox(row));
+                return Ok((!row.could_not_start()).then(|| views::sandbox(row)));
             }
             match self.live_cell(id) {
                 Some(cell) => {
@@ -487,7 +490,7 @@ impl Sandboxes {
                 None => tokio::task::yield_now().await,
             }
         }
-        self.row(caller, id).await.map(views::sandbox)
+        self.row(caller, id).await.map(|row| Some(views::sandbox(row)))
     }
 
     /// Keeps an instance that no row names from being taken for an orphan.
@@ -564,6 +567,16 @@ fn idempotency(key: String, spec: &SandboxSpec) -> Result<Idempotency, Fault> {
         key,
         request: Sha256::digest(request).into(),
     })
+}
+
+/// For whoever came second under an idempotency key.
+fn first_failed() -> Fault {
+    Fault::new(
+        FaultKind::Unavailable,
+        "start_failed",
+        "another request with the same idempotency key came first, and its sandbox could not be started",
+    )
+    .hint("ask again: the key is free")
 }
 
 pub(crate) fn insert_fault(error: &atoll_store::Error) -> Fault {

@@ -8,10 +8,13 @@
 //! - The volumes that a row's spec names are attached from its insertion to its end; the hidden snapshot that its record
 //!   names exists, and no other of it does (see [`crate::SnapshotRow`]).
 //! - What it was asked to be is as it was at creation, but for what it may reach.
-//! - An idempotency key belongs to one sandbox of its project for as long as that row exists.
+//! - An idempotency key belongs to one sandbox of its project for as long as that row exists. One that could not be started
+//!   gives its key up: whoever asks again under it gets another.
 
 use atoll_lifecycle::{Happening, Policy, Record, next_deadline};
-use atoll_types::{Isolation, ProjectId, SandboxId, SandboxSpec, SandboxState, TemplateId, Timestamp};
+use atoll_types::{
+    EndReason, Isolation, ProjectId, SandboxId, SandboxSpec, SandboxState, TemplateId, Timestamp,
+};
 use rusqlite::{Connection, Row, ToSql};
 
 use crate::{Cursor, Error, Fact, NewFact, Page, Store, facts, page, snapshots, sql, volumes};
@@ -75,6 +78,11 @@ pub struct SandboxQuery {
 }
 
 impl SandboxRow {
+    /// Whether it ended, or is about to, without ever having run.
+    pub fn could_not_start(&self) -> bool {
+        matches!(self.record.end, Some(EndReason::StartFailed(_)))
+    }
+
     /// What the ledger is told about a transition of this sandbox.
     pub fn facts(&self, happenings: &[Happening], at: Timestamp) -> Vec<NewFact> {
         // A cold sandbox is created in one transition and starts in a later one.
@@ -336,10 +344,17 @@ fn insert(db: &Connection, new: NewSandbox) -> Result<Inserted, Error> {
         max_live,
         facts,
     } = new;
-    if let Some(idempotency) = &idempotency
-        && let Some(existing) = by_idempotency(db, &row.project, idempotency)?
-    {
-        return Ok(Inserted::Existing(existing));
+    if let Some(idempotency) = &idempotency {
+        if let Some(existing) = by_idempotency(db, &row.project, idempotency)? {
+            return Ok(Inserted::Existing(existing));
+        }
+        // Only one that could not be started is not found by its key.
+        sql::execute(
+            db,
+            "UPDATE sandboxes SET idempotency_key = NULL, request_digest = NULL
+             WHERE project = ?1 AND idempotency_key = ?2",
+            &[&row.project.as_str(), &idempotency.key],
+        )?;
     }
     if let Some(limit) = max_live {
         limit_live(db, &row.project, limit)?;
@@ -478,6 +493,7 @@ fn by_idempotency(
         |row| Ok((read(row)?, row.get::<_, Vec<u8>>("request_digest")?)),
     )?;
     match found {
+        Some((row, _)) if row.could_not_start() => Ok(None),
         Some((row, digest)) if digest != idempotency.request => Err(Error::IdempotencyConflict {
             key: idempotency.key.clone(),
             sandbox: row.id,

@@ -169,6 +169,38 @@ async fn racing_requests_under_one_key_make_one_sandbox() {
 }
 
 #[tokio::test]
+async fn what_could_not_be_started_gives_its_key_up() {
+    let context = Context::new().await;
+    let with_key = |n: u32| NewSandbox {
+        idempotency: Some(Idempotency {
+            key: "order-1".into(),
+            request: [1; 32],
+        }),
+        ..context.new_sandbox(n, T0)
+    };
+    let by_key = || {
+        context
+            .store
+            .sandbox_by_idempotency(&context.project.id, with_key(0).idempotency.unwrap())
+    };
+    let Inserted::New(mut first) = context.store.insert_sandbox(with_key(1)).await.unwrap() else {
+        panic!("there was none before");
+    };
+    first.record.end = Some(EndReason::StartFailed("the server was restarted".into()));
+    let first = context.store.update_sandbox(first, vec![]).await.unwrap();
+    assert!(by_key().await.unwrap().is_none());
+    let Inserted::New(second) = context.store.insert_sandbox(with_key(2)).await.unwrap() else {
+        panic!("a creation that failed was taken for one");
+    };
+    assert_ne!(second.id, first.id);
+    assert_eq!(by_key().await.unwrap().unwrap().id, second.id);
+    assert!(matches!(
+        context.store.insert_sandbox(with_key(3)).await.unwrap(),
+        Inserted::Existing(row) if row.id == second.id
+    ));
+}
+
+#[tokio::test]
 async fn a_quota_holds_against_a_crowd() {
     let context = Context::new().await;
     let tasks: Vec<_> = (0..20)
