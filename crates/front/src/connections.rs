@@ -293,6 +293,11 @@ impl Line {
         }
     }
 
+    /// How long whoever does not read is waited for.
+    pub(crate) fn write_patience(&self) -> Duration {
+        self.0.table.0.patience.stream
+    }
+
     /// Until when the head has to be whole. On connections of HTTP/2 bytes come that belong to no request.
     pub(crate) fn head_deadline(&self, is_http1: bool) -> Option<Instant> {
         let watch = self.watch();

@@ -1,4 +1,4 @@
-//! A stream that ends when its connection is cut, and when a head does not come in time.
+//! A stream that ends when its connection is cut, when a head does not come in time, and when nobody takes what is written.
 
 use std::future::Future;
 use std::io;
@@ -19,6 +19,8 @@ pub struct Guarded<S> {
     is_http1: bool,
     cut: Pin<Box<WaitForCancellationFutureOwned>>,
     timer: Option<(Instant, Pin<Box<Sleep>>)>,
+    /// Runs while what is written finds no room.
+    stalled: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> Guarded<S> {
@@ -31,6 +33,7 @@ impl<S> Guarded<S> {
             is_http1,
             cut,
             timer: None,
+            stalled: None,
         }
     }
 
@@ -64,6 +67,31 @@ impl<S> Guarded<S> {
     }
 }
 
+impl<S> Guarded<S> {
+    /// What came of writing: whoever does not read is not waited for without end.
+    fn poll_written<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        written: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if written.is_ready() {
+            self.stalled = None;
+            return written;
+        }
+        if let Poll::Ready(error) = self.poll_over(context) {
+            return Poll::Ready(Err(error));
+        }
+        let patience = self.line.write_patience();
+        let stalled = self
+            .stalled
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
+        stalled.as_mut().poll(context).map(|()| {
+            let why = "what was written was not read in time";
+            Err(io::Error::new(io::ErrorKind::TimedOut, why))
+        })
+    }
+}
+
 impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
@@ -92,14 +120,13 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        match Pin::new(&mut self.inner).poll_write(context, bytes) {
-            Poll::Pending => self.poll_over(context).map(Err),
-            written @ Poll::Ready(_) => written,
-        }
+        let written = Pin::new(&mut self.inner).poll_write(context, bytes);
+        self.poll_written(context, written)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_flush(context)
+        let flushed = Pin::new(&mut self.inner).poll_flush(context);
+        self.poll_written(context, flushed)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -111,10 +138,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        match Pin::new(&mut self.inner).poll_write_vectored(context, slices) {
-            Poll::Pending => self.poll_over(context).map(Err),
-            written @ Poll::Ready(_) => written,
-        }
+        let written = Pin::new(&mut self.inner).poll_write_vectored(context, slices);
+        self.poll_written(context, written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -164,6 +189,27 @@ mod tests {
             assert_eq!(started.elapsed().as_secs(), 15);
             dribbling.abort();
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_does_not_read_is_given_up() {
+        let (mut client, server) = duplex(100);
+        let (_connections, line) = line(Limits::within(100));
+        line.request_begins();
+        let mut server = Guarded::new(server, line, true);
+        let started = Instant::now();
+        // Somebody slow is waited for, as long as there is anything that they take.
+        let reading = tokio::spawn(async move {
+            for _ in 0..10 {
+                tokio::time::sleep(Duration::from_secs(500)).await;
+                client.read_exact(&mut [0; 50]).await.unwrap();
+            }
+            std::future::pending::<()>().await;
+        });
+        let error = server.write_all(&[0; 1000]).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert_eq!(started.elapsed().as_secs(), 5000 + 600);
+        reading.abort();
     }
 
     #[tokio::test(start_paused = true)]
