@@ -1,5 +1,7 @@
 //! Conversations with models: what clients ask, and what providers answer, which is not to be trusted either.
 
+use std::sync::LazyLock;
+
 use atoll_dialects::screen::{Action, KNOWN, Screen};
 use atoll_dialects::{
     Answer, Ask, Dialect, Event, Peek, ReadStream, Rewrite, Stamp, Watch, WriteStream, ai_sdk, chat,
@@ -367,9 +369,14 @@ fn same_shape(one: &Value, other: &Value) -> bool {
 /// With or without a find, JSON stays JSON of the same shape.
 pub fn screen(input: &[u8]) {
     let body = Bytes::copy_from_slice(input);
-    let rules = KNOWN.map(|name| (name, None, Action::Redact));
-    let screen = Screen::new(rules).expect("the known rules can be used together");
-    let Ok(screened) = screen.apply(&body) else { return };
+    // Compiled once: that takes longer than all that is done with it.
+    static ALL_KNOWN: LazyLock<Screen> = LazyLock::new(|| {
+        let rules = KNOWN.map(|name| (name, None, Action::Redact));
+        Screen::new(rules).expect("the known rules can be used together")
+    });
+    let Ok(screened) = ALL_KNOWN.apply(&body) else {
+        return;
+    };
     let Ok(before) = serde_json::from_slice::<Value>(input) else {
         return;
     };
