@@ -3,30 +3,26 @@
 //! What must hold: a request that names a sandbox's port, by headers or by host, never reaches a route of the API; a
 //! sandbox that does not run is answered in words from which the clients conclude that it is gone.
 
-use atoll_front::host;
-use atoll_sandboxes::{Caller, Opens, Sandbox};
-use atoll_types::{SandboxId, SandboxState};
-use axum::body::Body;
+use atoll_front::proxy::{self, Passing, Secrets};
+use atoll_front::{Asked, Refused, Visit, host};
+use atoll_sandboxes::{Caller, Opens, Sandbox, kind_of_secret};
+use atoll_types::{Fault, SandboxId, SandboxState};
 use axum::extract::{Json, Request, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
-use tower::ServiceExt as _;
+use serde_json::json;
 
-use crate::extras::Extras;
-use crate::{App, envd};
+use crate::error::Refusal;
+use crate::extras::{self, Extras};
+use crate::{App, control, envd};
 
 /// The port of E2B's in-sandbox agent.
 pub(crate) const ENVD_PORT: u16 = 49983;
 
-const TRAFFIC_TOKEN: &str = "e2b-traffic-access-token";
-/// How the native proxy is told that a request may pass.
-const PORT_TOKEN: &str = "x-atoll-token";
-/// How it is told which `Host` the server in the sandbox is to see.
-const GUEST_HOST: &str = "x-atoll-host";
-/// The largest refusal of the native proxy that is translated.
-const REFUSAL_BYTES: usize = 64 * 1024;
+const TRAFFIC_TOKEN: HeaderName = HeaderName::from_static("e2b-traffic-access-token");
+/// What the native API opens ports with.
+const PORT_TOKEN: HeaderName = HeaderName::from_static("x-atoll-token");
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Address {
@@ -37,19 +33,36 @@ pub(crate) enum Address {
         /// By headers, as only E2B's clients do, rather than by host.
         by_headers: bool,
     },
-    /// A host that looks like a port's but names none, which the native proxy refuses in its own words.
+    /// A host that names none, or not one alone: the native API says so.
     Nowhere,
     Wrong(&'static str),
 }
 
-pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Next) -> Response {
-    // Ours to say to the native proxy, whichever way the request takes.
-    request.headers_mut().remove(GUEST_HOST);
-    match address(request.uri(), request.headers(), &app.options.port_domains) {
-        Address::Api if is_signed_file(&request) => envd::serve_signed(&app, request).await,
-        Address::Api => next.run(request).await,
+/// Whether a request is this wire's: one of its paths, or a port of a sandbox that was made through it.
+pub(crate) fn claims(app: &App, asked: &Asked<'_>) -> bool {
+    match address(asked.target, &asked.head.headers) {
+        Address::Api => is_signed_file(asked.head.uri.path()) || control::is_ours(asked.head.uri.path()),
+        Address::Wrong(_) | Address::Port { by_headers: true, .. } => true,
+        Address::Port { port: ENVD_PORT, .. } => true,
+        Address::Port { sandbox, .. } => match app.sandboxes.has_label(&sandbox, extras::LABEL) {
+            Some(was_made_here) => was_made_here,
+            // Whoever shows a token of ours is told in our words what became of it.
+            None => !shows_token(asked),
+        },
+        Address::Nowhere => false,
+    }
+}
+
+pub(crate) async fn edge(State(app): State<App>, request: Request, next: Next) -> Response {
+    let target = request.extensions().get::<host::Target>();
+    let address = match target {
+        Some(target) => address(target, request.headers()),
+        None => Address::Api,
+    };
+    match address {
+        Address::Api if is_signed_file(request.uri().path()) => envd::serve_signed(&app, request).await,
+        Address::Api | Address::Nowhere => next.run(request).await,
         Address::Wrong(why) => (StatusCode::BAD_REQUEST, why).into_response(),
-        Address::Nowhere => to_native(&app, request).await,
         Address::Port {
             sandbox,
             port,
@@ -59,21 +72,20 @@ pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Nex
 }
 
 /// A link to a file on the API's own address names no sandbox; its signature tells.
-fn is_signed_file(request: &Request) -> bool {
-    request.uri().path() == "/files"
+fn is_signed_file(path: &str) -> bool {
+    path == "/files"
 }
 
-fn address(uri: &Uri, headers: &HeaderMap, domains: &[String]) -> Address {
-    match host::target(uri, headers, domains) {
+fn address(target: &host::Target, headers: &HeaderMap) -> Address {
+    match target {
         host::Target::Port { sandbox, port } => {
             return Address::Port {
-                sandbox,
-                port,
+                sandbox: sandbox.clone(),
+                port: *port,
                 by_headers: false,
             };
         }
-        host::Target::Nowhere { .. } => return Address::Nowhere,
-        host::Target::Ambiguous => return Address::Wrong("the request must name exactly one host"),
+        host::Target::Nowhere { .. } | host::Target::Ambiguous => return Address::Nowhere,
         host::Target::Api => {}
     }
     // Two names are none: whoever stands before us may have looked at the other one.
@@ -150,20 +162,9 @@ impl Target {
     }
 }
 
-async fn to_native(app: &App, request: Request) -> Response {
-    match app.native.clone().oneshot(request).await {
-        Ok(response) => response,
-        Err(never) => match never {},
-    }
-}
-
 async fn to_sandbox(app: &App, id: &SandboxId, port: u16, by_headers: bool, request: Request) -> Response {
     let Some(target) = Target::find(app, id).await else {
-        // Whoever shows a token of ours is told in our words what became of it.
-        return match by_headers || port == ENVD_PORT || !shows_token(&request) {
-            true => not_found(id),
-            false => to_native(app, request).await,
-        };
+        return not_found(id);
     };
     if port == ENVD_PORT {
         // Asking whether it runs does not wake it.
@@ -178,110 +179,100 @@ async fn to_sandbox(app: &App, id: &SandboxId, port: u16, by_headers: bool, requ
     }
     match &target.extras {
         Some(_) if !target.answers() => not_found(id),
-        Some(extras) => to_port(app, &target, extras, port, request).await,
-        // Not made through this wire: the native proxy decides who passes.
+        Some(extras) => match to_port(app, &target, extras, port, request).await {
+            Ok(response) => response,
+            Err(Closed::Traffic(why)) => refused(id, StatusCode::FORBIDDEN, why, None),
+            Err(Closed::Fault(fault)) => port_failed(id, port, fault),
+        },
+        // Not made through this wire.
         None if by_headers => {
             let message = "This sandbox has no public ports";
             refused(id, StatusCode::FORBIDDEN, message, Some(port))
         }
-        None => to_native(app, request).await,
+        None => not_found(id),
     }
 }
 
-/// Whether a request carries what the native proxy looks for.
-fn shows_token(request: &Request) -> bool {
-    let headers = request.headers();
-    let query = request.uri().query().unwrap_or_default();
-    [PORT_TOKEN, "cookie", "authorization"]
+/// Whether a request carries what the native API opens ports with.
+fn shows_token(asked: &Asked<'_>) -> bool {
+    let headers = &asked.head.headers;
+    let query = asked.head.uri.query().unwrap_or_default();
+    [PORT_TOKEN.as_str(), "cookie", "authorization"]
         .iter()
         .any(|name| headers.contains_key(*name))
         || query.contains("atoll_token=")
 }
 
-/// To a server in the sandbox, by way of the native proxy, which wants the sandbox's own token and host.
-async fn to_port(app: &App, target: &Target, extras: &Extras, port: u16, mut request: Request) -> Response {
-    let headers = request.headers_mut();
+/// Why nothing came of a request to a port.
+enum Closed {
+    Traffic(&'static str),
+    Fault(Fault),
+}
+
+impl From<Fault> for Closed {
+    fn from(fault: Fault) -> Self {
+        Self::Fault(fault)
+    }
+}
+
+/// To a server in the sandbox, with the sandbox's traffic token where its ports are private.
+async fn to_port(
+    app: &App,
+    target: &Target,
+    extras: &Extras,
+    port: u16,
+    request: Request,
+) -> Result<Response, Closed> {
+    let headers = request.headers();
     if extras.private_ports {
         let opens = Opens::Traffic { sandbox: &target.id };
         let given = headers.get(TRAFFIC_TOKEN).and_then(|value| value.to_str().ok());
-        let why = match given {
-            Some(given) if app.sandboxes.is_token(&opens, given) => None,
-            Some(_) => Some("The traffic access token is invalid"),
-            None => Some("The traffic access token is missing"),
-        };
-        if let Some(why) = why {
-            return refused(&target.id, StatusCode::FORBIDDEN, why, None);
+        match given {
+            Some(given) if app.sandboxes.is_token(&opens, given) => {}
+            Some(_) => return Err(Closed::Traffic("The traffic access token is invalid")),
+            None => return Err(Closed::Traffic("The traffic access token is missing")),
         }
     }
-    // The native proxy's own, for this port alone.
-    let opens = Opens::Port {
-        sandbox: &target.id,
+    if request.method() == Method::CONNECT {
+        return Err(Fault::invalid("method_not_allowed", "a sandbox's port is not a proxy").into());
+    }
+    let visit = request.extensions().get::<Visit>().cloned();
+    let visit = visit.ok_or_else(|| Refused::Unpaid.fault())?;
+    visit.admit(&target.caller.project, Some(&target.id))?;
+    let connecting = app.sandboxes.connect(&target.caller, &target.id, port);
+    let stream = proxy::connect(port, connecting).await?;
+    let mask = extras.mask_host.as_ref();
+    let passing = Passing {
         port,
+        // What opens the sandbox is none of the business of what runs in it.
+        secrets: Secrets {
+            headers: &[
+                TRAFFIC_TOKEN,
+                PORT_TOKEN,
+                HeaderName::from_static("x-access-token"),
+                HeaderName::from_static("x-api-key"),
+            ],
+            token: None,
+            is_ours: |word| kind_of_secret(word).is_some(),
+        },
+        host: mask.and_then(|mask| HeaderValue::from_str(&mask.replace("${PORT}", &port.to_string())).ok()),
+        scheme: &app.options.public_scheme,
     };
-    if let Ok(token) = HeaderValue::from_str(&app.sandboxes.token(&opens)) {
-        headers.insert(PORT_TOKEN, token);
-    }
-    // What opens the sandbox is none of the business of what runs in it, and what is ours to say nobody else says.
-    for ours in [TRAFFIC_TOKEN, "x-access-token", "x-api-key"] {
-        headers.remove(ours);
-    }
-    let domain = app
-        .options
-        .port_domains
-        .first()
-        .map_or("localhost", String::as_str);
-    let proxied = format!("{port}-{}.{domain}", target.id.bare());
-    let seen = match &extras.mask_host {
-        Some(mask) => HeaderValue::from_str(&mask.replace("${PORT}", &port.to_string())).ok(),
-        None => headers.get(header::HOST).cloned(),
-    };
-    if let Some(seen) = seen {
-        headers.insert(GUEST_HOST, seen);
-    }
-    if let Ok(host) = HeaderValue::from_str(&proxied) {
-        headers.insert(header::HOST, host);
-    }
-    *request.uri_mut() = origin_form(request.uri());
-    let response = to_native(app, request).await;
-    match response.status() {
-        StatusCode::BAD_GATEWAY => translate(target, port, response).await,
-        _ => response,
-    }
+    Ok(proxy::pass(stream.into_io(), request, passing).await?)
 }
 
-/// Path and query alone: an authority would outrank the `Host` that was set.
-fn origin_form(uri: &Uri) -> Uri {
-    let path = uri.path_and_query().map_or("/", |path| path.as_str());
-    path.parse().unwrap_or_else(|_| Uri::from_static("/"))
-}
-
-/// A port that nobody listens on, in E2B's words; anything else is the server's own answer.
-async fn translate(target: &Target, port: u16, response: Response) -> Response {
-    let (mut parts, body) = response.into_parts();
-    let is_json = parts
-        .headers
-        .get(header::CONTENT_TYPE)
-        .is_some_and(|value| value.as_bytes().starts_with(b"application/json"));
-    if !is_json {
-        return Response::from_parts(parts, body);
-    }
-    let Ok(bytes) = axum::body::to_bytes(body, REFUSAL_BYTES).await else {
-        return refused(
-            &target.id,
-            StatusCode::BAD_GATEWAY,
-            "The answer was too long",
-            Some(port),
-        );
-    };
-    let code = serde_json::from_slice::<Value>(&bytes)
-        .ok()
-        .and_then(|body| Some(body.get("error")?.get("code")?.as_str()?.to_owned()));
-    if code.as_deref() == Some("port_refused") {
+/// A port that nobody listens on, and whatever else went wrong on the way there.
+fn port_failed(id: &SandboxId, port: u16, fault: Fault) -> Response {
+    if fault.code == "port_refused" {
         let message = "The sandbox is running but port is not open";
-        return refused(&target.id, StatusCode::BAD_GATEWAY, message, Some(port));
+        return refused(id, StatusCode::BAD_GATEWAY, message, Some(port));
     }
-    parts.headers.remove(header::TRANSFER_ENCODING);
-    Response::from_parts(parts, Body::from(bytes))
+    // The guest's mistake, and not the server's, is a bad gateway to whoever asked the guest.
+    let status = match fault.kind {
+        atoll_types::FaultKind::GuestFailed => StatusCode::BAD_GATEWAY,
+        _ => Refusal::from(fault.clone()).status,
+    };
+    refused(id, status, &fault.message, Some(port))
 }
 
 /// What clients take for a sandbox that ended or rests.
@@ -303,6 +294,8 @@ fn refused(id: &SandboxId, status: StatusCode, message: &str, port: Option<u16>)
 
 #[cfg(test)]
 mod tests {
+    use axum::http::{Uri, header};
+
     use super::*;
 
     const BARE: &str = "abcdefghijkmnpqrstuv";
@@ -312,11 +305,35 @@ mod tests {
             .iter()
             .map(|(name, value)| (header::HeaderName::from_static(name), value.parse().unwrap()))
             .collect();
+        let domains = ["localhost".into(), "boxes.test".into()];
         address(
-            &Uri::from_static("/"),
+            &host::target(&Uri::from_static("/"), &headers, &domains),
             &headers,
-            &["localhost".into(), "boxes.test".into()],
         )
+    }
+
+    #[test]
+    fn paths_are_told_apart_from_those_of_other_apis() {
+        for ours in [
+            "/sandboxes",
+            "/v2/sandboxes/x/logs",
+            "/v3/templates",
+            "/health",
+            "/templates/a/b",
+        ] {
+            assert!(control::is_ours(ours), "{ours}");
+        }
+        for other in [
+            "/",
+            "/v1/sandboxes",
+            "/healthz",
+            "/v3/ai/config",
+            "/sandboxes2",
+            "/v2",
+            "/metrics",
+        ] {
+            assert!(!control::is_ours(other), "{other}");
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use atoll_front::Refused;
 use atoll_types::{Fault, FaultKind};
 use axum::extract::Json;
-use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
@@ -77,6 +77,16 @@ fn status_of(fault: &Fault) -> StatusCode {
         FaultKind::TimedOut => StatusCode::GATEWAY_TIMEOUT,
         FaultKind::GuestFailed | FaultKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
     }
+}
+
+/// A path that begins like one of E2B's.
+pub(crate) async fn no_such_route(method: Method, uri: Uri) -> Refusal {
+    Refusal::not_found(format!("there is no {method} {} in E2B's API", uri.path()))
+}
+
+pub(crate) async fn wrong_method(method: Method, uri: Uri) -> Refusal {
+    let message = format!("{method} is not a method of {}", uri.path());
+    Refusal::new(StatusCode::METHOD_NOT_ALLOWED, message)
 }
 
 /// Clients repeat what failed with 429 or 5xx unless told not to; only a server that is starting or stopping is worth it.

@@ -2,9 +2,8 @@
 //!
 //! ```text
 //!   request ── edge ──┬─ for port 49983 of a sandbox ──> envd: processes, files     (headers, `{port}-{id}.{domain}`,
-//!                     ├─ for another port of one made here ──> native port proxy      or a signed link)
-//!                     └─ otherwise ──┬─ `/sandboxes`, `/templates`, … ──> control
-//!                                    └─ anything else ──> the native API
+//!                     ├─ for another port of one made here ──> that port              or a signed link)
+//!                     └─ `/sandboxes`, `/templates`, … ──> control
 //! ```
 //!
 //! What must hold:
@@ -27,27 +26,34 @@ mod options;
 
 use std::sync::Arc;
 
+use atoll_front::Api;
 use atoll_sandboxes::Sandboxes;
-use axum::Router;
+use axum::response::IntoResponse as _;
 
-pub use options::{Options, Secured};
+pub use options::Options;
 
-/// The whole wire in front of the native API, which gets what is not E2B's. It decides by headers and `Host` before any
-/// route is looked at, so this router must not be nested below a path.
-pub fn router(sandboxes: Sandboxes, options: Options, native: Router) -> Router {
+/// The whole wire. It claims what E2B's clients ask for, and ports of the sandboxes that were made through it.
+pub fn api(sandboxes: Sandboxes, options: Options) -> Api {
     let app = App(Arc::new(Inner {
         sandboxes,
         options,
-        native: native.clone(),
         processes: envd::Processes::default(),
         watchers: envd::Watchers::default(),
         samples: control::Samples::default(),
         builds: control::Builds::default(),
     }));
-    control::routes()
+    let claiming = app.clone();
+    let router = control::routes()
+        .fallback(error::no_such_route)
+        .method_not_allowed_fallback(error::wrong_method)
         .with_state(app.clone())
-        .fallback_service(native)
-        .layer(axum::middleware::from_fn_with_state(app, edge::edge))
+        .layer(axum::middleware::from_fn_with_state(app, edge::edge));
+    Api {
+        name: "e2b",
+        claims: Arc::new(move |asked| edge::claims(&claiming, asked)),
+        router,
+        write: |_, fault, _| error::Refusal::from(fault.clone()).into_response(),
+    }
 }
 
 /// What every handler may use; cheap to clone.
@@ -58,7 +64,6 @@ pub(crate) struct App(Arc<Inner>);
 pub(crate) struct Inner {
     pub(crate) sandboxes: Sandboxes,
     pub(crate) options: Options,
-    pub(crate) native: Router,
     pub(crate) processes: envd::Processes,
     pub(crate) watchers: envd::Watchers,
     pub(crate) samples: control::Samples,

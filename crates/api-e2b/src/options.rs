@@ -7,8 +7,8 @@ pub(crate) const ENVD_VERSION: &str = "0.6.13";
 
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Domains under which sandbox ports appear as `{port}-{sandbox}.{domain}`; the same as the native API's.
-    pub port_domains: Vec<String>,
+    /// `https` where a TLS terminator stands in front; it is what servers in sandboxes are told.
+    pub public_scheme: String,
     /// The domain that SDKs are told to find sandboxes under; `None`: they use the one they are configured with.
     pub public_domain: Option<String>,
     /// Whether sandboxes reach the public internet unless they say otherwise.
@@ -16,7 +16,3 @@ pub struct Options {
     /// Where uploads for templates are kept. What a killed server left there may be deleted at the next start.
     pub scratch: PathBuf,
 }
-
-/// Put into the extensions of requests that came over TLS, so that links back are `https`.
-#[derive(Debug, Clone, Copy)]
-pub struct Secured;

@@ -3,7 +3,7 @@
 use atoll_front::Refused;
 use atoll_models::Refusal;
 use atoll_types::{Fault, FaultKind};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
@@ -31,6 +31,20 @@ impl Wire {
             refusal: Box::new(refusal.into()),
         }
     }
+}
+
+pub(crate) async fn no_such_route(method: Method, uri: Uri) -> Failure {
+    let message = format!("there is no {method} {}", uri.path());
+    Wire::Openai.refuse(Fault::not_found("no_such_route", message))
+}
+
+pub(crate) async fn wrong_method(method: Method, uri: Uri) -> Response {
+    let message = format!("{method} is not a method of {}", uri.path());
+    let mut response = Wire::Openai
+        .refuse(Fault::invalid("method_not_allowed", message))
+        .into_response();
+    *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
+    response
 }
 
 fn status_of(refusal: &Refusal) -> StatusCode {

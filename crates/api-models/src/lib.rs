@@ -26,11 +26,18 @@ mod listing;
 mod manage;
 mod parameters;
 
+use std::sync::Arc;
+
+use atoll_front::host::Target;
+use atoll_front::{Api, Asked};
 use atoll_models::Models;
 use atoll_sandboxes::Sandboxes;
 use axum::Router;
+use axum::response::IntoResponse as _;
 use axum::routing::{get, post};
 use utoipa_axum::router::OpenApiRouter;
+
+use error::Wire;
 
 /// The most that a request may hold; conversations with images are large.
 const LARGEST_REQUEST: usize = 32 * 1024 * 1024;
@@ -43,8 +50,8 @@ pub(crate) struct App {
     pub(crate) for_sandboxes: bool,
 }
 
-/// All routes, to be merged into those of the server; what is managed is documented.
-pub fn router(models: Models, sandboxes: Sandboxes) -> OpenApiRouter {
+/// The routes that manage the gateway, documented: they are part of the native API.
+pub fn managing(models: Models, sandboxes: Sandboxes) -> OpenApiRouter {
     let app = App {
         models,
         sandboxes,
@@ -52,19 +59,65 @@ pub fn router(models: Models, sandboxes: Sandboxes) -> OpenApiRouter {
     };
     let routes = manage::routes().route("/metrics/models", get(manage::metrics));
     let (managing, document) = routes.split_for_parts();
-    OpenApiRouter::with_openapi(document).merge(finish(calling().merge(managing), app).into())
+    OpenApiRouter::with_openapi(document).merge(managing.with_state(app).into())
 }
 
-/// What programs inside sandboxes find: calls, with the sandbox's own token, and nothing to manage.
-pub fn sandbox_router(models: Models, sandboxes: Sandboxes) -> Router {
-    finish(
-        calling(),
-        App {
-            models,
-            sandboxes,
-            for_sandboxes: true,
-        },
+/// The wires of model clients.
+pub fn api(models: Models, sandboxes: Sandboxes) -> Api {
+    let app = App {
+        models,
+        sandboxes,
+        for_sandboxes: false,
+    };
+    wires(
+        app,
+        Arc::new(|asked| *asked.target == Target::Api && is_ours(asked.head.uri.path())),
     )
+}
+
+/// What programs inside sandboxes find: calls, with the sandbox's own token, and nothing else of any API.
+pub fn sandbox_api(models: Models, sandboxes: Sandboxes) -> Api {
+    let app = App {
+        models,
+        sandboxes,
+        for_sandboxes: true,
+    };
+    wires(app, Arc::new(|_| true))
+}
+
+fn wires(app: App, claims: Arc<dyn Fn(&Asked<'_>) -> bool + Send + Sync>) -> Api {
+    let router = calling()
+        .fallback(error::no_such_route)
+        .method_not_allowed_fallback(error::wrong_method)
+        .with_state(app);
+    Api {
+        name: "models",
+        claims,
+        router,
+        write: |_, fault, _| Wire::Openai.refuse(fault.clone()).into_response(),
+    }
+}
+
+/// Whether a path is, or begins like, one of [`calling`].
+fn is_ours(path: &str) -> bool {
+    let below = |root: &str| {
+        path.strip_prefix(root)
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    [
+        "/v1/chat/completions",
+        "/v1/responses",
+        "/v1/embeddings",
+        "/v1/messages",
+        "/v1/models",
+        "/v1/credits",
+        "/v1/generation",
+        "/v1/report",
+        "/v3/ai",
+        "/v4/ai",
+    ]
+    .into_iter()
+    .any(below)
 }
 
 /// The routes of model clients.
@@ -95,6 +148,28 @@ fn calling() -> Router<App> {
     routes.route_layer(axum::middleware::from_fn(parameters::check))
 }
 
-fn finish(routes: Router<App>, app: App) -> Router {
-    routes.with_state(app)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_told_apart_from_those_of_other_apis() {
+        for ours in [
+            "/v1/chat/completions",
+            "/v1/models/a/b",
+            "/v4/ai/config",
+            "/v1/messages/count_tokens",
+        ] {
+            assert!(is_ours(ours), "{ours}");
+        }
+        for other in [
+            "/v1/sandboxes",
+            "/v1/gateway/models",
+            "/v3/templates",
+            "/v1/reports",
+            "/v1/modelsx",
+        ] {
+            assert!(!is_ours(other), "{other}");
+        }
+    }
 }

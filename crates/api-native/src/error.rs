@@ -1,10 +1,11 @@
 //! The one error shape, and the one mapping from faults to statuses.
 //!
-//! A handler returns a [`Failure`]; its body is written by `observe`, which knows the request's id. A response that carries a
-//! [`Fault`] among its extensions is one whose body is still to be written, whichever front end made it.
+//! A handler returns a [`Failure`], which is a response that carries a [`Fault`] among its extensions; its body is written when
+//! the request's id is known ([`write`]).
 
 use atoll_front::Refused;
-use atoll_types::{Fault, FaultKind};
+use atoll_front::apis::status_of;
+use atoll_types::Fault;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
@@ -82,26 +83,6 @@ impl From<Refused> for Failure {
     }
 }
 
-/// What each kind of fault means on this wire. `Unsupported` is 422: the request is well formed and understood, and
-/// this machine cannot carry it out (a retry will not help, another machine may).
-pub(crate) fn status_of(kind: FaultKind) -> StatusCode {
-    match kind {
-        FaultKind::Invalid => StatusCode::BAD_REQUEST,
-        FaultKind::Unauthenticated => StatusCode::UNAUTHORIZED,
-        FaultKind::Forbidden => StatusCode::FORBIDDEN,
-        FaultKind::NotFound => StatusCode::NOT_FOUND,
-        FaultKind::Conflict => StatusCode::CONFLICT,
-        FaultKind::Gone => StatusCode::GONE,
-        FaultKind::LimitExceeded => StatusCode::TOO_MANY_REQUESTS,
-        FaultKind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-        FaultKind::Unsupported => StatusCode::UNPROCESSABLE_ENTITY,
-        FaultKind::GuestFailed => StatusCode::BAD_GATEWAY,
-        FaultKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
-        FaultKind::TimedOut => StatusCode::GATEWAY_TIMEOUT,
-        FaultKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
-    }
-}
-
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         let Refusal {
@@ -118,22 +99,10 @@ impl IntoResponse for Failure {
     }
 }
 
-/// Writes the body of a response that carries a [`Fault`]; hands back any other as it is.
-pub(crate) fn write_body(mut response: Response, request_id: &str) -> Response {
-    let Some(fault) = response.extensions_mut().remove::<Fault>() else {
-        return response;
-    };
-    match fault.kind {
-        FaultKind::Internal => {
-            tracing::error!(code = fault.code, message = %fault.message, "request failed");
-        }
-        FaultKind::GuestFailed | FaultKind::Unavailable => {
-            tracing::warn!(code = fault.code, message = %fault.message, "request failed");
-        }
-        _ => tracing::debug!(code = fault.code, message = %fault.message, "request refused"),
-    }
+/// Writes a fault as the body of a response that has none yet.
+pub(crate) fn write(response: Response, fault: &Fault, request_id: &str) -> Response {
     let body = axum::Json(ErrorBody {
-        error: ErrorDetail::new(&fault, Some(request_id)),
+        error: ErrorDetail::new(fault, Some(request_id)),
     });
     let (mut parts, _) = response.into_parts();
     let (written, body) = body.into_response().into_parts();
@@ -178,34 +147,16 @@ impl ErrorDetail {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use atoll_types::FaultKind;
 
-    #[test]
-    fn each_kind_has_its_status() {
-        for (kind, status) in [
-            (FaultKind::Invalid, 400),
-            (FaultKind::Unauthenticated, 401),
-            (FaultKind::Forbidden, 403),
-            (FaultKind::NotFound, 404),
-            (FaultKind::Conflict, 409),
-            (FaultKind::Gone, 410),
-            (FaultKind::TooLarge, 413),
-            (FaultKind::Unsupported, 422),
-            (FaultKind::LimitExceeded, 429),
-            (FaultKind::Internal, 500),
-            (FaultKind::GuestFailed, 502),
-            (FaultKind::Unavailable, 503),
-            (FaultKind::TimedOut, 504),
-        ] {
-            assert_eq!(status_of(kind).as_u16(), status, "{kind:?}");
-        }
-    }
+    use super::*;
 
     #[tokio::test]
     async fn a_failure_is_written_with_code_hint_and_request_id() {
         let failure =
             Failure::from(Fault::new(FaultKind::Unauthenticated, "missing_key", "no key").hint("send one"));
-        let response = write_body(failure.into_response(), "req_1");
+        let fault = failure.fault().clone();
+        let response = write(failure.into_response(), &fault, "req_1");
         assert_eq!(response.status(), StatusCode::UNAUTHORIZED);
         assert_eq!(response.headers()[header::WWW_AUTHENTICATE], "Bearer");
         assert_eq!(response.headers()[header::CONTENT_TYPE], "application/json");

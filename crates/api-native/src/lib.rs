@@ -1,9 +1,8 @@
 //! Atoll's own API: `/v1`, JSON over HTTP, with server-sent events and WebSockets where bytes flow.
 //!
 //! ```text
-//!   request ── observe ──┬─ Host is `{port}-{sandbox}.localhost` ──> proxy ──> a port inside the sandbox
-//!      (id, span, meter, │
-//!       panics, errors)  └─ otherwise ──> routes ──> Sandboxes (the application)
+//!   request ── front ── entrance ──┬─ Host is `{port}-{sandbox}.localhost` ──> proxy ──> a port inside the sandbox
+//!                                  └─ otherwise ──> routes ──> Sandboxes (the application)
 //! ```
 //!
 //! What must hold:
@@ -18,6 +17,7 @@
 mod approvals;
 mod artifacts;
 mod commands;
+mod entrance;
 mod error;
 mod exec;
 mod extract;
@@ -27,12 +27,9 @@ mod files;
 pub mod fuzzing;
 mod keys;
 mod ledger;
-mod meter;
 mod network;
-mod observe;
 mod openapi;
 mod parameters;
-mod pipe;
 mod ports;
 mod projects;
 mod proxy;
@@ -53,10 +50,9 @@ mod workflows;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use atoll_front::Front;
+use atoll_front::{Api, Front};
 use atoll_sandboxes::Sandboxes;
 use atoll_workflows::Engine;
-use axum::Router;
 use subtle::ConstantTimeEq as _;
 use tokio::sync::Semaphore;
 use utoipa_axum::router::OpenApiRouter;
@@ -115,17 +111,16 @@ impl Default for Options {
     }
 }
 
-/// The whole API as a service, port proxy included. A request from inside this process says who asks by an `atoll_sandboxes::Caller`
-/// among its extensions, and needs no key. The proxy decides by the `Host` header before any route is looked at, so this
-/// router must not be nested below a path. `others` are routes of other wires, behind the same proxy; those that are
-/// documented are in the same document.
-pub fn router(
+/// The whole API, ports of its sandboxes included. It takes every request that no other API claims. A request from inside this
+/// process says who asks by an `atoll_sandboxes::Caller` among its extensions, and needs no key. `others` are routes of the
+/// model gateway that are documented in the same document.
+pub fn api(
     sandboxes: Sandboxes,
     workflows: Option<Engine>,
     options: Options,
     front: Front,
     others: OpenApiRouter,
-) -> Router {
+) -> Api {
     let documented = openapi::documented().merge(others.with_state(()));
     let (routes, document) = documented.split_for_parts();
     let document = openapi::complete(document);
@@ -134,19 +129,21 @@ pub fn router(
         workflows,
         options,
         front,
-        meter: meter::Meter::default(),
         receiving: Semaphore::new(upload::AT_ONCE),
         parameters: parameters::Parameters::of(&document),
         document: server::Document::of(&document),
     }));
-    routes
+    let router = routes
         .fallback(server::no_such_route)
         .method_not_allowed_fallback(server::wrong_method)
-        .layer(axum::middleware::from_fn_with_state(
-            app.clone(),
-            observe::observe,
-        ))
-        .with_state(app)
+        .layer(axum::middleware::from_fn_with_state(app.clone(), entrance::enter))
+        .with_state(app);
+    Api {
+        name: "native",
+        claims: Arc::new(|_| true),
+        router,
+        write: error::write,
+    }
 }
 
 /// What every handler may use; cheap to clone.
@@ -160,7 +157,6 @@ pub(crate) struct Inner {
     pub(crate) workflows: Option<Engine>,
     pub(crate) options: Options,
     pub(crate) front: Front,
-    pub(crate) meter: meter::Meter,
     /// Bounds how many uploads for templates are received at once; each holds a blocking thread.
     pub(crate) receiving: Semaphore,
     pub(crate) document: server::Document,

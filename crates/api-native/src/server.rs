@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use atoll_front::meter::{gauge, line};
 use atoll_sandboxes::PoolView;
 use atoll_types::{Fault, Isolation};
 use axum::extract::{Request, State};
@@ -17,7 +18,6 @@ use utoipa_axum::routes;
 use crate::App;
 use crate::error::{Answer, Failure};
 use crate::extract::As;
-use crate::meter::{gauge, line};
 use crate::sandboxes::IsolationName;
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
@@ -159,7 +159,7 @@ pub(crate) async fn metrics(State(app): State<App>) -> impl IntoResponse {
     for (kind, count) in [("known", open.saturating_sub(strangers)), ("stranger", strangers)] {
         line(&mut out, "atoll_connections", &[("kind", kind)], count);
     }
-    app.meter.write(&mut out);
+    app.front.meter.write(&mut out);
     (
         [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")],
         out,

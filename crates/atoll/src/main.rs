@@ -17,7 +17,6 @@ mod output;
 mod outside;
 mod parting;
 mod scripted;
-mod serve;
 mod server;
 mod steps;
 mod tls;

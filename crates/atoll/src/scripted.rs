@@ -56,7 +56,7 @@ pub(crate) async fn run(output: Output, args: &ScriptedArgs) -> Result<()> {
         let _gone = tokio::signal::ctrl_c().await;
         stopping.cancel();
     });
-    crate::serve::serve_all(listener, router(), stop).await;
+    atoll_front::serve::serve_all(listener, router(), stop).await;
     Ok(())
 }
 

@@ -3,12 +3,13 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use atoll_api_native::MetricsKey;
 use atoll_egress::Callers;
-use atoll_front::Front;
+use atoll_front::serve::{self, Door};
+use atoll_front::{Apis, Front};
 use atoll_helper::front::Helper;
 use atoll_image::Templates;
 use atoll_models::Models;
@@ -35,7 +36,6 @@ use crate::logging;
 use crate::output::{Doing, Error, OWN_FAILURE, Output, Result};
 use crate::outside;
 use crate::parting::Start;
-use crate::serve::{self, Door};
 use crate::steps;
 use crate::watchdog;
 use crate::workflows::Workflows;
@@ -198,34 +198,51 @@ impl Server {
         let engine = workflows.as_ref().map(|workflows| workflows.engine().clone());
         let options = api_options(config, data.path())?;
         let e2b = e2b_options(config, &options);
-        let wires = atoll_api_models::router(models.clone(), sandboxes.clone());
-        let native =
-            atoll_api_native::router(sandboxes.clone(), engine.clone(), options, front.clone(), wires);
+        let domains = options.port_domains.clone();
+        let managing = atoll_api_models::managing(models.clone(), sandboxes.clone());
+        let apis = Apis::new(
+            front.clone(),
+            domains,
+            [
+                atoll_api_e2b::api(sandboxes.clone(), e2b),
+                atoll_api_models::api(models.clone(), sandboxes.clone()),
+                // The last: it takes what is left, and says what there is not.
+                atoll_api_native::api(
+                    sandboxes.clone(),
+                    engine.clone(),
+                    options,
+                    front.clone(),
+                    managing,
+                ),
+            ],
+        );
         if let Some(engine) = engine {
             let steps = steps::work(
                 engine,
                 sandboxes.clone(),
                 models.clone(),
-                native.clone(),
+                apis.clone(),
                 stop.clone(),
             );
             tokio::spawn(steps);
         }
-        let router = atoll_api_e2b::router(sandboxes.clone(), e2b, native);
-        let for_sandboxes = atoll_api_models::sandbox_router(models.clone(), sandboxes.clone());
-        let sandboxes_only = Door::Sandboxes(callers);
+        let for_sandboxes = atoll_api_models::sandbox_api(models.clone(), sandboxes.clone());
+        let for_sandboxes = Apis::new(front, Vec::new(), [for_sandboxes]);
+        let announced: serve::Callers = Arc::new(move |address| {
+            let mut callers = callers.lock().unwrap_or_else(PoisonError::into_inner);
+            callers.remove(address)
+        });
         let door = serve::serve(
             model_door,
-            sandboxes_only,
+            Door::Sandboxes(announced),
             for_sandboxes,
-            front.clone(),
             stop.clone(),
         );
         let anybody = Door::Anybody { tls: None };
-        let plain = serve::serve(listener, anybody, router.clone(), front.clone(), stop.clone());
+        let plain = serve::serve(listener, anybody, apis.clone(), stop.clone());
         let secured = secured.map(|(listener, tls)| {
             let anybody = Door::Anybody { tls: Some(tls) };
-            serve::serve(listener, anybody, router, front, stop.clone())
+            serve::serve(listener, anybody, apis, stop.clone())
         });
         let serving = tokio::spawn(async move {
             match secured {
@@ -550,7 +567,7 @@ fn e2b_options(config: &Config, native: &atoll_api_native::Options) -> atoll_api
         Some(port) => format!("{}:{port}", config.domain),
     });
     atoll_api_e2b::Options {
-        port_domains: native.port_domains.clone(),
+        public_scheme: native.public_scheme.clone(),
         public_domain,
         internet: config.e2b_internet,
         scratch: native.scratch.clone(),

@@ -2,7 +2,7 @@
 //! makes and uses sandboxes, and asks people, by calling activities by name.
 //!
 //! An activity is a request of the API: its argument is what the API's JSON would be, with the sandbox's id beside it, and
-//! its result is the answer. The request goes to the API's own router, inside this process, as the project that the
+//! its result is the answer. The request goes to the API inside this process, as the project that the
 //! namespace belongs to; so what holds for requests (limits, quotas, refusals, the ledger) holds for steps.
 //!
 //! What must hold:
@@ -19,11 +19,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use atoll_front::Apis;
 use atoll_models::Models;
 use atoll_sandboxes::{Caller, Sandboxes};
 use atoll_types::ProjectId;
 use atoll_workflows::{Engine, Question, Refusal, Step, StepEnd};
-use axum::Router;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
@@ -41,7 +41,7 @@ const DEFAULT_LIMIT: Duration = Duration::from_secs(24 * 3600);
 #[derive(Clone)]
 struct Worker {
     engine: Engine,
-    router: Router,
+    apis: Apis,
     models: Models,
     /// Of one project: the steps of another do not wait for these.
     places: Arc<Semaphore>,
@@ -53,7 +53,7 @@ pub(crate) async fn work(
     engine: Engine,
     sandboxes: Sandboxes,
     models: Models,
-    router: Router,
+    apis: Apis,
     stop: CancellationToken,
 ) {
     let mut places: HashMap<String, Arc<Semaphore>> = HashMap::new();
@@ -68,7 +68,7 @@ pub(crate) async fn work(
             pollers.entry(namespace.name.clone()).or_insert_with(|| {
                 let worker = Worker {
                     engine: engine.clone(),
-                    router: router.clone(),
+                    apis: apis.clone(),
                     models: models.clone(),
                     places: Arc::clone(places),
                     stop: stop.clone(),
@@ -133,7 +133,7 @@ impl Worker {
         };
         if let (Some(StepEnd::Canceled), Some(undo)) = (&end, undo) {
             // What is over, or gone with its sandbox, needs no end.
-            let _ended = undo.send(self.router.clone(), caller.clone()).await;
+            let _ended = undo.send(&self.apis, caller.clone()).await;
         }
         let Some(end) = end else {
             return;
@@ -183,7 +183,7 @@ impl Worker {
         Some(match call::plan(step, input) {
             Ok(mut call) => {
                 *undo = call.take_undo();
-                call.send(self.router.clone(), caller.clone()).await
+                call.send(&self.apis, caller.clone()).await
             }
             Err(end) => end,
         })

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use atoll_api_temporal::{Access, Keys};
+use atoll_front::serve;
 use atoll_front::{Connections, Front, Guarded, Line, Peer};
 use atoll_sandboxes::Sandboxes;
 use atoll_store::Store;
@@ -21,7 +22,6 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
 use crate::output::{Doing, Error, Result};
-use crate::serve;
 
 #[derive(Debug)]
 pub(crate) struct Workflows {

@@ -17,15 +17,21 @@
 //!   with a key gets in.
 //! - A `Host` means one thing: [`host`] is the only parser of `{port}-{sandbox}.{domain}`.
 
+pub mod apis;
 pub mod body;
 pub mod connections;
 mod guarded;
 pub mod host;
 pub mod memory;
+pub mod meter;
+pub mod proxy;
+pub mod serve;
 mod visit;
 
+use std::sync::Arc;
 use std::time::Duration;
 
+pub use apis::{Api, Apis, Asked};
 pub use body::{Held, Refused};
 pub use connections::{Connections, Line, Peer};
 pub use guarded::Guarded;
@@ -84,6 +90,7 @@ pub struct Front {
     pub memory: Memory,
     pub connections: Connections,
     pub patience: Patience,
+    pub meter: Arc<meter::Meter>,
 }
 
 impl Front {
@@ -92,6 +99,7 @@ impl Front {
             memory: Memory::new(limits.memory),
             connections: Connections::new(limits.connections, limits.patience),
             patience: limits.patience,
+            meter: Arc::default(),
         }
     }
 

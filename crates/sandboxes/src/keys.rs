@@ -130,6 +130,13 @@ impl Sandboxes {
         })
     }
 
+    /// Whether a living sandbox has a label: by it an API knows those that it made. `None`: there is none.
+    pub fn has_label(&self, id: &SandboxId, label: &str) -> Option<bool> {
+        let cell = self.live_cell(id)?;
+        let seen = cell.seen.borrow();
+        Some(seen.spec.labels.contains_key(label))
+    }
+
     /// The living sandbox whose agent's token passes a check: for links that prove the token but do not name the sandbox.
     pub fn find_by_agent_token(&self, proves: impl Fn(&str) -> bool) -> Option<SandboxId> {
         let ids: Vec<SandboxId> = self.live().keys().cloned().collect();

@@ -35,6 +35,7 @@ mod lives;
 mod loops;
 mod network;
 mod pool;
+mod port_io;
 mod portable;
 mod ports;
 mod projects;
@@ -85,6 +86,7 @@ pub use keys::ModelCaller;
 pub use network::{
     ExplainNetwork, NetworkExplanation, NetworkUsage, NetworkView, Outside, PolicySource, Recorder, WayOut,
 };
+pub use port_io::PortIo;
 pub use ports::{PortReader, PortStream, PortWriter};
 pub use request::*;
 pub use run::{Ran, Removal};

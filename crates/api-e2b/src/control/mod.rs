@@ -31,6 +31,26 @@ pub(crate) use builds::Builds;
 pub(crate) use metrics::{Samples, sample};
 pub(crate) use view::now_seconds;
 
+/// Whether a path is, or begins like, one of [`routes`].
+pub(crate) fn is_ours(path: &str) -> bool {
+    let mut parts = path.trim_start_matches('/').split('/');
+    let first = parts.next().unwrap_or_default();
+    match first {
+        "v2" | "v3" => matches!(parts.next(), Some("sandboxes" | "templates")),
+        _ => matches!(
+            first,
+            "health"
+                | "sandboxes"
+                | "snapshots"
+                | "templates"
+                | "volumes"
+                | "volumecontent"
+                | "teams"
+                | "secrets"
+        ),
+    }
+}
+
 pub(crate) fn routes() -> Router<App> {
     Router::new()
         .route("/health", get(|| async { StatusCode::OK }))

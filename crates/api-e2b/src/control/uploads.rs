@@ -21,9 +21,9 @@ use std::io::Write as _;
 
 use super::read::Query;
 use super::view;
+use crate::App;
 use crate::auth::{Auth, admit};
 use crate::error::{Answer, Refusal};
-use crate::{App, Secured};
 
 /// The most that one archive may hold.
 const MOST: u64 = 8 * GIB;
@@ -123,7 +123,8 @@ fn origin(parts: &Parts) -> String {
         .headers
         .get("x-forwarded-proto")
         .and_then(|value| value.to_str().ok());
-    let secured = parts.extensions.get::<Secured>().is_some() || forwarded == Some("https");
+    let secured =
+        parts.extensions.get::<atoll_front::serve::Secured>().is_some() || forwarded == Some("https");
     let host = parts
         .uri
         .authority()

@@ -1,14 +1,13 @@
 //! A step as a request of the API, and the answer as the end of the step.
 
+use atoll_front::Apis;
 use atoll_sandboxes::Caller;
 use atoll_workflows::{Step, StepEnd};
-use axum::Router;
 use axum::body::Body;
 use axum::http::{Method, Request, StatusCode, header};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
-use tower::ServiceExt as _;
 
 use super::owned;
 use crate::client::segment;
@@ -202,16 +201,13 @@ impl Call {
         self.undo.take().map(|undo| *undo)
     }
 
-    pub(super) async fn send(self, router: Router, caller: Caller) -> StepEnd {
+    pub(super) async fn send(self, apis: &Apis, caller: Caller) -> StepEnd {
         let is_file = self.is_file;
         let request = match self.request(caller) {
             Ok(request) => request,
             Err(error) => return invalid(format!("this cannot be asked of the API: {error}")),
         };
-        let response = match router.oneshot(request).await {
-            Ok(response) => response,
-            Err(never) => match never {},
-        };
+        let response = apis.answer(request).await;
         let status = response.status();
         let body = match axum::body::to_bytes(response.into_body(), MOST).await {
             Ok(body) => body,

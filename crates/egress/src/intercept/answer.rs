@@ -3,6 +3,7 @@
 //! Nothing else of an answer gets to the guest: interim answers (100, 103) are not passed on, pushes are refused, and the
 //! words behind the status are the library's own.
 
+use atoll_http_rules::strip_hop_by_hop;
 use hyper::body::{Body, Incoming};
 use hyper::ext::ReasonPhrase;
 use hyper::header::{ALT_SVC, CONTENT_ENCODING, CONTENT_LENGTH, HeaderMap, HeaderName, TRANSFER_ENCODING};
@@ -11,7 +12,7 @@ use hyper::{Response, StatusCode};
 
 use super::body::Answer;
 use super::open::Ticket;
-use super::{check, reply};
+use super::reply;
 use crate::broker::Redactor;
 
 /// What a server cannot say to a guest: that it also answers over QUIC, where it cannot be reached, and what only Atoll
@@ -49,7 +50,7 @@ pub(super) fn clean(parts: &mut Parts, redactor: &Redactor) {
 
 /// Headers or trailers.
 pub(super) fn clean_fields(fields: &mut HeaderMap, redactor: &Redactor) {
-    check::strip_hop_by_hop(fields);
+    strip_hop_by_hop(fields);
     for name in KEPT_BACK {
         fields.remove(name);
     }

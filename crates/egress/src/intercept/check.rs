@@ -1,24 +1,13 @@
 //! Whether a request is one that can be read in one way only, and where it wants to go.
 
+use atoll_http_rules::strip_hop_by_hop;
 use atoll_policy::{Name, RuleName};
 use hyper::header::{
-    AUTHORIZATION, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, EXPECT, HOST,
-    HeaderMap, HeaderName, HeaderValue, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+    AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, EXPECT, HOST, HeaderMap,
+    HeaderName, HeaderValue, TE, TRAILER, TRANSFER_ENCODING,
 };
 use hyper::http::request::Parts;
 use hyper::{Method, StatusCode, Version};
-
-/// What concerns one connection only, and is never passed on.
-const HOP_BY_HOP: [HeaderName; 8] = [
-    CONNECTION,
-    HeaderName::from_static("keep-alive"),
-    HeaderName::from_static("proxy-connection"),
-    HeaderName::from_static("proxy-authorization"),
-    HeaderName::from_static("http2-settings"),
-    TE,
-    TRANSFER_ENCODING,
-    UPGRADE,
-];
 
 /// A request that is refused whatever the policy says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -149,16 +138,6 @@ pub(super) fn framing(parts: &Parts) -> Result<Wishes, Bad> {
         continues: continues && parts.version == Version::HTTP_11,
         trailers: has_token(&parts.headers, &TE, "trailers"),
     })
-}
-
-/// Takes away what concerns one connection only, and what the message itself says does.
-pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap) {
-    let nominated: Vec<HeaderName> = tokens(headers, &CONNECTION)
-        .filter_map(|token| HeaderName::from_bytes(token).ok())
-        .collect();
-    for name in nominated.iter().chain(&HOP_BY_HOP) {
-        headers.remove(name);
-    }
 }
 
 /// What a server that takes trailers for headers must not find behind a body: what frames or routes the request, or says

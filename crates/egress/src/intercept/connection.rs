@@ -7,6 +7,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use atoll_http_rules::strip_hop_by_hop;
 use atoll_policy::{Decision, Flow, FlowKind, Grant, HttpRequest, RuleName};
 use atoll_types::{EgressVerdict, Protocol, Timestamp};
 use http_body_util::BodyExt;
@@ -395,7 +396,7 @@ impl<R: Route> Connection<R> {
                 "bind the secret without `redact`",
             ));
         }
-        check::strip_hop_by_hop(&mut parts.headers);
+        strip_hop_by_hop(&mut parts.headers);
         parts.headers.remove(HOST);
         let path = parts.uri.path().to_owned();
         let mut head = Head {

@@ -85,7 +85,8 @@ pub(super) async fn run(global: &Global, output: Output, args: &BenchSoakArgs) -
     let address = listener
         .local_addr()
         .doing("cannot listen for the scripted provider")?;
-    let provider = crate::serve::serve_all(listener, crate::scripted::router(), CancellationToken::new());
+    let provider =
+        atoll_front::serve::serve_all(listener, crate::scripted::router(), CancellationToken::new());
     let _provider = AbortOnDropHandle::new(tokio::spawn(provider));
     let server = Server::new(home, &setting)?;
     let world = Arc::new(World::new(seed, server, format!("http://{address}")));

@@ -55,7 +55,8 @@ impl Story {
         let address = listener
             .local_addr()
             .doing("cannot listen for the scripted model")?;
-        let provider = crate::serve::serve_all(listener, crate::scripted::router(), CancellationToken::new());
+        let provider =
+            atoll_front::serve::serve_all(listener, crate::scripted::router(), CancellationToken::new());
         let provider = AbortOnDropHandle::new(tokio::spawn(provider));
 
         let dir = crate::child::scratch()?;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use axum::http::{Method, StatusCode};
+use http::{Method, StatusCode};
 
 /// Upper bounds of the histogram's buckets, in seconds.
 const BOUNDS: [f64; 14] = [
@@ -15,11 +15,13 @@ const BOUNDS: [f64; 14] = [
 ];
 
 #[derive(Debug, Default)]
-pub(crate) struct Meter {
+pub struct Meter {
     in_flight: AtomicI64,
-    /// By route, then method: the routes are ours, so there is a bounded number of them.
-    routes: Mutex<BTreeMap<String, BTreeMap<&'static str, Series>>>,
+    /// By API and route, then method: the routes are ours, so there is a bounded number of them.
+    routes: Mutex<Routes>,
 }
+
+type Routes = BTreeMap<&'static str, BTreeMap<String, BTreeMap<&'static str, Series>>>;
 
 #[derive(Debug, Default)]
 struct Series {
@@ -31,7 +33,7 @@ struct Series {
 
 /// Counts a request as being answered until dropped, so that a client that hangs up is not counted for ever.
 #[derive(Debug)]
-pub(crate) struct InFlight<'a>(&'a AtomicI64);
+pub struct InFlight<'a>(&'a AtomicI64);
 
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
@@ -40,14 +42,22 @@ impl Drop for InFlight<'_> {
 }
 
 impl Meter {
-    pub(crate) fn begin(&self) -> InFlight<'_> {
+    pub fn begin(&self) -> InFlight<'_> {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
         InFlight(&self.in_flight)
     }
 
-    pub(crate) fn record(&self, method: &Method, route: &str, status: StatusCode, took: Duration) {
+    pub fn record(
+        &self,
+        api: &'static str,
+        method: &Method,
+        route: &str,
+        status: StatusCode,
+        took: Duration,
+    ) {
         let seconds = took.as_secs_f64();
-        let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut apis = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
+        let routes = apis.entry(api).or_default();
         if !routes.contains_key(route) {
             routes.insert(route.to_owned(), BTreeMap::new());
         }
@@ -64,7 +74,7 @@ impl Meter {
     }
 
     /// Appends everything in Prometheus' text form.
-    pub(crate) fn write(&self, out: &mut String) {
+    pub fn write(&self, out: &mut String) {
         gauge(
             out,
             "atoll_http_requests_in_flight",
@@ -78,10 +88,15 @@ impl Meter {
         );
         let routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
         head(out, "atoll_http_requests_total", "counter", "Requests answered.");
-        for (route, method, series) in each(&routes) {
+        for (api, route, method, series) in each(&routes) {
             for (status, count) in &series.statuses {
                 let status = status.to_string();
-                let labels = [("method", method), ("route", route), ("status", status.as_str())];
+                let labels = [
+                    ("api", api),
+                    ("method", method),
+                    ("route", route),
+                    ("status", status.as_str()),
+                ];
                 line(out, "atoll_http_requests_total", &labels, count);
             }
         }
@@ -92,15 +107,20 @@ impl Meter {
             "histogram",
             "From the request to the head of its response.",
         );
-        for (route, method, series) in each(&routes) {
+        for (api, route, method, series) in each(&routes) {
             let mut below = 0;
             for (bound, count) in BOUNDS.iter().zip(series.buckets) {
                 below += count;
                 let bound = bound.to_string();
-                let labels = [("method", method), ("route", route), ("le", bound.as_str())];
+                let labels = [
+                    ("api", api),
+                    ("method", method),
+                    ("route", route),
+                    ("le", bound.as_str()),
+                ];
                 line(out, "atoll_http_request_duration_seconds_bucket", &labels, below);
             }
-            let labels = [("method", method), ("route", route), ("le", "+Inf")];
+            let labels = [("api", api), ("method", method), ("route", route), ("le", "+Inf")];
             line(
                 out,
                 "atoll_http_request_duration_seconds_bucket",
@@ -110,26 +130,26 @@ impl Meter {
             line(
                 out,
                 "atoll_http_request_duration_seconds_sum",
-                &labels[..2],
+                &labels[..3],
                 series.seconds,
             );
             line(
                 out,
                 "atoll_http_request_duration_seconds_count",
-                &labels[..2],
+                &labels[..3],
                 series.count,
             );
         }
     }
 }
 
-fn each<'a>(
-    routes: &'a BTreeMap<String, BTreeMap<&'static str, Series>>,
-) -> impl Iterator<Item = (&'a str, &'static str, &'a Series)> {
-    routes.iter().flat_map(|(route, methods)| {
-        methods
-            .iter()
-            .map(move |(method, series)| (route.as_str(), *method, series))
+fn each(apis: &Routes) -> impl Iterator<Item = (&'static str, &str, &'static str, &Series)> {
+    apis.iter().flat_map(|(api, routes)| {
+        routes.iter().flat_map(move |(route, methods)| {
+            methods
+                .iter()
+                .map(move |(method, series)| (*api, route.as_str(), *method, series))
+        })
     })
 }
 
@@ -151,11 +171,11 @@ fn head(out: &mut String, name: &str, kind: &str, help: &str) {
     let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
 }
 
-pub(crate) fn gauge(out: &mut String, name: &str, help: &str) {
+pub fn gauge(out: &mut String, name: &str, help: &str) {
     head(out, name, "gauge", help);
 }
 
-pub(crate) fn line(out: &mut String, name: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
+pub fn line(out: &mut String, name: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
     out.push_str(name);
     for (at, (label, text)) in labels.iter().enumerate() {
         out.push(if at == 0 { '{' } else { ',' });
@@ -184,17 +204,29 @@ mod tests {
     fn requests_are_counted_and_timed() {
         let meter = Meter::default();
         let begun = meter.begin();
-        meter.record(&Method::GET, "/healthz", StatusCode::OK, Duration::from_millis(2));
-        meter.record(&Method::GET, "/healthz", StatusCode::OK, Duration::from_secs(60));
+        meter.record(
+            "native",
+            &Method::GET,
+            "/healthz",
+            StatusCode::OK,
+            Duration::from_millis(2),
+        );
+        meter.record(
+            "native",
+            &Method::GET,
+            "/healthz",
+            StatusCode::OK,
+            Duration::from_secs(60),
+        );
         let mut out = String::new();
         meter.write(&mut out);
         for expected in [
             "atoll_http_requests_in_flight 1",
-            "atoll_http_requests_total{method=\"GET\",route=\"/healthz\",status=\"200\"} 2",
-            "atoll_http_request_duration_seconds_bucket{method=\"GET\",route=\"/healthz\",le=\"0.001\"} 0",
-            "atoll_http_request_duration_seconds_bucket{method=\"GET\",route=\"/healthz\",le=\"0.0025\"} 1",
-            "atoll_http_request_duration_seconds_bucket{method=\"GET\",route=\"/healthz\",le=\"+Inf\"} 2",
-            "atoll_http_request_duration_seconds_count{method=\"GET\",route=\"/healthz\"} 2",
+            "atoll_http_requests_total{api=\"native\",method=\"GET\",route=\"/healthz\",status=\"200\"} 2",
+            "atoll_http_request_duration_seconds_bucket{api=\"native\",method=\"GET\",route=\"/healthz\",le=\"0.001\"} 0",
+            "atoll_http_request_duration_seconds_bucket{api=\"native\",method=\"GET\",route=\"/healthz\",le=\"0.0025\"} 1",
+            "atoll_http_request_duration_seconds_bucket{api=\"native\",method=\"GET\",route=\"/healthz\",le=\"+Inf\"} 2",
+            "atoll_http_request_duration_seconds_count{api=\"native\",method=\"GET\",route=\"/healthz\"} 2",
         ] {
             assert!(
                 out.lines().any(|line| line == expected),

@@ -1,16 +1,17 @@
-//! A port's byte stream as something that an HTTP client can read from and write to.
+//! A port's byte stream as something that anybody can read from and write to.
 
 use std::future::Future;
-use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::{fmt, io};
 
-use atoll_sandboxes::{PortReader, PortStream, PortWriter};
 use atoll_types::Fault;
 use bytes::Bytes;
 use futures_util::{Stream, stream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_util::io::StreamReader;
+
+use crate::{PortReader, PortStream, PortWriter};
 
 /// How much one write takes at most; more waits for the next.
 const WRITE_BYTES: usize = 64 * 1024;
@@ -19,7 +20,7 @@ type Doing<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 type Chunks = Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>>;
 
 /// What the pipe needs of a port's writing half; a seam for tests.
-pub(crate) trait Write: Send + 'static {
+pub trait Write: Send + 'static {
     fn write(&mut self, bytes: Bytes) -> impl Future<Output = Result<(), Fault>> + Send;
     fn finish(&mut self) -> impl Future<Output = Result<(), Fault>> + Send;
 }
@@ -34,16 +35,24 @@ impl Write for PortWriter {
     }
 }
 
-pub(crate) struct Pipe<W = PortWriter> {
+/// See [`PortStream::into_io`].
+pub struct PortIo<W = PortWriter> {
     reader: StreamReader<Chunks, Bytes>,
     writer: Writer<W>,
 }
 
-impl Pipe {
-    pub(crate) fn new(stream: PortStream) -> Self {
-        Self {
-            reader: StreamReader::new(chunks(stream.reader)),
-            writer: Writer::Idle(stream.writer),
+impl<W> fmt::Debug for PortIo<W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PortIo")
+    }
+}
+
+impl PortStream {
+    /// As something that an HTTP client can read from and write to.
+    pub fn into_io(self) -> PortIo {
+        PortIo {
+            reader: StreamReader::new(chunks(self.reader)),
+            writer: Writer::Idle(self.writer),
         }
     }
 }
@@ -131,13 +140,13 @@ impl<W: Write> Writer<W> {
     }
 }
 
-impl<W: Unpin> AsyncRead for Pipe<W> {
+impl<W: Unpin> AsyncRead for PortIo<W> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.get_mut().reader).poll_read(cx, into)
     }
 }
 
-impl<W: Write + Unpin> AsyncWrite for Pipe<W> {
+impl<W: Write + Unpin> AsyncWrite for PortIo<W> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.get_mut().writer.poll_write(cx, bytes)
     }
@@ -173,10 +182,10 @@ mod tests {
         }
     }
 
-    fn pipe(incoming: Vec<&'static [u8]>) -> (Pipe<Channel>, mpsc::Receiver<Option<Bytes>>) {
+    fn pipe(incoming: Vec<&'static [u8]>) -> (PortIo<Channel>, mpsc::Receiver<Option<Bytes>>) {
         let (sender, receiver) = mpsc::channel(1);
         let chunks = stream::iter(incoming.into_iter().map(|chunk| Ok(Bytes::from_static(chunk))));
-        let pipe = Pipe {
+        let pipe = PortIo {
             reader: StreamReader::new(Box::pin(chunks) as Chunks),
             writer: Writer::Idle(Channel(sender)),
         };

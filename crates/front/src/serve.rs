@@ -1,22 +1,20 @@
-//! Serving HTTP: accepts connections and hands them to the API.
+//! Serving HTTP: accepts connections and hands requests to the APIs.
 //!
 //! Without TLS that is HTTP/1.1; with it also HTTP/2, which clients choose in the handshake. A machine out of file descriptors
 //! waits instead of spinning, and at the end open requests get a moment to finish.
 //!
-//! What must hold: every connection has a place (`atoll_front::Connections`) for as long as anybody has it, and every wait for
+//! What must hold: every connection has a place ([`crate::Connections`]) for as long as anybody has it, and every wait for
 //! its other end is bounded: for the handshake, for heads, for bodies, for the next request, for an answer to a ping.
 
 use std::convert::Infallible;
-use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::PoisonError;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
+use std::{fmt, io};
 
-use atoll_egress::Callers;
-use atoll_front::body::Awaited;
-use atoll_front::{Front, Guarded, Limits, Line, Peer, Visit, connections};
+use atoll_types::SandboxId;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
@@ -32,8 +30,11 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tower::ServiceExt as _;
 use tracing::Instrument as _;
+
+use crate::apis::{Api, Apis};
+use crate::body::Awaited;
+use crate::{Front, Guarded, Limits, Line, Peer, Visit, connections};
 
 /// The largest head of a request.
 const HEAD_BYTES: u32 = 64 * 1024;
@@ -50,34 +51,43 @@ const GRACE: Duration = Duration::from_secs(5);
 
 /// Who comes by a listener.
 #[derive(Clone)]
-pub(crate) enum Door {
+pub enum Door {
     Anybody {
         tls: Option<TlsAcceptor>,
     },
-    /// Only sandboxes, which are announced before they come; so it is known which.
+    /// Only sandboxes: this says which one an address is, once.
     Sandboxes(Callers),
+}
+
+/// Takes the sandbox that was announced to come from an address.
+pub type Callers = Arc<dyn Fn(&SocketAddr) -> Option<SandboxId> + Send + Sync>;
+
+/// Put into the extensions of requests that came over TLS, so that links back are `https`.
+#[derive(Debug, Clone, Copy)]
+pub struct Secured;
+
+impl fmt::Debug for Door {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Anybody { tls: None } => "Anybody",
+            Self::Anybody { tls: Some(_) } => "Anybody, by TLS",
+            Self::Sandboxes(_) => "Sandboxes",
+        })
+    }
 }
 
 impl Door {
     fn peer(&self, address: SocketAddr) -> Option<Peer> {
         match self {
             Self::Anybody { .. } => Some(Peer::Address(address.ip())),
-            Self::Sandboxes(callers) => {
-                let mut callers = callers.lock().unwrap_or_else(PoisonError::into_inner);
-                callers.remove(&address).map(Peer::Sandbox)
-            }
+            Self::Sandboxes(callers) => callers(&address).map(Peer::Sandbox),
         }
     }
 }
 
 /// Serves until `stop` is cancelled and what was going on has ended.
-pub(crate) async fn serve(
-    listener: TcpListener,
-    door: Door,
-    router: Router,
-    front: Front,
-    stop: CancellationToken,
-) {
+pub async fn serve(listener: TcpListener, door: Door, apis: Apis, stop: CancellationToken) {
+    let front = apis.front().clone();
     let connections = TaskTracker::new();
     loop {
         let (stream, address) = tokio::select! {
@@ -88,8 +98,8 @@ pub(crate) async fn serve(
             tracing::debug!(%address, "a connection was refused");
             continue;
         };
-        let api = Api {
-            router: router.clone(),
+        let api = Connected {
+            apis: apis.clone(),
             front: front.clone(),
             address,
             line,
@@ -109,7 +119,7 @@ pub(crate) async fn serve(
 }
 
 /// The same for a server that stands in for somebody else's, in demos and benchmarks: nobody shows a key, and all are welcome.
-pub(crate) async fn serve_all(listener: TcpListener, router: Router, stop: CancellationToken) {
+pub async fn serve_all(listener: TcpListener, router: Router, stop: CancellationToken) {
     let most = usize::MAX;
     let mut limits = Limits::for_machine(0, 0);
     limits.connections = connections::Limits {
@@ -119,12 +129,18 @@ pub(crate) async fn serve_all(listener: TcpListener, router: Router, stop: Cance
         project: most,
         sandbox: most,
     };
-    let anybody = Door::Anybody { tls: None };
-    serve(listener, anybody, router, Front::new(limits), stop).await;
+    let api = Api {
+        name: "stand-in",
+        claims: Arc::new(|_| true),
+        router,
+        write: |response, _, _| response,
+    };
+    let apis = Apis::new(Front::new(limits), Vec::new(), [api]);
+    serve(listener, Door::Anybody { tls: None }, apis, stop).await;
 }
 
 /// The next connection, whatever becomes of others.
-pub(crate) async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
+pub async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => {
@@ -142,7 +158,7 @@ pub(crate) async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
 }
 
 /// What is said over TLS, unless the client does not get that far.
-pub(crate) async fn handshake(
+pub async fn handshake(
     tls: TlsAcceptor,
     stream: TcpStream,
     line: Line,
@@ -162,17 +178,17 @@ pub(crate) async fn handshake(
     None
 }
 
-/// The API as one connection finds it.
+/// The APIs as one connection finds them.
 #[derive(Clone)]
-struct Api {
-    router: Router,
+struct Connected {
+    apis: Apis,
     front: Front,
     address: SocketAddr,
     line: Line,
     is_secured: bool,
 }
 
-impl Api {
+impl Connected {
     async fn answer(self, request: Request<Incoming>) -> Result<Response<Answer>, Infallible> {
         let visit = self.front.visit(Some(self.line));
         let silence = self.front.patience.stream;
@@ -181,11 +197,11 @@ impl Api {
         extensions.insert(ConnectInfo(self.address));
         extensions.insert(visit.clone());
         if self.is_secured {
-            extensions.insert(atoll_api_e2b::Secured);
+            extensions.insert(Secured);
         }
         // So that the watchdog can say which request stalls. The query may hold secrets.
         let doing = tracing::debug_span!("request", method = %request.method(), path = request.uri().path());
-        let response = self.router.oneshot(request).instrument(doing).await?;
+        let response = self.apis.answer(request).instrument(doing).await;
         visit.answered();
         Ok(response.map(|body| Answer { body, _visit: visit }))
     }
@@ -217,12 +233,12 @@ impl HttpBody for Answer {
     }
 }
 
-async fn plain(stream: TcpStream, api: Api, stop: CancellationToken) {
+async fn plain(stream: TcpStream, api: Connected, stop: CancellationToken) {
     let stream = Guarded::new(stream, api.line.clone(), true);
     http1(stream, api, stop).await;
 }
 
-async fn http1<S>(stream: Guarded<S>, api: Api, stop: CancellationToken)
+async fn http1<S>(stream: Guarded<S>, api: Connected, stop: CancellationToken)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -253,7 +269,7 @@ where
     }
 }
 
-async fn secured(tls: TlsAcceptor, stream: TcpStream, api: Api, stop: CancellationToken) {
+async fn secured(tls: TlsAcceptor, stream: TcpStream, api: Connected, stop: CancellationToken) {
     let Some(stream) = handshake(tls, stream, api.line.clone()).await else {
         return;
     };
@@ -307,6 +323,9 @@ fn is_of_one_connection(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+    use std::sync::Mutex;
+
     use axum::routing::get;
 
     use super::*;
@@ -315,8 +334,27 @@ mod tests {
         Door::Anybody { tls: None }
     }
 
-    fn front() -> Front {
-        Front::new(atoll_front::Limits::for_machine(1 << 30, 1000))
+    fn apis() -> Apis {
+        let api = Api {
+            name: "test",
+            claims: Arc::new(|_| true),
+            router: Router::new().route("/", get(|| async { "here" })),
+            write: |response, _, _| response,
+        };
+        let front = Front::new(Limits::for_machine(1 << 30, 1000));
+        Apis::new(front, Vec::new(), [api])
+    }
+
+    /// Asks for `/` on one connection, and reads until its end.
+    async fn ask(mut stream: TcpStream) -> String {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        let mut answer = String::new();
+        let head = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+        // Whoever is not let in may notice at either.
+        if stream.write_all(head).await.is_ok() {
+            let _cut = stream.read_to_string(&mut answer).await;
+        }
+        answer
     }
 
     #[tokio::test]
@@ -324,15 +362,9 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
-        let router = Router::new().route("/", get(|| async { "here" }));
-        let server = tokio::spawn(serve(listener, anybody(), router, front(), stop.clone()));
-        let text = reqwest::get(format!("http://{address}/"))
-            .await
-            .unwrap()
-            .text()
-            .await
-            .unwrap();
-        assert_eq!(text, "here");
+        let server = tokio::spawn(serve(listener, anybody(), apis(), stop.clone()));
+        let answer = ask(TcpStream::connect(address).await.unwrap()).await;
+        assert!(answer.ends_with("here"), "{answer}");
         stop.cancel();
         server.await.unwrap();
         assert!(TcpStream::connect(address).await.is_err());
@@ -342,28 +374,23 @@ mod tests {
     async fn only_announced_sandboxes_come_by_their_door() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let callers = Callers::default();
+        let announced: Arc<Mutex<HashMap<SocketAddr, SandboxId>>> = Arc::default();
+        let callers: Callers = {
+            let announced = Arc::clone(&announced);
+            Arc::new(move |address| announced.lock().unwrap().remove(address))
+        };
         let stop = CancellationToken::new();
-        let router = Router::new().route("/", get(|| async { "here" }));
-        let door = Door::Sandboxes(callers.clone());
-        tokio::spawn(serve(listener, door, router, front(), stop.clone()));
-        assert!(reqwest::get(format!("http://{address}/")).await.is_err());
+        tokio::spawn(serve(listener, Door::Sandboxes(callers), apis(), stop.clone()));
+        assert_eq!(ask(TcpStream::connect(address).await.unwrap()).await, "");
 
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
         socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let own = socket.local_addr().unwrap();
         let sandbox = atoll_types::SandboxId::from_entropy([1; 20]);
-        callers.lock().unwrap().insert(own, sandbox);
-        let mut stream = socket.connect(address).await.unwrap();
-        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-        stream
-            .write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-            .await
-            .unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.unwrap();
+        announced.lock().unwrap().insert(own, sandbox);
+        let answer = ask(socket.connect(address).await.unwrap()).await;
         assert!(answer.ends_with("here"), "{answer}");
-        assert!(callers.lock().unwrap().is_empty());
+        assert!(announced.lock().unwrap().is_empty());
         stop.cancel();
     }
 }
