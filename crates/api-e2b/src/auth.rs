@@ -28,10 +28,11 @@ impl FromRequestParts<App> for Auth {
                 "no API key: send one of this server's as `X-API-Key` (E2B_API_KEY)",
             ));
         };
-        match app.sandboxes.authenticate(&secret).await? {
-            Some(caller) => {
-                admit(&parts.extensions, &caller.project, None)?;
-                Ok(Self(caller))
+        match app.sandboxes.find_key(&secret).await? {
+            Some((key, project)) => {
+                let visit = parts.extensions.get::<Visit>().ok_or(Refused::Unpaid)?;
+                visit.admit_key(&project, key.as_str())?;
+                Ok(Self(Caller { project }))
             }
             None => Err(refused(
                 "this API key is unknown or was revoked; `atoll key create` makes one",

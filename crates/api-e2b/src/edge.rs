@@ -4,6 +4,7 @@
 //! sandbox that does not run is answered in words from which the clients conclude that it is gone.
 
 use atoll_front::proxy::{self, Passing, Secrets};
+use atoll_front::serve::Secured;
 use atoll_front::{Asked, Refused, Visit, host};
 use atoll_sandboxes::{Caller, Opens, Sandbox, kind_of_secret};
 use atoll_types::{Fault, SandboxId, SandboxState};
@@ -238,10 +239,19 @@ async fn to_port(
     }
     let visit = request.extensions().get::<Visit>().cloned();
     let visit = visit.ok_or_else(|| Refused::Unpaid.fault())?;
-    visit.admit(&target.caller.project, Some(&target.id))?;
+    let project = &target.caller.project;
+    match extras.private_ports {
+        true => visit.admit(project, Some(&target.id))?,
+        // Anybody may come, and nobody of them takes the project's places.
+        false => visit.welcome(project, &target.id),
+    }
     let connecting = app.sandboxes.connect(&target.caller, &target.id, port);
     let stream = proxy::connect(port, connecting).await?;
     let mask = extras.mask_host.as_ref();
+    let scheme = match request.extensions().get::<Secured>() {
+        Some(Secured) => "https",
+        None => &app.options.public_scheme,
+    };
     let passing = Passing {
         port,
         // What opens the sandbox is none of the business of what runs in it.
@@ -256,7 +266,7 @@ async fn to_port(
             is_ours: |word| kind_of_secret(word).is_some(),
         },
         host: mask.and_then(|mask| HeaderValue::from_str(&mask.replace("${PORT}", &port.to_string())).ok()),
-        scheme: &app.options.public_scheme,
+        scheme,
     };
     Ok(proxy::pass(stream.into_io(), request, passing).await?)
 }
@@ -358,7 +368,7 @@ mod tests {
         );
         assert_eq!(
             found(&[("host", &format!("x@80-{BARE}.boxes.test"))]),
-            port(80, false)
+            Address::Nowhere
         );
         assert_eq!(found(&[("host", "api.boxes.test")]), Address::Api);
         assert_eq!(found(&[("host", "127.0.0.1:7070")]), Address::Api);

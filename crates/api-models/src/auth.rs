@@ -6,7 +6,7 @@
 use atoll_front::{Refused, Visit};
 use atoll_gateway_core::Spender;
 use atoll_models::{Refusal, Who};
-use atoll_types::{Fault, FaultKind, ProjectId, SandboxId};
+use atoll_types::{Fault, FaultKind, KeyId, ProjectId};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
 
@@ -19,21 +19,26 @@ const RUN: &str = "run";
 /// Who asks, and pays for what the request holds.
 pub(crate) async fn payer(app: &App, parts: &Parts) -> Result<(Who, Visit), Refusal> {
     let who = who(app, &parts.headers).await?;
-    let visit = admit(parts, &who.spender.project, who.spender.sandbox.as_ref())?;
+    let spender = &who.spender;
+    let visit = visit(parts)?;
+    match &spender.key {
+        Some(key) => visit.admit_key(&spender.project, key.as_str())?,
+        None => visit.admit(&spender.project, spender.sandbox.as_ref())?,
+    }
     Ok((who, visit))
 }
 
 /// The same for what only a project's own key opens.
 pub(crate) async fn managing(app: &App, parts: &Parts) -> Result<Visit, Refusal> {
-    let project = project(app, &parts.headers).await?;
-    admit(parts, &project, None)
+    let (key, project) = managing_key(app, &parts.headers).await?;
+    let visit = visit(parts)?;
+    visit.admit_key(&project, key.as_str())?;
+    Ok(visit)
 }
 
-fn admit(parts: &Parts, project: &ProjectId, sandbox: Option<&SandboxId>) -> Result<Visit, Refusal> {
+fn visit(parts: &Parts) -> Result<Visit, Refusal> {
     let visit = parts.extensions.get::<Visit>().cloned();
-    let visit = visit.ok_or_else(|| Refused::Unpaid.fault())?;
-    visit.admit(project, sandbox)?;
-    Ok(visit)
+    Ok(visit.ok_or_else(|| Refused::Unpaid.fault())?)
 }
 
 pub(crate) async fn who(app: &App, headers: &HeaderMap) -> Result<Who, Refusal> {
@@ -91,6 +96,11 @@ pub(crate) async fn who(app: &App, headers: &HeaderMap) -> Result<Who, Refusal> 
 
 /// A project's own key: the only one that manages the gateway.
 pub(crate) async fn project(app: &App, headers: &HeaderMap) -> Result<ProjectId, Refusal> {
+    let (_, project) = managing_key(app, headers).await?;
+    Ok(project)
+}
+
+async fn managing_key(app: &App, headers: &HeaderMap) -> Result<(KeyId, ProjectId), Refusal> {
     let refuse = |code, message: &str| {
         let fault = Fault::new(FaultKind::Unauthenticated, code, message);
         Err(fault
@@ -100,8 +110,8 @@ pub(crate) async fn project(app: &App, headers: &HeaderMap) -> Result<ProjectId,
     let Some(secret) = secret(headers) else {
         return refuse("missing_key", "this request carries no key");
     };
-    match app.sandboxes.authenticate(secret).await? {
-        Some(caller) => Ok(caller.project),
+    match app.sandboxes.find_key(secret).await? {
+        Some(found) => Ok(found),
         None => refuse("invalid_key", "this route needs a project's API key"),
     }
 }

@@ -39,10 +39,11 @@ impl FromRequestParts<App> for As {
             .hint(HINT)
             .into());
         };
-        match app.sandboxes.authenticate(secret).await? {
-            Some(caller) => {
-                admit(&parts.extensions, &caller.project, None)?;
-                Ok(Self(caller))
+        match app.sandboxes.find_key(secret).await? {
+            Some((key, project)) => {
+                let visit = parts.extensions.get::<Visit>().ok_or(Refused::Unpaid)?;
+                visit.admit_key(&project, key.as_str())?;
+                Ok(Self(Caller { project }))
             }
             None => Err(Fault::new(
                 FaultKind::Unauthenticated,
@@ -72,7 +73,7 @@ pub(crate) fn admit(
 
 /// Who asks for what all projects share: somebody who runs the server, or nobody.
 #[derive(Debug)]
-pub(crate) struct Operator;
+pub(crate) struct Operator(pub(crate) Caller);
 
 impl FromRequestParts<App> for Operator {
     type Rejection = Failure;
@@ -81,7 +82,7 @@ impl FromRequestParts<App> for Operator {
         let As(caller) = As::from_request_parts(parts, app).await?;
         app.sandboxes
             .operators_only(&caller, "change what all projects share")?;
-        Ok(Self)
+        Ok(Self(caller))
     }
 }
 

@@ -119,7 +119,7 @@ pub(crate) async fn create_key(
     Ok((StatusCode::CREATED, axum::Json(answer)))
 }
 
-/// Revokes a key; it stops working at once.
+/// Revokes a key; it stops working at once, and what is open with it ends.
 #[utoipa::path(
     delete, path = "/v1/keys/{id}", tag = "keys", params(WhoseQuery),
     responses((status = 200, description = "The key, revoked.", body = KeyView))
@@ -135,5 +135,6 @@ pub(crate) async fn revoke_key(
         .project_named(&caller, whose.project.as_deref())
         .await?;
     let key = app.sandboxes.revoke_key(&project, &id).await?;
+    app.front.connections.revoke(id.as_str());
     Ok(axum::Json(KeyView::of(key)))
 }

@@ -50,11 +50,10 @@ mod workflows;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use atoll_front::{Api, Front};
+use atoll_front::{Api, Front, Slots};
 use atoll_sandboxes::Sandboxes;
 use atoll_workflows::Engine;
 use subtle::ConstantTimeEq as _;
-use tokio::sync::Semaphore;
 use utoipa_axum::router::OpenApiRouter;
 
 /// How the API presents itself. The defaults serve one machine over plain HTTP.
@@ -129,7 +128,7 @@ pub fn api(
         workflows,
         options,
         front,
-        receiving: Semaphore::new(upload::AT_ONCE),
+        receiving: Slots::new("uploads", upload::AT_ONCE, upload::OF_A_PROJECT),
         parameters: parameters::Parameters::of(&document),
         document: server::Document::of(&document),
     }));
@@ -157,8 +156,8 @@ pub(crate) struct Inner {
     pub(crate) workflows: Option<Engine>,
     pub(crate) options: Options,
     pub(crate) front: Front,
-    /// Bounds how many uploads for templates are received at once; each holds a blocking thread.
-    pub(crate) receiving: Semaphore,
+    /// Uploads that are being received; each holds a blocking thread and room on the disk.
+    pub(crate) receiving: Slots,
     pub(crate) document: server::Document,
     pub(crate) parameters: parameters::Parameters,
 }

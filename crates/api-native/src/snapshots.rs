@@ -211,7 +211,7 @@ pub(crate) async fn import_snapshot(
     Args(query): Args<ImportQuery>,
     Arriving(body): Arriving,
 ) -> Answer<(StatusCode, axum::Json<SnapshotView>)> {
-    let upload = upload::archive(&app, body).await?;
+    let upload = upload::archive(&app, &caller, body).await?;
     let file = std::fs::File::open(upload.file())
         .map_err(|error| Fault::internal(format!("the upload cannot be read: {error}")))?;
     let snapshot = app

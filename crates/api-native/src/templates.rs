@@ -195,7 +195,7 @@ pub(crate) async fn build_template(
 )]
 pub(crate) async fn build_from_context(
     State(app): State<App>,
-    _: Operator,
+    Operator(caller): Operator,
     Args(pairs): Args<Vec<(String, String)>>,
     headers: HeaderMap,
     Arriving(body): Arriving,
@@ -211,7 +211,7 @@ pub(crate) async fn build_from_context(
             "the Dockerfile names registries itself; without this any of them would be told the password",
         ));
     }
-    let upload = upload::context(&app, body).await?;
+    let upload = upload::context(&app, &caller, body).await?;
     let (upload, dockerfile) = upload.read_text(build.dockerfile).await?;
     let request = BuildTemplate {
         name: build.name,
@@ -241,7 +241,7 @@ pub(crate) async fn build_from_context(
 )]
 pub(crate) async fn build_from_archive(
     State(app): State<App>,
-    _: Operator,
+    Operator(caller): Operator,
     Args(query): Args<ArchiveQuery>,
     Arriving(body): Arriving,
 ) -> Answer<Response> {
@@ -249,7 +249,7 @@ pub(crate) async fn build_from_archive(
     let start = read_start(query.start.as_deref())?;
     let network = read_network("network", query.network)?;
     let resources = read_resources(query.resources)?;
-    let upload = upload::archive(&app, body).await?;
+    let upload = upload::archive(&app, &caller, body).await?;
     let request = BuildTemplate {
         name,
         from: BuildFrom::Archive { file: upload.file() },

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use atoll_archive::{Budget, Dialect, Ids, is_full, is_too_much, unpack_within};
+use atoll_sandboxes::Caller;
 use atoll_types::{Fault, FaultKind};
 use axum::body::Body;
 use bytes::Bytes;
@@ -26,8 +27,9 @@ use tokio_util::io::{StreamReader, SyncIoBridge};
 use crate::App;
 use crate::error::{Answer, Failure};
 
-/// How many uploads are received at once.
-pub(crate) const AT_ONCE: usize = 8;
+/// How many uploads are received at once, in all and of one project.
+pub(crate) const AT_ONCE: usize = 64;
+pub(crate) const OF_A_PROJECT: usize = 4;
 const ARCHIVE: &str = "image.tar";
 const MAX_ENTRIES: u64 = 200_000;
 const MAX_DEPTH: usize = 250;
@@ -72,16 +74,16 @@ impl Drop for Upload {
 }
 
 /// Receives and unpacks a build context.
-pub(crate) async fn context(app: &App, body: Body) -> Answer<Upload> {
-    receive(app, body, |body, root, limit| {
+pub(crate) async fn context(app: &App, caller: &Caller, body: Body) -> Answer<Upload> {
+    receive(app, caller, body, |body, root, limit| {
         unpack(body, root, limit, MAX_ENTRIES)
     })
     .await
 }
 
 /// Receives an image archive into [`Upload::file`].
-pub(crate) async fn archive(app: &App, body: Body) -> Answer<Upload> {
-    receive(app, body, |mut body, root, limit| {
+pub(crate) async fn archive(app: &App, caller: &Caller, body: Body) -> Answer<Upload> {
+    receive(app, caller, body, |mut body, root, limit| {
         let written = write_file(&mut body, &root.join(ARCHIVE), 0o600, limit);
         match written.map_err(|error| failed(Path::new("the archive"), &error))? {
             Some(_) => Ok(()),
@@ -98,18 +100,11 @@ type Incoming = SyncIoBridge<StreamReader<stream::BoxStream<'static, io::Result<
 /// Hands a body to `take`, with a new directory to put it into and a limit.
 async fn receive(
     app: &App,
+    caller: &Caller,
     body: Body,
     take: impl FnOnce(Incoming, &Path, u64) -> Answer<()> + Send + 'static,
 ) -> Answer<Upload> {
-    let Ok(_permit) = app.receiving.try_acquire() else {
-        return Err(Fault::new(
-            FaultKind::Unavailable,
-            "too_many_uploads",
-            format!("{AT_ONCE} uploads are being received already"),
-        )
-        .hint("try again when one of them is done")
-        .into());
-    };
+    let _slot = app.receiving.take(&caller.project)?;
     let chunks = stream::unfold(body.into_data_stream(), |mut body| async move {
         match tokio::time::timeout(PATIENCE, body.next()).await {
             Ok(chunk) => Some((chunk?.map_err(io::Error::other), body)),

@@ -126,7 +126,7 @@ pub(crate) async fn seal_volume(
     Args(query): Args<SealQuery>,
     Arriving(body): Arriving,
 ) -> Answer<(StatusCode, axum::Json<VolumeView>)> {
-    let upload = upload::archive(&app, body).await?;
+    let upload = upload::archive(&app, &caller, body).await?;
     let volume = app
         .sandboxes
         .seal_volume(&caller, query.name, upload.file())
@@ -211,7 +211,9 @@ pub(crate) async fn import_volume(
     At(which): At<String>,
     Arriving(body): Arriving,
 ) -> Answer<axum::Json<Imported>> {
-    let upload = upload::archive(&app, body).await?;
+    // Nothing is received for a volume that is not there.
+    app.sandboxes.volume(&caller, &which).await?;
+    let upload = upload::archive(&app, &caller, body).await?;
     let file = std::fs::File::open(upload.file())
         .map_err(|error| Fault::internal(format!("the upload cannot be read: {error}")))?;
     let entries = app

@@ -1,10 +1,17 @@
 //! Who is connected, and who has to leave when there are too many.
 //!
-//! A connection is a stranger's until a request on it was admitted; then it counts for whoever was admitted. What must hold:
-//! strangers never take the places of those who are known, neither all places for strangers: when those are full, the stranger
-//! that came first is cut, first among those of the same origin.
+//! A connection is a stranger's until a request on it was admitted; then it counts for whoever was admitted.
+//!
+//! What must hold:
+//! - Strangers never take the places of those who are known, neither all places for strangers: when those are full, the stranger
+//!   that came first is cut, first among those of the same origin.
+//! - Whoever visits what a sandbox shows to everybody stays a stranger, and is not counted for its project: nobody is locked out
+//!   of their own project by visitors.
+//! - When the server is nearly full, those who have many connections get no more, so that others, and whoever runs the server,
+//!   still come in.
+//! - A key that was revoked ends every connection that it was used on.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::hash::Hash;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -48,6 +55,16 @@ impl Limits {
             project: server / 2,
             sandbox: server / 16,
         }
+    }
+
+    /// From so many known connections on, who has many gets no more.
+    fn crowded(&self) -> usize {
+        self.server - self.server / 4
+    }
+
+    /// Who has fewer still comes in then.
+    fn small(&self) -> usize {
+        (self.server / 16).max(1)
     }
 }
 
@@ -94,13 +111,31 @@ struct State {
     of_origin: HashMap<Peer, BTreeSet<u64>>,
     of_project: HashMap<ProjectId, usize>,
     of_sandbox: HashMap<SandboxId, usize>,
+    /// Strangers that visit a sandbox.
+    visitors: HashMap<SandboxId, BTreeSet<u64>>,
+    /// What ends the connections that a key was used on.
+    of_key: HashMap<String, BTreeMap<u64, CancellationToken>>,
+    /// The last keys that were revoked: one may be looked up before that, and used on a connection after it.
+    revoked: VecDeque<String>,
 }
+
+/// How many revoked keys are remembered: far more than are revoked while a request is being admitted.
+const REVOKED: usize = 1024;
 
 impl State {
     fn cut(&mut self, id: u64) {
         if let Some((peer, cut)) = self.strangers.get(&id).cloned() {
             cut.cancel();
             self.forget_stranger(id, &peer);
+        }
+    }
+
+    fn forget_visitor(&mut self, id: u64, sandbox: &SandboxId) {
+        if let Some(ids) = self.visitors.get_mut(sandbox) {
+            ids.remove(&id);
+            if ids.is_empty() {
+                self.visitors.remove(sandbox);
+            }
         }
     }
 
@@ -170,7 +205,21 @@ impl Connections {
                 head_since: None,
             }),
             payer: Mutex::default(),
+            visited: Mutex::default(),
+            keys: Mutex::default(),
         })))
+    }
+
+    /// Ends every connection that a key was used on: it opens nothing any longer.
+    pub fn revoke(&self, key: &str) {
+        let mut state = self.lock();
+        for cut in state.of_key.remove(key).unwrap_or_default().into_values() {
+            cut.cancel();
+        }
+        if state.revoked.len() == REVOKED {
+            state.revoked.pop_front();
+        }
+        state.revoked.push_back(key.to_owned());
     }
 
     /// How many are open, and how many of those are strangers'.
@@ -196,6 +245,8 @@ struct Inner {
     cut: CancellationToken,
     watch: Mutex<Watch>,
     payer: Mutex<Option<(ProjectId, Option<SandboxId>)>>,
+    visited: Mutex<Option<SandboxId>>,
+    keys: Mutex<BTreeSet<String>>,
 }
 
 /// What is waited for.
@@ -232,8 +283,21 @@ impl Line {
         if of_sandbox.unwrap_or(0) >= limits.sandbox && sandbox.is_some() {
             return Err(too_many("this sandbox", limits.sandbox));
         }
-        if state.of_project.get(project).copied().unwrap_or(0) >= limits.project {
+        let of_project = state.of_project.get(project).copied().unwrap_or(0);
+        if of_project >= limits.project {
             return Err(too_many("this project", limits.project));
+        }
+        let known = state.open.saturating_sub(state.strangers.len());
+        if known >= limits.crowded() && of_project >= limits.small() {
+            return Err(Fault::new(
+                FaultKind::LimitExceeded,
+                "server_busy",
+                format!(
+                    "the server has {known} connections, and keeps the rest for projects with fewer than {}",
+                    limits.small()
+                ),
+            )
+            .hint("close some, or use one for several requests"));
         }
         if !state.forget_stranger(self.0.id, &self.0.peer) {
             return Err(Fault::new(
@@ -249,6 +313,46 @@ impl Line {
         }
         *payer = Some((project.clone(), sandbox.cloned()));
         Ok(())
+    }
+
+    /// Notes which key a request on this connection was admitted with.
+    pub fn used(&self, key: &str) -> Result<(), Fault> {
+        let mut keys = self.0.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        if keys.contains(key) {
+            return Ok(());
+        }
+        let mut state = self.0.table.lock();
+        if state.revoked.iter().any(|revoked| revoked == key) {
+            return Err(Fault::new(
+                FaultKind::Unauthenticated,
+                "invalid_key",
+                "this API key was revoked",
+            ));
+        }
+        let of_key = state.of_key.entry(key.to_owned()).or_default();
+        of_key.insert(self.0.id, self.0.cut.clone());
+        keys.insert(key.to_owned());
+        Ok(())
+    }
+
+    /// Comes for what a sandbox shows to everybody. Of too many such visitors of one sandbox, the first is cut.
+    pub fn visits(&self, sandbox: &SandboxId) {
+        let payer = self.0.payer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut visited = self.0.visited.lock().unwrap_or_else(PoisonError::into_inner);
+        if payer.is_some() || visited.as_ref() == Some(sandbox) {
+            return;
+        }
+        let most = self.0.table.0.limits.sandbox;
+        let mut state = self.0.table.lock();
+        if let Some(before) = visited.replace(sandbox.clone()) {
+            state.forget_visitor(self.0.id, &before);
+        }
+        let visitors = state.visitors.entry(sandbox.clone()).or_default();
+        let first = (visitors.len() >= most).then(|| visitors.pop_first()).flatten();
+        visitors.insert(self.0.id);
+        if let Some(first) = first {
+            state.cut(first);
+        }
     }
 
     /// What was HTTP has become something else, of which no heads are expected.
@@ -321,8 +425,21 @@ impl Drop for Inner {
             .get_mut()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
+        let visited = self.visited.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let keys = self.keys.get_mut().unwrap_or_else(PoisonError::into_inner);
         let mut state = self.table.lock();
         state.open = state.open.saturating_sub(1);
+        if let Some(sandbox) = visited.take() {
+            state.forget_visitor(self.id, &sandbox);
+        }
+        for key in std::mem::take(keys) {
+            if let Some(of_key) = state.of_key.get_mut(&key) {
+                of_key.remove(&self.id);
+                if of_key.is_empty() {
+                    state.of_key.remove(&key);
+                }
+            }
+        }
         match payer {
             None => drop(state.forget_stranger(self.id, &self.peer)),
             Some((project, sandbox)) => {
@@ -421,6 +538,61 @@ mod tests {
         }
         drop(lines);
         assert!(connections.lock().of_sandbox.is_empty() && connections.lock().of_project.is_empty());
+    }
+
+    #[tokio::test]
+    async fn who_has_few_comes_in_when_others_have_nearly_all() {
+        let limits = Limits {
+            address: 64,
+            ..Limits::within(64)
+        };
+        let connections = Connections::new(limits, Patience::default());
+        let known = |of: u8| {
+            let line = connections.admit(from(of)).unwrap();
+            line.known(&project(of), None).map(|()| line)
+        };
+        let mut lines: Vec<Line> = (0..32).map(|_| known(1).unwrap()).collect();
+        lines.extend((0..16).map(|_| known(2).unwrap()));
+        assert_eq!(known(2).unwrap_err().code, "server_busy");
+        lines.extend((0..4).map(|_| known(3).unwrap()));
+        assert_eq!(known(3).unwrap_err().code, "server_busy");
+    }
+
+    #[tokio::test]
+    async fn visitors_of_a_sandbox_are_strangers_and_give_way_to_each_other() {
+        let connections = connections();
+        let sandbox = SandboxId::from_entropy([1; 20]);
+        let lines: Vec<Line> = (0..3)
+            .map(|n| {
+                let line = connections.admit(from(n)).unwrap();
+                line.visits(&sandbox);
+                line.visits(&sandbox);
+                line
+            })
+            .collect();
+        let cut: Vec<bool> = lines.iter().map(|line| line.cut().is_cancelled()).collect();
+        assert_eq!(cut, [true, false, false]);
+        assert!(connections.lock().of_project.is_empty(), "nobody's project pays");
+        let owner = connections.admit(from(9)).unwrap();
+        owner.known(&project(1), Some(&sandbox)).unwrap();
+        drop(lines);
+        assert!(connections.lock().visitors.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_revoked_key_ends_what_it_opened() {
+        let connections = connections();
+        let lines: Vec<Line> = (0..2).map(|n| connections.admit(from(n)).unwrap()).collect();
+        lines[0].used("key_1").unwrap();
+        lines[0].used("key_1").unwrap();
+        lines[1].used("key_2").unwrap();
+        connections.revoke("key_1");
+        assert!(lines[0].cut().is_cancelled());
+        assert!(!lines[1].cut().is_cancelled());
+        // Whoever was looked up before it was revoked does not come in after.
+        assert_eq!(lines[1].used("key_1").unwrap_err().code, "invalid_key");
+        drop(lines);
+        assert!(connections.lock().of_key.is_empty());
     }
 
     #[tokio::test]

@@ -32,19 +32,23 @@ pub fn target(uri: &Uri, headers: &HeaderMap, domains: &[String]) -> Target {
         return Target::Ambiguous;
     }
     // An absolute request target outranks the header (RFC 9112, 3.2.2).
-    match (uri.authority(), named) {
-        (Some(authority), _) => parse(authority.as_str(), domains),
+    let host = match (uri.authority(), named) {
+        (Some(authority), _) => authority.as_str(),
         (None, Some(host)) => match host.to_str() {
-            Ok(host) => parse(host, domains),
-            Err(_) => Target::Ambiguous,
+            Ok(host) => host,
+            Err(_) => return Target::Ambiguous,
         },
-        (None, None) => Target::Api,
+        (None, None) => return Target::Api,
+    };
+    // A name with a user before it, or with more behind it, is one that others read otherwise.
+    match host.contains(['@', '/', '\\', '#', '?', '%', ' ']) {
+        true => Target::Ambiguous,
+        false => parse(host, domains),
     }
 }
 
 fn parse(authority: &str, domains: &[String]) -> Target {
-    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
-    let host = without_port(host).trim_end_matches('.').to_ascii_lowercase();
+    let host = without_port(authority).trim_end_matches('.').to_ascii_lowercase();
     let label = domains.iter().find_map(|domain| {
         let label = host.strip_suffix(domain.as_str())?.strip_suffix('.')?;
         (!label.contains('.')).then_some(label)
@@ -114,7 +118,6 @@ mod tests {
             (format!("8080-{BARE}.localhost:4000"), 8080),
             (format!("80-{}.LOCALHOST.", BARE.to_uppercase()), 80),
             (format!("3000-{BARE}.boxes.example.org"), 3000),
-            (format!("x@80-{BARE}.localhost"), 80),
             (format!("80-{BARE}-5c1f3a.localhost"), 80),
             (format!("65535-{BARE}.localhost"), 65535),
         ] {
@@ -155,6 +158,19 @@ mod tests {
     }
 
     #[test]
+    fn what_others_read_otherwise_is_nobodys() {
+        for host in [
+            format!("x@80-{BARE}.localhost"),
+            format!("evil.org/#@80-{BARE}.localhost"),
+            format!("80-{BARE}.localhost/x"),
+            format!("80-{BARE}.localhost?x"),
+            "a@localhost".to_owned(),
+        ] {
+            assert_eq!(named(&host), Target::Ambiguous, "{host}");
+        }
+    }
+
+    #[test]
     fn two_hosts_are_none() {
         let mut headers = HeaderMap::new();
         headers.append(HOST, "localhost".parse().unwrap());
@@ -186,8 +202,7 @@ mod tests {
             let headers = HeaderMap::from_iter([(HOST, value)]);
             if let Target::Port { port, .. } = target(&Uri::from_static("/"), &headers, &domains()) {
                 let shown = port.to_string();
-                // What stands before `@` is not part of the host.
-                prop_assert_eq!(text.rsplit('@').next().unwrap(), shown);
+                prop_assert_eq!(text, shown);
             }
         }
 

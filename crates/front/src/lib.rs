@@ -26,6 +26,7 @@ pub mod memory;
 pub mod meter;
 pub mod proxy;
 pub mod serve;
+mod slots;
 mod visit;
 
 use std::sync::Arc;
@@ -36,6 +37,7 @@ pub use body::{Held, Refused};
 pub use connections::{Connections, Line, Peer};
 pub use guarded::Guarded;
 pub use memory::{Account, Memory, Permit};
+pub use slots::{Slot, Slots};
 pub use visit::Visit;
 
 /// What a server allows. The defaults are for a machine whose memory is not known.

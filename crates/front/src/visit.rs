@@ -47,6 +47,30 @@ impl Visit {
         Ok(())
     }
 
+    /// The same for the holder of a key, who is let go when it is revoked.
+    pub fn admit_key(&self, project: &ProjectId, key: &str) -> Result<(), Fault> {
+        if let Some(line) = &self.0.line {
+            line.used(key)?;
+        }
+        self.admit(project, None)
+    }
+
+    /// For somebody who showed nothing, where a sandbox is open to everybody: its project pays for what is held, and the
+    /// connection stays a stranger's.
+    pub fn welcome(&self, project: &ProjectId, sandbox: &SandboxId) {
+        if let Some(line) = &self.0.line {
+            line.visits(sandbox);
+        }
+        self.0
+            .account
+            .get_or_init(|| self.0.front.memory.account(project, Some(sandbox)));
+    }
+
+    /// A key was revoked: what is open with it ends.
+    pub fn revoke(&self, key: &str) {
+        self.0.front.connections.revoke(key);
+    }
+
     /// Reads a body of at most `limit` bytes, for whoever was admitted.
     pub async fn read<B>(&self, body: B, limit: usize) -> Result<Held, Refused>
     where

@@ -208,9 +208,8 @@ impl Sandboxes {
             spec.network.clone_from(&snapshot.spec.network);
         }
         let mut admitted = admit(spec, &self.settings().limits, &self.tiers())?;
-        if let Some(floor) = admitted.spec.isolation_floor
-            && snapshot.isolation < floor
-        {
+        let floor = self.floor_of(&admitted.spec);
+        if snapshot.isolation < floor {
             return Err(Fault::new(
                 FaultKind::Conflict,
                 "snapshot_tier_too_weak",
@@ -219,11 +218,21 @@ impl Sandboxes {
                     snapshot.isolation
                 ),
             )
-            .hint("take a snapshot of a sandbox on that tier"));
+            .hint(format!(
+                "take a snapshot of a sandbox on that tier, or accept less by asking for the floor `{}`",
+                snapshot.isolation
+            )));
         }
         admitted.isolation = snapshot.isolation;
         let template = self.resolve_template(snapshot.template.as_str())?;
         Ok((admitted, template, Some(snapshot)))
+    }
+
+    /// The weakest wall that a sandbox may get: what was asked for, or what holds for all who ask for nothing.
+    fn floor_of(&self, spec: &SandboxSpec) -> Isolation {
+        spec.isolation_floor
+            .or(self.settings().limits.default_floor)
+            .unwrap_or(Isolation::Gvisor)
     }
 
     async fn create_warm(

@@ -16,6 +16,9 @@ use crate::{Caller, ListSandboxes, Page, Sandbox, Sandboxes, views};
 /// How long a caller waits for a kill before it is told that the kill goes on.
 const KILL_WITHIN: Duration = Duration::from_secs(30);
 
+/// No sandbox has more.
+const MOST_LABELS: usize = 64;
+
 impl Sandboxes {
     pub async fn get(&self, caller: &Caller, id: &SandboxId) -> Result<Sandbox, Fault> {
         self.row(caller, id).await.map(views::sandbox)
@@ -30,6 +33,12 @@ impl Sandboxes {
         } else {
             request.states
         };
+        if request.labels.len() > MOST_LABELS {
+            return Err(Fault::invalid(
+                "too_many_labels",
+                format!("a list is narrowed by at most {MOST_LABELS} labels"),
+            ));
+        }
         let query = SandboxQuery {
             project: caller.project.clone(),
             labels: request.labels.into_iter().collect(),

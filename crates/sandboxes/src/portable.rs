@@ -160,11 +160,27 @@ impl Sandboxes {
         }
         // What it was asked to be is admitted like a request of today, so that no file can ask for more.
         let admitted = atoll_lifecycle::admit(header.spec, &self.settings().limits, &self.tiers())?;
+        // Nor for less: a sandbox made of it would stand behind the wall that the file names.
+        if header.isolation < admitted.isolation {
+            return Err(Fault::new(
+                FaultKind::Conflict,
+                "snapshot_tier_too_weak",
+                format!(
+                    "it was saved on the {} tier, and this server gives sandboxes {}",
+                    header.isolation, admitted.isolation
+                ),
+            )
+            .hint("export a snapshot of a sandbox on that tier"));
+        }
+        let name = name.or(header.name);
+        if let Some(name) = &name {
+            check_name(name)?;
+        }
         let row = SnapshotRow {
             id: id.clone(),
             project: caller.project.clone(),
             owner: SnapshotOwner::User,
-            name: name.or(header.name),
+            name,
             kind: header.kind,
             sandbox: None,
             parent: None,

@@ -439,8 +439,12 @@ fn seal(archive: &Path, scratch: &Path) -> Result<tempfile::NamedTempFile, Fault
     let mut tree = Tree::new(Limits::default());
     let failed = |error: std::io::Error| Fault::internal(format!("writing an image: {error}"));
     Content::whole_file(archive)
-        .and_then(|archive| atoll_image::apply_layer(&mut tree, archive, Whiteouts::None, |_| Ok(())))
-        .map_err(|e| Fault::invalid("archive_invalid", e.to_string()))?;
+        .and_then(|content| atoll_image::apply_layer(&mut tree, content, Whiteouts::None, |_| Ok(())))
+        // Where it lies is no business of whoever sent it.
+        .map_err(|e| {
+            let shown = e.to_string().replace(&*archive.to_string_lossy(), "the archive");
+            Fault::invalid("archive_invalid", shown)
+        })?;
     let file = tempfile::NamedTempFile::new_in(scratch).map_err(failed)?;
     let mut out = std::io::BufWriter::with_capacity(1 << 20, file.as_file());
     atoll_image::write_image(&tree, &mut out, |_, _| Ok(())).map_err(|e| from_image(&e))?;

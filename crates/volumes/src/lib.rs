@@ -162,12 +162,23 @@ impl Volumes {
             };
         }
         self.make(id, |new| {
-            File::open(image)?.sync_all()?;
+            // Whoever made it may not have made a plain file, and may put another in its place meanwhile: no link is
+            // followed, nothing that waits for somebody is waited for, and what is kept is what was looked at.
+            let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
+            let file = fs::OpenOptions::new()
+                .read(true)
+                .custom_flags(flags.bits().cast_signed())
+                .open(image)?;
+            let looked_at = file.metadata()?;
+            if !looked_at.is_file() {
+                return Err(std::io::Error::other("the image is not a plain file"));
+            }
+            file.sync_all()?;
             fs::rename(image, new.join(SEALED))?;
-            // Whoever made it may not have made a plain file.
-            match fs::symlink_metadata(new.join(SEALED))?.is_file() {
+            let kept = fs::symlink_metadata(new.join(SEALED))?;
+            match (kept.dev(), kept.ino()) == (looked_at.dev(), looked_at.ino()) {
                 true => Ok(()),
-                false => Err(std::io::Error::other("the image is not a plain file")),
+                false => Err(std::io::Error::other("the image was changed for another file")),
             }
         })
     }

@@ -10,6 +10,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use atoll_front::Slots;
 use atoll_sandboxes::{BuildEvent, BuildFrom, BuildStart, BuildTemplate, Caller, RegistryLogin};
 use atoll_types::{DiskBacking, Fault, MIB, ReadyCheck, Resources, StartCommand, Timestamp};
 use axum::extract::{Json, Path, State};
@@ -18,7 +19,6 @@ use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt as _;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::sync::Semaphore;
 
 use super::names::Name;
 use super::read::{Query, Read};
@@ -34,19 +34,19 @@ const REMEMBERED: usize = 1000;
 const LINES: usize = 100_000;
 const READY_WITHIN_MILLIS: u64 = 10 * 60 * 1000;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Builds {
     all: Mutex<HashMap<String, Arc<Build>>>,
-    /// Each upload that is being received holds one.
-    pub(crate) receiving: Receiving,
+    /// Uploads that are being received.
+    pub(crate) receiving: Slots,
 }
 
-#[derive(Debug)]
-pub(crate) struct Receiving(pub(crate) Semaphore);
-
-impl Default for Receiving {
+impl Default for Builds {
     fn default() -> Self {
-        Self(Semaphore::new(uploads::AT_ONCE))
+        Self {
+            all: Mutex::default(),
+            receiving: Slots::new("uploads", uploads::AT_ONCE, uploads::OF_A_PROJECT),
+        }
     }
 }
 

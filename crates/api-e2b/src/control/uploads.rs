@@ -30,7 +30,8 @@ const MOST: u64 = 8 * GIB;
 /// The most that the archives of one project may hold together.
 const KEPT: u64 = 32 * GIB;
 /// How many archives are received at once.
-pub(super) const AT_ONCE: usize = 8;
+pub(super) const AT_ONCE: usize = 64;
+pub(super) const OF_A_PROJECT: usize = 8;
 /// How long a link to upload to is good for, in seconds.
 const GOOD_FOR: i64 = 3600;
 /// An upload that stands still for so long is given up.
@@ -149,12 +150,7 @@ pub(crate) async fn receive(
             "this link is not good, or not any more; ask for a new one",
         ));
     };
-    let Ok(_permit) = app.builds.receiving.0.try_acquire() else {
-        return Err(Refusal::new(
-            StatusCode::TOO_MANY_REQUESTS,
-            format!("{AT_ONCE} uploads are being received already; try again when one of them is done"),
-        ));
-    };
+    let _slot = app.builds.receiving.take(&project)?;
     let visit = admit(request.extensions(), &project, None)?;
     let caller = Caller { project };
     let to = path_of(&app, &caller, &hash)?;

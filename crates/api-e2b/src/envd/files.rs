@@ -32,6 +32,8 @@ pub(crate) struct FileQuery {
     expires: Option<i64>,
 }
 
+const LONGEST_PATH: usize = 4096;
+
 impl FileQuery {
     pub(crate) fn of(request: &Request) -> Answer<Self> {
         let mut query = Self::default();
@@ -52,6 +54,15 @@ impl FileQuery {
             if twice {
                 return Err(Refusal::invalid(format!("the parameter `{name}` is given twice")));
             }
+        }
+        // Before any token is tried on it: no system has longer paths.
+        if query.path.as_ref().is_some_and(|path| path.len() > LONGEST_PATH) {
+            return Err(Refusal::invalid(format!(
+                "`path` has more than {LONGEST_PATH} bytes"
+            )));
+        }
+        if query.username.as_ref().is_some_and(|name| name.len() > 256) {
+            return Err(Refusal::invalid("`username` has more than 256 bytes"));
         }
         Ok(query)
     }

@@ -47,6 +47,11 @@ impl Call {
     /// The caller has shown what opens the sandbox.
     fn admit(&self) -> Answer<()> {
         let (project, sandbox) = (&self.target.caller.project, &self.target.id);
+        // Nobody shows anything there, so whoever comes is a stranger.
+        if is_open(&self.target) {
+            self.visit.welcome(project, sandbox);
+            return Ok(());
+        }
         Ok(self.visit.admit(project, Some(sandbox))?)
     }
 

@@ -1,9 +1,10 @@
 //! `/v1/gateway/keys`: keys that open models and nothing else.
 
+use atoll_front::Visit;
 use atoll_models::CreateModelKey;
 use atoll_store::ModelKeyRow;
 use atoll_types::KeyId;
-use axum::extract::State;
+use axum::extract::{Extension, State};
 use axum::http::{HeaderMap, StatusCode};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -128,13 +129,14 @@ pub(crate) async fn create_model_key(
     Ok((StatusCode::CREATED, axum::Json(NewModelKey { key, secret })))
 }
 
-/// Revokes a key for models; it stops working at once.
+/// Revokes a key for models; it stops working at once, and what is open with it ends.
 #[utoipa::path(
     delete, path = "/v1/gateway/keys/{id}", tag = "models",
     responses((status = 200, description = "The key.", body = ModelKey))
 )]
 pub(crate) async fn revoke_model_key(
     State(app): State<App>,
+    Extension(visit): Extension<Visit>,
     headers: HeaderMap,
     id: Named,
 ) -> Answer<ModelKey> {
@@ -142,5 +144,6 @@ pub(crate) async fn revoke_model_key(
     let id = named(id)?;
     let id: KeyId = word("id", &id)?;
     let row = app.models.revoke_model_key(&project, &id).await.map_err(own)?;
+    visit.revoke(id.as_str());
     Ok(axum::Json(ModelKey::of(row)))
 }
