@@ -1,8 +1,9 @@
 //! `/v1/keys`: who may call.
 
+use atoll_front::Visit;
 use atoll_sandboxes::Key;
 use atoll_types::KeyId;
-use axum::extract::State;
+use axum::extract::{Extension, State};
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -127,6 +128,7 @@ pub(crate) async fn create_key(
 pub(crate) async fn revoke_key(
     State(app): State<App>,
     As(caller): As,
+    Extension(visit): Extension<Visit>,
     At(id): At<KeyId>,
     Args(whose): Args<WhoseQuery>,
 ) -> Answer<axum::Json<KeyView>> {
@@ -135,6 +137,6 @@ pub(crate) async fn revoke_key(
         .project_named(&caller, whose.project.as_deref())
         .await?;
     let key = app.sandboxes.revoke_key(&project, &id).await?;
-    app.front.connections.revoke(id.as_str());
+    visit.revoke(id.as_str());
     Ok(axum::Json(KeyView::of(key)))
 }

@@ -9,12 +9,12 @@
 //!   of their own project by visitors.
 //! - When the server is nearly full, those who have many connections get no more, so that others, and whoever runs the server,
 //!   still come in.
-//! - A key that was revoked ends every connection that it was used on.
+//! - A key that was revoked ends what is open on the connections that it was used on.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::hash::Hash;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use atoll_types::{Fault, FaultKind, ProjectId, SandboxId};
@@ -113,8 +113,8 @@ struct State {
     of_sandbox: HashMap<SandboxId, usize>,
     /// Strangers that visit a sandbox.
     visitors: HashMap<SandboxId, BTreeSet<u64>>,
-    /// What ends the connections that a key was used on.
-    of_key: HashMap<String, BTreeMap<u64, CancellationToken>>,
+    /// The connections that a key was used on.
+    of_key: HashMap<String, BTreeMap<u64, Weak<Inner>>>,
     /// The last keys that were revoked: one may be looked up before that, and used on a connection after it.
     revoked: VecDeque<String>,
 }
@@ -210,16 +210,22 @@ impl Connections {
         })))
     }
 
-    /// Ends every connection that a key was used on: it opens nothing any longer.
-    pub fn revoke(&self, key: &str) {
-        let mut state = self.lock();
-        for cut in state.of_key.remove(key).unwrap_or_default().into_values() {
-            cut.cancel();
+    /// A key opens nothing any longer: what is open with it ends, but for `except`, by which somebody has just revoked it. A
+    /// connection on which nothing goes on stays: the next request on it is refused like any other.
+    pub fn revoke(&self, key: &str, except: Option<&Line>) {
+        let used = {
+            let mut state = self.lock();
+            if state.revoked.len() == REVOKED {
+                state.revoked.pop_front();
+            }
+            state.revoked.push_back(key.to_owned());
+            state.of_key.remove(key).unwrap_or_default()
+        };
+        for line in used.into_values().filter_map(|line| line.upgrade()).map(Line) {
+            if except.is_none_or(|except| except.0.id != line.0.id) && line.is_in_use() {
+                line.0.cut.cancel();
+            }
         }
-        if state.revoked.len() == REVOKED {
-            state.revoked.pop_front();
-        }
-        state.revoked.push_back(key.to_owned());
     }
 
     /// How many are open, and how many of those are strangers'.
@@ -330,9 +336,15 @@ impl Line {
             ));
         }
         let of_key = state.of_key.entry(key.to_owned()).or_default();
-        of_key.insert(self.0.id, self.0.cut.clone());
+        of_key.insert(self.0.id, Arc::downgrade(&self.0));
         keys.insert(key.to_owned());
         Ok(())
+    }
+
+    /// Whether a request is being answered on it, or it has become something else.
+    fn is_in_use(&self) -> bool {
+        let watch = self.watch();
+        watch.active > 0 || watch.over
     }
 
     /// Comes for what a sandbox shows to everybody. Of too many such visitors of one sandbox, the first is cut.
@@ -522,7 +534,7 @@ mod tests {
         let known: Vec<Line> = (0..8)
             .map(|n| {
                 let line = connections.admit(from(n)).unwrap();
-                line.known(&project(n % 2), None).unwrap();
+                line.known(&project(n), None).unwrap();
                 line
             })
             .collect();
@@ -582,16 +594,35 @@ mod tests {
     #[tokio::test]
     async fn a_revoked_key_ends_what_it_opened() {
         let connections = connections();
-        let lines: Vec<Line> = (0..2).map(|n| connections.admit(from(n)).unwrap()).collect();
-        lines[0].used("key_1").unwrap();
-        lines[0].used("key_1").unwrap();
-        lines[1].used("key_2").unwrap();
-        connections.revoke("key_1");
-        assert!(lines[0].cut().is_cancelled());
-        assert!(!lines[1].cut().is_cancelled());
+        let lines: Vec<Line> = (0..4)
+            .map(|n| {
+                let line = connections.admit(from(n)).unwrap();
+                line.known(&project(1), None).unwrap();
+                line.used("key_1").unwrap();
+                line.used("key_1").unwrap();
+                line
+            })
+            .collect();
+        let other = connections.admit(from(5)).unwrap();
+        other.used("key_2").unwrap();
+        other.request_begins();
+        let [open, idle, upgraded, own] = [0, 1, 2, 3].map(|n| &lines[n]);
+        open.request_begins();
+        upgraded.no_more_heads();
+        own.request_begins();
+        connections.revoke("key_1", Some(own));
+        for (line, expected) in [
+            (open, true),
+            (idle, false),
+            (upgraded, true),
+            (own, false),
+            (&other, false),
+        ] {
+            assert_eq!(line.cut().is_cancelled(), expected);
+        }
         // Whoever was looked up before it was revoked does not come in after.
-        assert_eq!(lines[1].used("key_1").unwrap_err().code, "invalid_key");
-        drop(lines);
+        assert_eq!(other.used("key_1").unwrap_err().code, "invalid_key");
+        drop((lines, other));
         assert!(connections.lock().of_key.is_empty());
     }
 

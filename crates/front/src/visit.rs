@@ -68,7 +68,7 @@ impl Visit {
 
     /// A key was revoked: what is open with it ends.
     pub fn revoke(&self, key: &str) {
-        self.0.front.connections.revoke(key);
+        self.0.front.connections.revoke(key, self.0.line.as_ref());
     }
 
     /// Reads a body of at most `limit` bytes, for whoever was admitted.

@@ -14,7 +14,7 @@ use serde_json::Value;
 /// The layers, bottom first. A crate may depend on crates of lower layers only; those that decide and those that perform
 /// are siblings, because neither may know the other.
 const LAYERS: [(&str, &[&str]); 9] = [
-    ("tools", &["archive", "confine"]),
+    ("tools", &["archive", "confine", "http-rules"]),
     ("words", &["types", "guest-protocol"]),
     (
         "decide, perform",
@@ -79,7 +79,7 @@ const OWNED: [(&str, &[&str], &str); 11] = [
     ("rusqlite", &["store"], "only the store speaks SQL"),
     (
         "axum",
-        &["api-native", "api-e2b", "api-models", "atoll"],
+        &["front", "api-native", "api-e2b", "api-models", "atoll"],
         "only a front end, and the program that serves it, know HTTP routes",
     ),
     (
@@ -90,12 +90,20 @@ const OWNED: [(&str, &[&str], &str); 11] = [
     ("clap", &["atoll"], "only the program reads a command line"),
     (
         "hyper",
-        &["api-native", "api-e2b", "atoll", "egress", "providers"],
+        &["front", "atoll", "egress", "providers"],
         "below a front end nobody knows HTTP, but those who speak it to others: the proxy and the providers",
     ),
     (
         "http",
-        &["front", "api-native", "api-e2b", "atoll", "egress", "fuzz"],
+        &[
+            "http-rules",
+            "front",
+            "api-native",
+            "api-e2b",
+            "atoll",
+            "egress",
+            "fuzz",
+        ],
         "below a front end nobody knows HTTP, but the proxy that reads what guests send",
     ),
     (

@@ -18,8 +18,8 @@ use atoll_lifecycle::{Admitted, Boot, Input, NewRecord, Transition, admit};
 use atoll_runtime::{Instance, InstanceSpec, Restore};
 use atoll_store::{Idempotency, Inserted, NewSandbox, SandboxRow, SnapshotRow};
 use atoll_types::{
-    EndReason, Fault, FaultKind, InstanceId, ProjectId, SandboxId, SandboxSpec, SaveKind, SnapshotOwner,
-    TemplateManifest,
+    EndReason, Fault, FaultKind, InstanceId, Isolation, ProjectId, SandboxId, SandboxSpec, SaveKind,
+    SnapshotOwner, TemplateManifest,
 };
 use sha2::{Digest as _, Sha256};
 
@@ -509,7 +509,7 @@ impl Sandboxes {
     }
 
     /// Destroys an instance that nobody got to see.
-    pub(crate) fn discard(&self, isolation: atoll_types::Isolation, id: InstanceId) {
+    pub(crate) fn discard(&self, isolation: Isolation, id: InstanceId) {
         let service = self.clone();
         self.inner
             .tasks
