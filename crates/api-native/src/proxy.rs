@@ -30,6 +30,14 @@ pub(crate) async fn serve(app: &App, sandbox: &SandboxId, port: u16, request: Re
         ));
     }
     let Some(admitted) = admit(app, sandbox, port, request.headers(), request.uri()) else {
+        // A token says nothing of a sandbox that is not there any more.
+        if app.sandboxes.tenant(sandbox).is_none() {
+            return Err(Fault::not_found(
+                "sandbox_not_found",
+                format!("there is no sandbox {sandbox}, or it has ended"),
+            )
+            .into());
+        }
         let shown = tokens(request.headers(), request.uri()).find_map(|(_, token)| kind_of_secret(token));
         return Err(Fault::new(
             FaultKind::Unauthenticated,

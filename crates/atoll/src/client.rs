@@ -64,8 +64,9 @@ impl Client {
     /// As `find`, for commands that make no sense without a server.
     pub(crate) fn require(global: &Global) -> Result<Self> {
         Self::find(global)?.ok_or_else(|| {
-            Error::new("no atoll server is running on this machine")
-                .hint("start one with `atoll server`, or name one with --url")
+            let data = global.data.clone().unwrap_or_else(data::default_dir);
+            Error::new(format!("no atoll server runs on the data directory {}", data.display()))
+                .hint("start one with `atoll server`, name its data directory with --data or ATOLL_DATA, or its address with --url")
         })
     }
 

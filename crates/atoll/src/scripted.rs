@@ -49,6 +49,9 @@ pub(crate) async fn run(output: Output, args: &ScriptedArgs) -> Result<()> {
         .doing(format_args!("cannot listen on {}", args.listen))?;
     let address = listener.local_addr().doing("cannot listen")?;
     output.line(format_args!("scripted provider on http://{address}"));
+    output.note(format_args!(
+        "register it: atoll provider set scripted --kind openai --base-url http://{address}/v1 --no-key --serves 'scripted-*'"
+    ));
     output.json(&json!({"url": format!("http://{address}")}));
     let stop = CancellationToken::new();
     let stopping = stop.clone();

@@ -71,7 +71,22 @@ pub(crate) async fn run(global: &Global, config: &Config, start: Start) -> Resul
             server.data.path().join("admin.key").display()
         ));
     }
-    tracing::info!(url = %server.url, data = %server.data.path().display(), "serving");
+    tracing::info!(
+        url = %server.url,
+        data = %server.data.path().display(),
+        admin_key = %server.data.path().join("admin.key").display(),
+        "serving"
+    );
+    if let Some(address) = server.secured {
+        tracing::info!(url = %url_of(address).replacen("http:", "https:", 1), "serving TLS");
+    }
+    if !config.listen.ip().is_loopback() {
+        tracing::warn!(
+            listen = %config.listen,
+            "this address speaks plain HTTP, so keys travel in clear text: listen on loopback and use `[tls]`, or stand \
+             behind a proxy with TLS"
+        );
+    }
     tokio::select! {
         _ = interrupt.recv() => {}
         _ = terminate.recv() => {}
@@ -109,6 +124,8 @@ pub(crate) enum Kind {
 #[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) url: String,
+    /// Where TLS is served.
+    secured: Option<SocketAddr>,
     /// Whether the admin key was made by this start.
     pub(crate) has_new_key: bool,
     key: String,
@@ -144,6 +161,10 @@ impl Server {
             None => None,
         };
 
+        let secured_address = match &secured {
+            Some((listener, _)) => Some(listener.local_addr().doing("cannot listen")?),
+            None => None,
+        };
         let machine = match helper {
             Some(helper) => Machine::of(helper, config).await?,
             None => Machine::look(config, data.path()).await?,
@@ -251,6 +272,7 @@ impl Server {
             }
         });
         let url = url_of(address);
+        let secured = secured_address;
         data.announce(&ServerFile {
             url: url.clone(),
             pid: std::process::id(),
@@ -259,6 +281,7 @@ impl Server {
         })?;
         Ok(Self {
             url,
+            secured,
             has_new_key,
             key,
             data,
