@@ -120,7 +120,7 @@ impl Account {
                 FaultKind::Unavailable,
                 "server_busy",
                 format!(
-                    "requests that are being received hold all of the {} MiB that this server buffers",
+                    "requests and answers on their way hold all of the {} MiB that this server buffers",
                     limits.server / MIB
                 ),
             )
@@ -149,11 +149,11 @@ fn caller_holds_too_much(who: &str, limit: u64) -> Fault {
         FaultKind::LimitExceeded,
         "too_much_buffered",
         format!(
-            "requests of {who} that are being received hold all of the {} MiB that it may buffer",
+            "requests and answers of {who} on their way hold all of the {} MiB that it may buffer",
             limit / MIB
         ),
     )
-    .hint("send fewer or smaller requests at once; who runs the server sets this in `[limits]`")
+    .hint("send fewer or smaller requests at once, and read their answers; who runs the server sets this in `[limits]`")
 }
 
 fn lower<K: Hash + Eq + Clone>(held: &mut HashMap<K, u64>, who: &K, bytes: u64) {
