@@ -25,6 +25,7 @@ mod guarded;
 pub mod host;
 pub mod memory;
 pub mod meter;
+pub mod proto;
 pub mod proxy;
 pub mod serve;
 mod visit;
