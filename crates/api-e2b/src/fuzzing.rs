@@ -73,7 +73,7 @@ pub fn frames(bytes: &[u8], piece: usize) -> Vec<Option<Bytes>> {
     for piece in bytes.chunks(piece.max(1)) {
         buffer.extend_from_slice(piece);
         loop {
-            let taken = match connect::take_frame(&buffer) {
+            let taken = match connect::take_frame(&buffer, connect::INPUT_BYTES) {
                 Ok(Some((Frame::Message(payload), taken))) => {
                     found.push(Some(Bytes::copy_from_slice(payload)));
                     taken
@@ -98,6 +98,11 @@ fn message<T: connect::Wire + PartialEq + std::fmt::Debug>(bytes: &[u8]) -> bool
         let Ok(message) = codec.decode::<T>(bytes) else {
             continue;
         };
+        let weighed = codec.weigh::<T>(bytes);
+        assert!(
+            weighed.is_ok_and(|weight| weight >= bytes.len() as u64),
+            "what is read was not weighed"
+        );
         read = true;
         for other in [Codec::Json, Codec::Proto] {
             let again = other.decode::<T>(&other.encode(&message));

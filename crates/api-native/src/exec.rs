@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
+use atoll_front::{Permit, Refused, Visit};
 use atoll_guest_protocol::{CommandState, PtySize};
 use atoll_sandboxes::{ExecEvent, ExecEvents, ExecInput, ExecSpec, Execution, OutputStream};
 use atoll_types::{CommandId, Fault, FaultKind, SandboxId};
 use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -21,12 +22,16 @@ use utoipa_axum::routes;
 
 use crate::App;
 use crate::error::{Answer, ErrorDetail, Failure};
-use crate::extract::{As, At, Json, wants_events};
+use crate::extract::{As, At, Json, Paying, wants_events};
 use crate::sandboxes::idempotency_key;
 use crate::wire::{self, TextCutter};
 
 /// How much of each output stream is kept for an answer in one piece.
 const CAPTURE_BYTES: usize = 4 * 1024 * 1024;
+/// What an answer holds beside the output, written.
+const REST_BYTES: usize = 1024;
+/// What stands in a readable text for bytes that are none.
+const REPLACED: usize = char::REPLACEMENT_CHARACTER.len_utf8();
 /// Stdin is handed on in pieces of this size.
 const FEED_BYTES: usize = 64 * 1024;
 /// How often a silent event stream says that it is alive.
@@ -192,6 +197,28 @@ pub(crate) struct ExecResult {
     stderr_truncated: bool,
 }
 
+impl ExecResult {
+    fn new(command: &CommandId, pid: u32, state: CommandState, began: Instant) -> Self {
+        let exit = ExitView::of(state);
+        Self {
+            command: command.to_string(),
+            pid,
+            exit_code: exit.exit_code,
+            signal: exit.signal,
+            timed_out: exit.timed_out,
+            duration_ms: u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX),
+            stdout: String::new(),
+            stdout_base64: None,
+            stdout_bytes: 0,
+            stdout_truncated: false,
+            stderr: String::new(),
+            stderr_base64: None,
+            stderr_bytes: 0,
+            stderr_truncated: false,
+        }
+    }
+}
+
 /// Runs a command.
 ///
 /// By default the answer comes when the command has ended. With `Accept: text/event-stream` it is a stream of events:
@@ -211,12 +238,14 @@ pub(crate) struct ExecResult {
 pub(crate) async fn exec(
     State(app): State<App>,
     As(caller): As,
+    Paying(visit): Paying,
     At(id): At<SandboxId>,
     headers: HeaderMap,
     Json(body): Json<ExecRequest>,
 ) -> Answer<Response> {
     let began = Instant::now();
     let Run { mut spec, stdin } = body.into_run()?;
+    let stdin = paid(&visit, stdin)?;
     spec.idempotency_key = idempotency_key(&headers)?;
     let background = spec.background;
     let execution = app.sandboxes.exec(&caller, &id, spec).await?;
@@ -227,7 +256,22 @@ pub(crate) async fn exec(
     if wants_events(&headers) {
         return Ok(attached.into_events(None, ()));
     }
-    Ok(axum::Json(attached.into_result().await?).into_response())
+    let (result, weight) = attached.into_result(&visit).await?;
+    Ok(whole(&result, weight))
+}
+
+/// What a command is to read, which it may do long after the request is answered.
+pub(crate) fn paid(visit: &Visit, stdin: Option<Bytes>) -> Result<Option<Bytes>, Fault> {
+    stdin.map(|stdin| visit.pay(stdin)).transpose()
+}
+
+/// An answer with the output of a command, written into room that was made for it: growing by doubling would take twice.
+pub(crate) fn whole(answer: &impl Serialize, length: usize) -> Response {
+    let mut body = Vec::with_capacity(length);
+    match serde_json::to_writer(&mut body, answer) {
+        Ok(()) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
+        Err(error) => Failure::from(Fault::internal(error.to_string())).into_response(),
+    }
 }
 
 /// A command that has begun, and what it is fed.
@@ -303,10 +347,18 @@ impl Attached {
         }
     }
 
-    /// Its end, with the beginning of its output.
-    pub(crate) async fn into_result(mut self) -> Result<ExecResult, Fault> {
-        let (exit, stdout, stderr) = collect(&mut self.events).await?;
-        Ok(result(&self.command, self.pid, exit, self.began, stdout, stderr))
+    /// Its end, with the beginning of its output, and how long that is as JSON. All of it is paid for until it is answered.
+    pub(crate) async fn into_result(mut self, visit: &Visit) -> Result<(ExecResult, usize), Fault> {
+        let permit = || visit.permit().map_err(Refused::fault);
+        let (mut stdout, mut stderr) = (Captured::new(permit()?), Captured::new(permit()?));
+        let exit = collect(&mut self.events, &mut stdout, &mut stderr).await?;
+        let length = stdout.prepare()? + stderr.prepare()? + REST_BYTES;
+        let mut result = ExecResult::new(&self.command, self.pid, exit, self.began);
+        (result.stdout_bytes, result.stdout_truncated) = (stdout.total, stdout.is_truncated());
+        (result.stderr_bytes, result.stderr_truncated) = (stderr.total, stderr.is_truncated());
+        (result.stdout, result.stdout_base64) = stdout.into_text(visit);
+        (result.stderr, result.stderr_base64) = stderr.into_text(visit);
+        Ok((result, length))
     }
 }
 
@@ -335,15 +387,18 @@ pub(crate) async fn feed(mut input: ExecInput, mut stdin: Bytes) {
     let _ = input.close().await;
 }
 
-async fn collect(events: &mut ExecEvents) -> Result<(CommandState, Captured, Captured), Fault> {
-    let (mut stdout, mut stderr) = (Captured::default(), Captured::default());
+async fn collect(
+    events: &mut ExecEvents,
+    stdout: &mut Captured,
+    stderr: &mut Captured,
+) -> Result<CommandState, Fault> {
     while let Some(event) = events.next().await {
         match event? {
             ExecEvent::Output { stream, bytes } => match stream {
-                OutputStream::Stdout => stdout.take(&bytes),
-                OutputStream::Stderr => stderr.take(&bytes),
+                OutputStream::Stdout => stdout.take(&bytes)?,
+                OutputStream::Stderr => stderr.take(&bytes)?,
             },
-            ExecEvent::Exited(state) => return Ok((state, stdout, stderr)),
+            ExecEvent::Exited(state) => return Ok(state),
             // Only of one that was found again, whose log keeps the last of it.
             ExecEvent::Dropped { bytes } => stdout.total += bytes,
             ExecEvent::Started { .. } => {}
@@ -352,56 +407,42 @@ async fn collect(events: &mut ExecEvents) -> Result<(CommandState, Captured, Cap
     Err(broken("the output ended before the command did"))
 }
 
-fn result(
-    command: &CommandId,
-    pid: u32,
-    state: CommandState,
-    began: Instant,
-    stdout: Captured,
-    stderr: Captured,
-) -> ExecResult {
-    let exit = ExitView::of(state);
-    let (stdout_bytes, stdout_truncated) = (stdout.total, stdout.is_truncated());
-    let (stderr_bytes, stderr_truncated) = (stderr.total, stderr.is_truncated());
-    let (stdout, stdout_base64) = stdout.into_text();
-    let (stderr, stderr_base64) = stderr.into_text();
-    ExecResult {
-        command: command.to_string(),
-        pid,
-        exit_code: exit.exit_code,
-        signal: exit.signal,
-        timed_out: exit.timed_out,
-        duration_ms: u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX),
-        stdout,
-        stdout_base64,
-        stdout_bytes,
-        stdout_truncated,
-        stderr,
-        stderr_base64,
-        stderr_bytes,
-        stderr_truncated,
-    }
-}
-
 /// The beginning of a stream, and how long it really was.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Captured {
     kept: Vec<u8>,
     total: u64,
+    permit: Permit,
 }
 
 impl Captured {
-    fn take(&mut self, bytes: &[u8]) {
+    fn new(permit: Permit) -> Self {
+        Self {
+            kept: Vec::new(),
+            total: 0,
+            permit,
+        }
+    }
+
+    fn take(&mut self, bytes: &[u8]) -> Result<(), Fault> {
         self.total += bytes.len() as u64;
-        let room = CAPTURE_BYTES - self.kept.len();
-        self.kept.extend_from_slice(&bytes[..bytes.len().min(room)]);
+        let bytes = &bytes[..bytes.len().min(CAPTURE_BYTES - self.kept.len())];
+        let length = self.kept.len() + bytes.len();
+        if length > self.kept.capacity() {
+            let room = (self.kept.capacity() * 2).clamp(length, CAPTURE_BYTES);
+            self.permit.set(room as u64)?;
+            self.kept.reserve_exact(room - self.kept.len());
+        }
+        self.kept.extend_from_slice(bytes);
+        Ok(())
     }
 
     fn is_truncated(&self) -> bool {
         self.total > self.kept.len() as u64
     }
 
-    fn into_text(mut self) -> (String, Option<String>) {
+    /// Pays for what is going to be made of it, and says how long it is as JSON.
+    fn prepare(&mut self) -> Result<usize, Fault> {
         // a character that the limit cut in two is no reason to call the whole not UTF-8
         if self.is_truncated()
             && let Err(error) = std::str::from_utf8(&self.kept)
@@ -409,10 +450,43 @@ impl Captured {
         {
             self.kept.truncate(error.valid_up_to());
         }
-        match String::from_utf8(self.kept) {
+        let (mut text, mut written) = (0, 0);
+        for chunk in self.kept.utf8_chunks() {
+            text += chunk.valid().len();
+            written += chunk.valid().bytes().map(written_length).sum::<usize>();
+            if !chunk.invalid().is_empty() {
+                text += REPLACED;
+                written += REPLACED;
+            }
+        }
+        let mut beside = 0;
+        if std::str::from_utf8(&self.kept).is_err() {
+            let encoded = self.kept.len().div_ceil(3) * 4;
+            // Both spellings, of which the readable one grows by doubling.
+            beside = 2 * text + encoded;
+            written += encoded;
+        }
+        self.permit.grow((beside + written) as u64)?;
+        Ok(written)
+    }
+
+    /// Readable, and exactly where that is not the same.
+    fn into_text(self, visit: &Visit) -> (String, Option<String>) {
+        let text = match String::from_utf8(self.kept) {
             Ok(text) => (text, None),
             Err(error) => wire::readable(error.as_bytes()),
-        }
+        };
+        visit.keep(self.permit);
+        text
+    }
+}
+
+/// How many bytes JSON spells a byte with.
+fn written_length(byte: u8) -> usize {
+    match byte {
+        b'"' | b'\\' | b'\n' | b'\r' | b'\t' | 0x08 | 0x0c => 2,
+        0..0x20 => 6,
+        _ => 1,
     }
 }
 
@@ -609,19 +683,76 @@ mod tests {
         assert_eq!((exit.exit_code, exit.signal, exit.timed_out), (None, None, true));
     }
 
+    /// Somebody with so many bytes.
+    fn visit(bytes: u64) -> (atoll_front::Front, Visit) {
+        let mut limits = atoll_front::Limits::for_machine(1 << 30, 1000);
+        limits.memory = atoll_front::memory::Limits::within(2 * bytes);
+        let front = atoll_front::Front::new(limits);
+        let visit = front.visit(None);
+        visit
+            .admit(&atoll_types::ProjectId::from_entropy([1; 20]), None)
+            .unwrap();
+        (front, visit)
+    }
+
     #[test]
     fn captured_output_is_bounded_and_cut_between_characters() {
-        let mut captured = Captured::default();
-        captured.take(&vec![b'x'; CAPTURE_BYTES - 1]);
-        captured.take("€".as_bytes());
-        captured.take(b"more");
-        assert!(captured.is_truncated());
-        assert_eq!(captured.total, CAPTURE_BYTES as u64 + 6);
-        let (text, encoded) = captured.into_text();
+        let (_, visit) = visit(64 << 20);
+        let captured = || Captured::new(visit.permit().unwrap());
+        let mut long = captured();
+        long.take(&vec![b'x'; CAPTURE_BYTES - 1]).unwrap();
+        long.take("€".as_bytes()).unwrap();
+        long.take(b"more").unwrap();
+        assert!(long.is_truncated());
+        assert_eq!(long.total, CAPTURE_BYTES as u64 + 6);
+        assert_eq!(long.prepare().unwrap(), CAPTURE_BYTES - 1);
+        let (text, encoded) = long.into_text(&visit);
         assert_eq!((text.len(), encoded), (CAPTURE_BYTES - 1, None));
 
-        let mut captured = Captured::default();
-        captured.take(b"a\xff");
-        assert_eq!(captured.into_text(), ("a\u{fffd}".into(), Some("Yf8=".into())));
+        let mut broken = captured();
+        broken.take(b"a\xff").unwrap();
+        assert_eq!(broken.prepare().unwrap(), 1 + 3 + 4);
+        assert_eq!(
+            broken.into_text(&visit),
+            ("a\u{fffd}".into(), Some("Yf8=".into()))
+        );
+    }
+
+    #[test]
+    fn captured_output_is_paid_for_with_what_is_made_of_it() {
+        let noise: Vec<u8> = (0..=255).cycle().take(100_000).collect();
+        let quiet = vec![0; 100_000];
+        let text = "line \"1\"\n\t\u{7f}€\\".repeat(1000).into_bytes();
+        for bytes in [noise, quiet, text] {
+            let (front, visit) = visit(64 << 20);
+            let mut captured = Captured::new(visit.permit().unwrap());
+            for piece in bytes.chunks(1000) {
+                captured.take(piece).unwrap();
+            }
+            assert!(front.memory.held() >= bytes.len() as u64);
+            let length = captured.prepare().unwrap();
+            let (text, encoded) = captured.into_text(&visit);
+            let mut result = ExecResult::new(
+                &CommandId::from_entropy([1; 20]),
+                1,
+                CommandState::Exited { code: 0 },
+                Instant::now(),
+            );
+            let made = text.len() + encoded.as_ref().map_or(0, String::len);
+            (result.stdout, result.stdout_base64) = (text, encoded);
+            let written = serde_json::to_vec(&result).unwrap().len();
+            assert!(written <= length + REST_BYTES, "{written} of {length}");
+            assert!(written + REST_BYTES >= length, "{written} of {length}");
+            assert!(front.memory.held() >= (made + length) as u64);
+            visit.answered();
+            assert_eq!(front.memory.held(), 0);
+        }
+        // Whoever has no room for it is told so.
+        let (_, visit) = visit(1 << 20);
+        let mut captured = Captured::new(visit.permit().unwrap());
+        captured.take(&vec![0; 400_000]).unwrap();
+        assert_eq!(captured.prepare().unwrap_err().code, "too_much_buffered");
+        let fault = captured.take(&vec![0; 1 << 20]).unwrap_err();
+        assert_eq!(fault.code, "too_much_buffered");
     }
 }

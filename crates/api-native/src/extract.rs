@@ -195,6 +195,19 @@ fn decodes_to_utf8(text: &str) -> bool {
     std::str::from_utf8(&decoded).is_ok()
 }
 
+/// Who pays for what the request makes the server hold. Comes after [`As`], which says who that is.
+#[derive(Debug)]
+pub(crate) struct Paying(pub(crate) Visit);
+
+impl FromRequestParts<App> for Paying {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Failure> {
+        let visit = parts.extensions.get::<Visit>().cloned();
+        Ok(Self(visit.ok_or(Refused::Unpaid)?))
+    }
+}
+
 /// A JSON body. `T` must refuse unknown fields.
 #[derive(Debug)]
 pub(crate) struct Json<T>(pub(crate) T);

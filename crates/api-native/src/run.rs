@@ -5,7 +5,7 @@ use std::time::Instant;
 use atoll_sandboxes::Ran;
 use axum::extract::State;
 use axum::http::HeaderMap;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
@@ -13,8 +13,8 @@ use utoipa_axum::routes;
 
 use crate::App;
 use crate::error::{Answer, Failure};
-use crate::exec::{Attached, ExecRequest, ExecResult, Run, event};
-use crate::extract::{As, Json, wants_events};
+use crate::exec::{Attached, ExecRequest, ExecResult, Run, event, paid, whole};
+use crate::extract::{As, Json, Paying, wants_events};
 use crate::sandboxes::{CreateSandboxRequest, SandboxView};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
@@ -56,11 +56,13 @@ pub(crate) struct RunResult {
 pub(crate) async fn run(
     State(app): State<App>,
     As(caller): As,
+    Paying(visit): Paying,
     headers: HeaderMap,
     Json(body): Json<RunRequest>,
 ) -> Answer<Response> {
     let began = Instant::now();
     let Run { spec, stdin } = body.command.into_run()?;
+    let stdin = paid(&visit, stdin)?;
     if spec.background {
         return Err(Failure::invalid(
             "contradicting_fields",
@@ -81,7 +83,7 @@ pub(crate) async fn run(
         let created = event("created", &sandbox);
         return Ok(attached.into_events(Some(created), removal));
     }
-    let result = attached.into_result().await?;
+    let (result, length) = attached.into_result(&visit).await?;
     drop(removal);
-    Ok(axum::Json(RunResult { sandbox, result }).into_response())
+    Ok(whole(&RunResult { sandbox, result }, length))
 }

@@ -1,7 +1,8 @@
 //! Who may call: an API key of the server opens the namespaces of its project, and no others.
 //!
 //! The key is looked at before a message is read, so that strangers cannot make the server read any; from then on what is
-//! read is paid for by the key's project. What a method
+//! read is paid for by the key's project: what comes, what it becomes ([`crate::weighed`]) until the method has answered, and
+//! the answer until it is written. What a method
 //! then does is confined by [`Caller::check`]: a namespace of another project does not exist for it. Health tells strangers
 //! that the server is up, and nothing else.
 
@@ -17,7 +18,10 @@ use atoll_front::{Front, Line, Refused, Visit};
 use atoll_types::{Fault, FaultKind, ProjectId};
 use atoll_workflow_core::Refusal;
 use atoll_workflows::{Engine, Namespace};
-use http_body_util::BodyExt as _;
+use futures_util::FutureExt as _;
+use http_body::{Body as _, Frame};
+use http_body_util::{BodyExt as _, BodyStream, StreamBody};
+use tokio_stream::StreamExt as _;
 use tonic::body::Body;
 use tonic::codegen::http::{HeaderMap, Request, Response, header};
 use tonic::{Status, async_trait};
@@ -78,6 +82,57 @@ impl Caller {
             Self::Project(project) => project.to_string(),
         }
     }
+}
+
+tokio::task_local! {
+    /// The request that is being answered, for whoever decodes its message.
+    static VISIT: Visit;
+}
+
+/// Lets the caller pay for so many bytes until they are answered.
+pub(crate) fn pay(bytes: u64) -> Result<(), Status> {
+    let paid = VISIT.try_with(|visit| {
+        // Nobody pays where everybody is let in; what they send is bounded all the same.
+        let Ok(mut permit) = visit.permit() else {
+            return Ok(());
+        };
+        permit.grow(bytes)?;
+        visit.keep(permit);
+        Ok(())
+    });
+    match paid {
+        Ok(paid) => paid.map_err(|fault: Fault| told(&fault)),
+        Err(_) => Err(Status::internal("this request did not come through the gate")),
+    }
+}
+
+/// The answer, paid for until it is written. It is encoded here and now: one that waits for its reader would be held as what
+/// it was made of, for as long as the reader likes.
+fn settle(visit: &Visit, response: Response<Body>) -> Response<Body> {
+    // A status alone: that it is the end of the stream tells clients that it is the last word.
+    if response.body().is_end_stream() {
+        return response;
+    }
+    let (parts, mut body) = response.into_parts();
+    let mut frames = Vec::new();
+    while let Some(next) = body.frame().now_or_never() {
+        let frame = match next.map(|frame| frame.map(Frame::into_data)) {
+            Some(Ok(Ok(data))) => match visit.pay(data) {
+                Ok(data) => Ok(Frame::data(data)),
+                Err(fault) => return told(&fault).into_http(),
+            },
+            Some(Ok(Err(trailers))) => Ok(trailers),
+            Some(Err(status)) => Err(status),
+            None => {
+                let whole = StreamBody::new(tokio_stream::iter(frames));
+                return Response::from_parts(parts, Body::new(whole));
+            }
+        };
+        frames.push(frame);
+    }
+    // It takes its time, so it makes no more than is read.
+    let joined = tokio_stream::iter(frames).chain(BodyStream::new(body));
+    Response::from_parts(parts, Body::new(StreamBody::new(joined)))
 }
 
 #[derive(Debug, Clone)]
@@ -150,7 +205,9 @@ where
                         Err(status) => return Ok(status.into_http()),
                     };
                     request.extensions_mut().insert(caller);
-                    inner.call(request).await.map(crate::oversize::retell)
+                    let answered = VISIT.scope(visit.clone(), inner.call(request)).await;
+                    visit.answered();
+                    answered.map(|response| settle(&visit, crate::oversize::retell(response)))
                 }
                 Err(status) => Ok(status.into_http()),
             }
@@ -235,6 +292,8 @@ async fn admit(keys: &dyn Keys, headers: &HeaderMap) -> Result<Caller, Status> {
 
 #[cfg(test)]
 mod tests {
+    use temporalio_protos::temporal::api::workflowservice::v1 as wire;
+
     use super::*;
 
     fn project() -> String {
@@ -349,5 +408,101 @@ mod tests {
         assert!(Caller::Project(Arc::from("")).check(&engine, "default").is_err());
         engine.close();
         store.close().await;
+    }
+
+    /// Decodes a request as the generated services do, tells what is held meanwhile, and answers with so many bytes.
+    #[derive(Debug, Clone)]
+    struct Decodes {
+        front: Front,
+        answer: usize,
+    }
+
+    impl Service<Request<Body>> for Decodes {
+        type Response = Response<Body>;
+        type Error = Infallible;
+        type Future = Answer<Infallible>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, request: Request<Body>) -> Self::Future {
+            let method = self.clone();
+            Box::pin(async move {
+                let codec = crate::weighed::Codec::default();
+                Ok(tonic::server::Grpc::new(codec).unary(method, request).await)
+            })
+        }
+    }
+
+    impl tonic::server::UnaryService<wire::StartWorkflowExecutionRequest> for Decodes {
+        type Response = wire::StartWorkflowExecutionResponse;
+        type Future = std::future::Ready<Result<tonic::Response<Self::Response>, Status>>;
+
+        fn call(&mut self, _: tonic::Request<wire::StartWorkflowExecutionRequest>) -> Self::Future {
+            let mut response = tonic::Response::new(wire::StartWorkflowExecutionResponse {
+                run_id: "x".repeat(self.answer),
+                ..Default::default()
+            });
+            let held = self.front.memory.held().into();
+            response.metadata_mut().insert("held", held);
+            std::future::ready(Ok(response))
+        }
+    }
+
+    #[tokio::test]
+    async fn what_was_decoded_and_what_is_answered_are_paid_for() {
+        const MIB: u64 = 1 << 20;
+        let mut limits = atoll_front::Limits::for_machine(1 << 30, 1000);
+        limits.memory = atoll_front::memory::Limits::within(20 * MIB);
+        let front = Front::new(limits);
+        let ask = async |carried: u64, answer: u64| {
+            let gate = Gate {
+                access: Access::WithKey(Arc::new(OneKey)),
+                front: front.clone(),
+            };
+            let mut gate = gate.layer(Decodes {
+                front: front.clone(),
+                answer: usize::try_from(answer).unwrap(),
+            });
+            let message = prost::Message::encode_to_vec(&wire::StartWorkflowExecutionRequest {
+                workflow_id: "x".repeat(usize::try_from(carried).unwrap()),
+                ..Default::default()
+            });
+            let length = u32::try_from(message.len()).unwrap().to_be_bytes();
+            let body = [&[0][..], &length, &message].concat();
+            let request = Request::builder()
+                .uri("/x")
+                .header("authorization", "Bearer right")
+                .header("content-type", "application/grpc")
+                .body(Body::new(http_body_util::Full::from(body)));
+            gate.call(request.unwrap()).await.unwrap()
+        };
+        let header = |response: &Response<Body>, name: &str| {
+            let value = response.headers().get(name).unwrap().to_str().unwrap();
+            value.parse::<u64>().unwrap()
+        };
+        let first = ask(2 * MIB, 100).await;
+        let held = header(&first, "held");
+        assert!((2 * MIB..3 * MIB).contains(&held), "{held}");
+        assert_eq!(front.memory.held(), 0);
+
+        // Ten for the project: two answers of four, and a third of which nobody has room for a byte.
+        let (first, second) = (ask(10, 4 * MIB).await, ask(10, 4 * MIB).await);
+        assert!(front.memory.held() >= 8 * MIB);
+        let refused = ask(10, 4 * MIB).await;
+        assert_eq!(header(&refused, "grpc-status"), 8);
+        assert!(refused.body().is_end_stream());
+        drop(first);
+        let third = ask(10, 4 * MIB).await;
+        let mut body = third.into_body();
+        let data = body.frame().await.unwrap().unwrap().into_data().unwrap();
+        let trailers = body.frame().await.unwrap().unwrap().into_trailers().unwrap();
+        assert_eq!(trailers["grpc-status"], "0");
+        assert!(body.frame().await.is_none());
+        drop((body, second));
+        assert!(front.memory.held() >= 4 * MIB);
+        drop(data);
+        assert_eq!(front.memory.held(), 0);
     }
 }

@@ -18,6 +18,7 @@ mod health;
 mod operator;
 mod oversize;
 mod status;
+mod weighed;
 mod workflow;
 
 use std::future::Future;

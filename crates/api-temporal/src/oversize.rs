@@ -20,5 +20,10 @@ pub(crate) fn retell(response: Response<Body>) -> Response<Body> {
     if !too_large {
         return response;
     }
-    Status::resource_exhausted(format!("grpc: received message larger than max {MAX_REQUEST}")).into_http()
+    Status::resource_exhausted(words()).into_http()
+}
+
+/// What SDKs look for.
+pub(crate) fn words() -> String {
+    format!("grpc: received message larger than max {MAX_REQUEST}")
 }

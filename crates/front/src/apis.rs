@@ -9,6 +9,7 @@
 //! - **One of them answers.** They are asked in order whether a request is theirs; the last takes what is left. None calls
 //!   another one.
 //! - **A host is read once.** Each API finds the [`Target`] among the request's extensions, so that all send it to the same place.
+//! - **An answer is paid for** by whoever asked until it is written: see [`crate::answer`].
 //! - A request for a port of a sandbox never reaches a route: routes are paths of ours, those behind a port are the guest's.
 
 use std::borrow::Cow;
@@ -28,8 +29,8 @@ use futures_util::FutureExt as _;
 use tower::ServiceExt as _;
 use tracing::Instrument as _;
 
-use crate::Front;
 use crate::host::{self, Target};
+use crate::{Front, answer};
 
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -92,7 +93,10 @@ impl Apis {
     pub async fn answer(&self, mut request: Request) -> Response {
         let (front, started) = (&self.0.front, Instant::now());
         // What comes from inside this process did not come by a listener.
-        request.extensions_mut().get_or_insert_with(|| front.visit(None));
+        let visit = request
+            .extensions_mut()
+            .get_or_insert_with(|| front.visit(None))
+            .clone();
         let id = request_id(request.headers());
         let method = request.method().clone();
         let target = host::target(request.uri(), request.headers(), &self.0.domains);
@@ -142,11 +146,21 @@ impl Apis {
             span.in_scope(|| tell(&fault));
             response = (api.write)(response, &fault, &id);
         }
+        let route = response.extensions_mut().remove::<Route>();
+        response = match answer::paid(&visit, response) {
+            Ok(response) => response,
+            Err(fault) => {
+                span.in_scope(|| tell(&fault));
+                let mut refused = failed(fault.clone());
+                refused.extensions_mut().clear();
+                (api.write)(refused, &fault, &id)
+            }
+        };
         drop(in_flight);
 
         let elapsed = started.elapsed();
         let status = response.status();
-        let route = match response.extensions_mut().remove::<Route>() {
+        let route = match route {
             _ if is_port => Cow::Borrowed("port"),
             Some(Route(path)) => Cow::Owned(path.as_str().to_owned()),
             None => Cow::Borrowed("none"),

@@ -18,8 +18,12 @@ use tokio::time::{Instant, Sleep};
 use crate::Patience;
 use crate::memory::{Account, Permit};
 
-/// What a value of a JSON text may take in memory beside the text.
-const VALUE_BYTES: u64 = 32;
+/// What the parts of a JSON text may take in memory beside the text. An object with one entry is a node with room for eleven,
+/// a list with one value has room for four.
+const OBJECT_BYTES: u64 = 700;
+const LIST_BYTES: u64 = 160;
+const VALUE_BYTES: u64 = 64;
+const KEY_BYTES: u64 = 64;
 /// The least that is allocated for a body.
 const FIRST: usize = 8 * 1024;
 
@@ -321,8 +325,8 @@ pub struct Held {
 impl Held {
     /// Counts what reading it as JSON may take: a short text can stand for many values.
     pub fn weigh_json(&mut self) -> Result<(), Refused> {
-        let values = memchr::memchr3_iter(b',', b'[', b'{', &self.bytes).count() as u64;
-        self.permit.grow(values * VALUE_BYTES).map_err(Refused::Full)
+        let weight = json_weight(&self.bytes);
+        self.permit.grow(weight).map_err(Refused::Full)
     }
 
     /// As bytes that are paid for until the last copy of them is dropped.
@@ -345,6 +349,40 @@ impl AsRef<[u8]> for Held {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
+}
+
+/// What reading a JSON text may take beside the text: a short one can stand for many values.
+pub fn json_weight(text: &[u8]) -> u64 {
+    let (mut weight, mut at) = (0, 0);
+    while let Some(byte) = text.get(at) {
+        at += 1;
+        weight += match byte {
+            b'{' => OBJECT_BYTES,
+            b'[' => LIST_BYTES,
+            b',' => VALUE_BYTES,
+            b':' => KEY_BYTES,
+            b'"' => {
+                at += length_of_text(&text[at..]);
+                0
+            }
+            _ => 0,
+        };
+    }
+    weight
+}
+
+/// How long a text is, from behind the mark that begins it to behind the one that ends it.
+fn length_of_text(rest: &[u8]) -> usize {
+    let mut at = 0;
+    while let Some(found) = rest.get(at..).and_then(|rest| memchr::memchr2(b'"', b'\\', rest)) {
+        at += found;
+        match rest[at] {
+            b'"' => return at + 1,
+            // Whatever comes behind it is no mark.
+            _ => at += 2,
+        }
+    }
+    rest.len()
 }
 
 /// Reads a body of at most `limit` bytes.
@@ -534,14 +572,31 @@ mod tests {
 
     #[tokio::test]
     async fn many_values_in_a_short_text_weigh_more() {
-        let (memory, account) = memory(40_000);
+        let (memory, account) = memory(80_000);
         let text = format!("[{}]", vec!["1"; 1000].join(","));
         let mut held = read(text, 10_000, PATIENCE, &account).await.unwrap();
         held.weigh_json().unwrap();
-        assert!(memory.held() >= 32_000, "{}", memory.held());
+        assert!(memory.held() >= 64_000, "{}", memory.held());
         let mut second = read("[1,2,3,4,5,6,7,8,9]".repeat(30), 10_000, PATIENCE, &account)
             .await
             .unwrap();
         assert!(matches!(second.weigh_json(), Err(Refused::Full(_))));
+    }
+
+    #[test]
+    fn what_stands_in_texts_weighs_nothing() {
+        for (text, weight) in [
+            ("", 0),
+            ("{}", OBJECT_BYTES),
+            (r#"{"a":[]}"#, OBJECT_BYTES + KEY_BYTES + LIST_BYTES),
+            (r#""{{[[,,::""#, 0),
+            (r#""\"{{,,"[1,2]"#, LIST_BYTES + VALUE_BYTES),
+            (r#"["\\",{}]"#, LIST_BYTES + VALUE_BYTES + OBJECT_BYTES),
+            (r#"["\\\",{}]"#, LIST_BYTES),
+            (r#"["{"#, LIST_BYTES),
+            (r#"["\"#, LIST_BYTES),
+        ] {
+            assert_eq!(json_weight(text.as_bytes()), weight, "{text}");
+        }
     }
 }

@@ -9,14 +9,15 @@
 //!
 //! What must hold:
 //! - **Nobody is read before they are known.** [`Visit::read`] refuses as long as nobody was admitted to pay for it.
-//! - **Every buffered byte is somebody's**: of the server, of one project, and of one sandbox where one calls. What goes over a
-//!   limit is refused before it is allocated, and given back when the last copy is dropped.
+//! - **Every buffered byte is somebody's**, in requests and in answers: of the server, of one project, and of one sandbox where
+//!   one calls. What goes over a limit is refused before it is allocated, and given back when the last copy is dropped.
 //! - **Every wait ends**: for the first head, for the rest of a head, for the next piece of a body, for a body as a whole,
 //!   for whoever does not read the answer.
 //! - **Strangers cannot keep others out.** When there are too many of them, the one that came first is cut, so whoever comes
 //!   with a key gets in.
 //! - A `Host` means one thing: [`host`] is the only parser of `{port}-{sandbox}.{domain}`.
 
+mod answer;
 pub mod apis;
 pub mod body;
 pub mod connections;
@@ -24,6 +25,7 @@ mod guarded;
 pub mod host;
 pub mod memory;
 pub mod meter;
+pub mod proto;
 pub mod proxy;
 pub mod serve;
 mod slots;

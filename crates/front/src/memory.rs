@@ -27,6 +27,16 @@ impl Limits {
         Self::within(server)
     }
 
+    /// With what answers may take beyond: an eighth, so that requests that are being received keep nobody from being answered.
+    fn for_answers(self) -> Self {
+        let more = |limit: u64| limit.saturating_add(limit / 8);
+        Self {
+            server: more(self.server),
+            project: more(self.project),
+            sandbox: more(self.sandbox),
+        }
+    }
+
     /// The same shares of another whole.
     pub fn within(server: u64) -> Self {
         Self {
@@ -100,8 +110,7 @@ impl Account {
         }
     }
 
-    fn take(&self, bytes: u64) -> Result<(), Fault> {
-        let limits = self.memory.0.limits;
+    fn take(&self, bytes: u64, limits: Limits) -> Result<(), Fault> {
         let mut held = self.memory.lock();
         let of_project = held.projects.get(&self.project).copied().unwrap_or(0);
         let of_sandbox = self
@@ -120,7 +129,7 @@ impl Account {
                 FaultKind::Unavailable,
                 "server_busy",
                 format!(
-                    "requests that are being received hold all of the {} MiB that this server buffers",
+                    "requests and answers on their way hold all of the {} MiB that this server buffers",
                     limits.server / MIB
                 ),
             )
@@ -149,11 +158,11 @@ fn caller_holds_too_much(who: &str, limit: u64) -> Fault {
         FaultKind::LimitExceeded,
         "too_much_buffered",
         format!(
-            "requests of {who} that are being received hold all of the {} MiB that it may buffer",
+            "requests and answers of {who} on their way hold all of the {} MiB that it may buffer",
             limit / MIB
         ),
     )
-    .hint("send fewer or smaller requests at once; who runs the server sets this in `[limits]`")
+    .hint("send fewer or smaller requests at once, and read their answers; who runs the server sets this in `[limits]`")
 }
 
 fn lower<K: Hash + Eq + Clone>(held: &mut HashMap<K, u64>, who: &K, bytes: u64) {
@@ -180,8 +189,17 @@ impl Permit {
 
     /// Allows so many bytes more, or says why not; then it is as it was.
     pub fn grow(&mut self, more: u64) -> Result<(), Fault> {
+        self.grow_within(more, self.account.memory.0.limits)
+    }
+
+    /// The same for an answer, for which there is some room that no request can take.
+    pub fn grow_for_answer(&mut self, more: u64) -> Result<(), Fault> {
+        self.grow_within(more, self.account.memory.0.limits.for_answers())
+    }
+
+    fn grow_within(&mut self, more: u64, limits: Limits) -> Result<(), Fault> {
         if more > 0 {
-            self.account.take(more)?;
+            self.account.take(more, limits)?;
             self.bytes += more;
         }
         Ok(())
@@ -253,6 +271,20 @@ mod tests {
         drop((second, third));
         assert_eq!(memory.held(), 0);
         assert!(memory.lock().projects.is_empty() && memory.lock().sandboxes.is_empty());
+    }
+
+    #[test]
+    fn requests_keep_nobody_from_being_answered() {
+        let memory = Memory::new(Limits::within(1600));
+        let account = memory.account(&project(1), None);
+        let (mut request, mut answer) = (account.open(), account.open());
+        request.grow(800).unwrap();
+        request.grow(1).unwrap_err();
+        answer.grow(1).unwrap_err();
+        answer.grow_for_answer(100).unwrap();
+        answer.grow_for_answer(1).unwrap_err();
+        drop(request);
+        assert_eq!(memory.held(), 100);
     }
 
     proptest! {

@@ -202,7 +202,6 @@ impl Connected {
         // So that the watchdog can say which request stalls. The query may hold secrets.
         let doing = tracing::debug_span!("request", method = %request.method(), path = request.uri().path());
         let response = self.apis.answer(request).instrument(doing).await;
-        visit.answered();
         Ok(response.map(|body| Answer { body, _visit: visit }))
     }
 }

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use atoll_types::{Fault, ProjectId, SandboxId};
 use http_body::Body;
 
-use crate::Front;
 use crate::body::{self, Held, Metered, Refused, Upload};
 use crate::connections::Line;
 use crate::memory::{Account, Permit};
+use crate::{Front, Patience};
 
 /// In the extensions of every request. Nobody outside can put one there; without one no body is read.
 #[derive(Debug, Clone)]
@@ -92,20 +92,38 @@ impl Visit {
         Upload::new(body, self.0.front.patience)
     }
 
+    /// The same payer, for what outlives the request and its connection.
+    pub fn apart(&self) -> Self {
+        let account = match self.0.account.get() {
+            Some(account) => OnceLock::from(account.clone()),
+            None => OnceLock::new(),
+        };
+        Self(Arc::new(Inner {
+            front: self.0.front.clone(),
+            line: None,
+            account,
+            kept: Mutex::default(),
+        }))
+    }
+
     /// A permit for nothing yet.
     pub fn permit(&self) -> Result<Permit, Refused> {
         let account = self.0.account.get().ok_or(Refused::Unpaid)?;
         Ok(account.open())
     }
 
-    /// Keeps a permit until the request is answered.
+    /// Keeps a permit until what the request held is no longer needed: until its answer is there as a whole, or was written.
     pub fn keep(&self, permit: Permit) {
         self.kept().push(permit);
     }
 
-    /// The answer has begun: what the request held is no longer needed.
+    /// The answer is there: what the request held is no longer needed.
     pub fn answered(&self) {
         self.kept().clear();
+    }
+
+    pub(crate) fn patience(&self) -> Patience {
+        self.0.front.patience
     }
 
     fn kept(&self) -> std::sync::MutexGuard<'_, Vec<Permit>> {

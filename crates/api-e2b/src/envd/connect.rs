@@ -1,9 +1,11 @@
 //! The Connect protocol as E2B's clients speak it: unary calls with a bare message, streams of length-prefixed frames that
 //! end with a frame of their own, JSON and protocol buffers, never compressed.
 
+use std::any::TypeId;
 use std::time::Duration;
 
-use atoll_front::{Permit, Refused, Visit};
+use atoll_front::proto::{self, Field, Holds, Message, Unfit};
+use atoll_front::{Permit, Refused, Visit, body};
 use atoll_types::{Fault, FaultKind};
 use axum::body::{Body, BodyDataStream};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -14,12 +16,52 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
-/// The largest message that is accepted. Input for processes comes in such messages.
-const MESSAGE_BYTES: usize = 16 * 1024 * 1024;
+use super::messages::{SendInputRequest, StartRequest, StreamInputRequest};
+
+/// The largest message that is accepted if it carries input for a process.
+pub(crate) const INPUT_BYTES: usize = 16 * 1024 * 1024;
+/// The largest of the others.
+const MESSAGE_BYTES: usize = 1024 * 1024;
+/// The most that a message may take once it is read, beside its bytes.
+const MOST_BESIDE: u64 = 64 * 1024 * 1024;
+/// What stands before each message of a stream: flags, and its length.
+const HEAD: usize = 5;
 const END_OF_STREAM: u8 = 0x02;
 const COMPRESSED: u8 = 0x01;
 /// How often a silent stream says that it is there, unless the client asks otherwise.
 const KEEPALIVE: Duration = Duration::from_secs(90);
+/// The longest time that anybody may ask for: what is added to a clock must fit it.
+const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+
+/// The one message with lists: its process, and that one's arguments and environment.
+static START: &[Message] = &[
+    Message {
+        fields: &[Field {
+            number: 1,
+            holds: Holds::Message(1),
+            first: 0,
+            next: 0,
+        }],
+    },
+    Message {
+        fields: &[
+            Field {
+                number: 2,
+                holds: Holds::Text,
+                first: 128,
+                next: 80,
+            },
+            Field {
+                number: 3,
+                holds: Holds::Message(2),
+                first: 300,
+                next: 210,
+            },
+        ],
+    },
+    Message { fields: &[] },
+];
+const NO_LISTS: usize = 2;
 
 /// Every message of the services.
 pub(crate) trait Wire: prost::Message + Default + Serialize + DeserializeOwned + 'static {}
@@ -47,6 +89,45 @@ impl Codec {
             Self::Json => serde_json::from_slice(bytes).map_err(|error| Error::invalid(error.to_string())),
             Self::Proto => T::decode(bytes).map_err(|error| Error::invalid(error.to_string())),
         }
+    }
+
+    /// What a message takes once it is decoded, its bytes included.
+    pub(crate) fn weigh<T: Wire>(self, bytes: &[u8]) -> Result<u64, Error> {
+        let length = bytes.len() as u64;
+        let most = length + MOST_BESIDE;
+        match self {
+            Self::Json => {
+                let weight = length + body::json_weight(bytes);
+                if weight > most {
+                    let message = "the message holds too many values; send fewer at once";
+                    return Err(Error::new(Code::ResourceExhausted, message));
+                }
+                Ok(weight)
+            }
+            Self::Proto => {
+                let starts = TypeId::of::<T>() == TypeId::of::<StartRequest>();
+                let root = if starts { 0 } else { NO_LISTS };
+                proto::weigh(START, root, bytes, most).map_err(|unfit| {
+                    let code = match unfit {
+                        Unfit::TooHeavy { .. } => Code::ResourceExhausted,
+                        Unfit::Broken => Code::InvalidArgument,
+                    };
+                    Error::new(code, unfit.to_string())
+                })
+            }
+        }
+    }
+}
+
+/// How large a message may be.
+fn most<T: Wire>() -> usize {
+    let inputs = [
+        TypeId::of::<SendInputRequest>(),
+        TypeId::of::<StreamInputRequest>(),
+    ];
+    match inputs.contains(&TypeId::of::<T>()) {
+        true => INPUT_BYTES,
+        false => MESSAGE_BYTES,
     }
 }
 
@@ -200,20 +281,19 @@ impl From<Refused> for Error {
 /// Reads the one message of a unary call or of a call that is answered with a stream.
 pub(crate) async fn receive<T: Wire>(visit: &Visit, kind: Kind, body: Body) -> Result<T, Error> {
     // All of it, so that the connection can be used again.
-    let mut held = visit.read(body, MESSAGE_BYTES).await?;
-    if kind.codec == Codec::Json {
-        held.weigh_json()?;
-    }
-    if !kind.streams {
-        let decoded = kind.codec.decode(held.as_ref());
-        visit.keep(held.into_permit());
-        return decoded;
-    }
-    let decoded = match take_frame(held.as_ref())? {
-        Some((Frame::Message(payload), _)) => kind.codec.decode(payload),
-        Some((Frame::End, _)) | None => Err(Error::invalid("the request holds no message")),
+    let held = visit.read(body, most::<T>() + HEAD).await?;
+    let message = match kind.streams {
+        false => held.as_ref(),
+        true => match take_frame(held.as_ref(), most::<T>())? {
+            Some((Frame::Message(payload), _)) => payload,
+            Some((Frame::End, _)) | None => return Err(Error::invalid("the request holds no message")),
+        },
     };
-    visit.keep(held.into_permit());
+    let mut permit = visit.permit()?;
+    let weight = kind.codec.weigh::<T>(message)?;
+    permit.grow(weight).map_err(Refused::Full)?;
+    let decoded = kind.codec.decode(message);
+    visit.keep(permit);
     decoded
 }
 
@@ -226,14 +306,19 @@ pub(crate) fn receive_all<T: Wire>(
     struct State {
         body: BodyDataStream,
         buffer: BytesMut,
-        /// For what is in the buffer.
+        /// For what is in the buffer, and the message that was made of it last.
         permit: Permit,
     }
     async fn next<T: Wire>(kind: Kind, state: &mut State) -> Result<Option<T>, Error> {
         loop {
-            if let Some((frame, length)) = take_frame(&state.buffer)? {
+            if let Some((frame, length)) = take_frame(&state.buffer, most::<T>())? {
                 let decoded = match frame {
-                    Frame::Message(payload) => kind.codec.decode(payload).map(Some),
+                    Frame::Message(payload) => {
+                        let weight = kind.codec.weigh::<T>(payload)?;
+                        let held = state.buffer.len() as u64 + weight;
+                        state.permit.set(held).map_err(Refused::Full)?;
+                        kind.codec.decode(payload).map(Some)
+                    }
                     Frame::End => Ok(None),
                 };
                 state.buffer.advance(length);
@@ -274,20 +359,21 @@ pub(crate) enum Frame<'a> {
 }
 
 /// The first whole frame, if there is one, and how many bytes it takes.
-pub(crate) fn take_frame(buffer: &[u8]) -> Result<Option<(Frame<'_>, usize)>, Error> {
-    if buffer.len() < 5 {
+pub(crate) fn take_frame(buffer: &[u8], most: usize) -> Result<Option<(Frame<'_>, usize)>, Error> {
+    if buffer.len() < HEAD {
         return Ok(None);
     }
     let flags = buffer[0];
     let length = u32::from_be_bytes([buffer[1], buffer[2], buffer[3], buffer[4]]) as usize;
-    if length > MESSAGE_BYTES {
-        return Err(Error::new(Code::ResourceExhausted, "the message is too large"));
+    if length > most {
+        let message = format!("the message is too large: it may hold at most {most} bytes");
+        return Err(Error::new(Code::ResourceExhausted, message));
     }
-    let Some(payload) = buffer.get(5..5 + length) else {
+    let Some(payload) = buffer.get(HEAD..HEAD + length) else {
         return Ok(None);
     };
     if flags & END_OF_STREAM != 0 {
-        return Ok(Some((Frame::End, 5 + length)));
+        return Ok(Some((Frame::End, HEAD + length)));
     }
     if flags & COMPRESSED != 0 {
         return Err(Error::new(
@@ -295,11 +381,11 @@ pub(crate) fn take_frame(buffer: &[u8]) -> Result<Option<(Frame<'_>, usize)>, Er
             "compressed messages are not supported",
         ));
     }
-    Ok(Some((Frame::Message(payload), 5 + length)))
+    Ok(Some((Frame::Message(payload), HEAD + length)))
 }
 
 fn frame(flags: u8, payload: &[u8]) -> Bytes {
-    let mut frame = BytesMut::with_capacity(5 + payload.len());
+    let mut frame = BytesMut::with_capacity(HEAD + payload.len());
     frame.put_u8(flags);
     // Messages are bounded far below 4 GiB: they hold a chunk of output or one entry.
     frame.put_u32(u32::try_from(payload.len()).unwrap_or(u32::MAX));
@@ -362,14 +448,15 @@ pub(crate) fn answer_stream<T: Wire>(
 
 /// How long the client allows the call to take.
 pub(crate) fn timeout(headers: &HeaderMap) -> Option<Duration> {
-    number(headers, "connect-timeout-ms").map(Duration::from_millis)
+    let asked = number(headers, "connect-timeout-ms").map(Duration::from_millis);
+    asked.map(|asked| asked.min(LONGEST))
 }
 
 /// How often a silent stream is to say that it is there.
 pub(crate) fn keepalive(headers: &HeaderMap) -> Duration {
     number(headers, "keepalive-ping-interval")
         .filter(|seconds| *seconds > 0)
-        .map_or(KEEPALIVE, Duration::from_secs)
+        .map_or(KEEPALIVE, |seconds| Duration::from_secs(seconds).min(LONGEST))
 }
 
 fn number(headers: &HeaderMap, name: &str) -> Option<u64> {
@@ -379,7 +466,7 @@ fn number(headers: &HeaderMap, name: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::envd::messages::{PathRequest, StartEvent};
+    use crate::envd::messages::{ListDirRequest, PathRequest, ProcessConfig, StartEvent};
 
     const JSON_STREAM: Kind = Kind {
         codec: Codec::Json,
@@ -443,5 +530,74 @@ mod tests {
             .await
             .unwrap_err();
         assert_eq!(error.code, Code::InvalidArgument);
+    }
+
+    #[tokio::test]
+    async fn what_a_message_becomes_is_paid_for() {
+        const PROTO: Kind = Kind {
+            codec: Codec::Proto,
+            streams: false,
+        };
+        let ask = async |memory: u64, message: Vec<u8>| {
+            let mut limits = atoll_front::Limits::for_machine(1 << 30, 1000);
+            limits.memory = atoll_front::memory::Limits::within(memory);
+            let front = atoll_front::Front::new(limits);
+            let visit = front.visit(None);
+            visit
+                .admit(&atoll_types::ProjectId::from_entropy([1; 20]), None)
+                .unwrap();
+            let received = receive::<StartRequest>(&visit, PROTO, Body::from(message)).await;
+            (received, front.memory.held())
+        };
+        let start = |args: usize| {
+            let message = StartRequest {
+                process: Some(ProcessConfig {
+                    cmd: "sleep".into(),
+                    args: vec![String::new(); args],
+                    ..ProcessConfig::default()
+                }),
+                ..StartRequest::default()
+            };
+            prost::Message::encode_to_vec(&message)
+        };
+        let (received, held) = ask(64 << 20, start(100_000)).await;
+        assert_eq!(received.unwrap().process.unwrap().args.len(), 100_000);
+        assert!(held >= 100_000 * 48, "{held}");
+        let (received, held) = ask(8 << 20, start(100_000)).await;
+        assert_eq!(received.unwrap_err().code, Code::ResourceExhausted);
+        assert_eq!(held, 0);
+        // Nothing but input is that large.
+        let (received, _) = ask(64 << 20, start(600_000)).await;
+        assert_eq!(received.unwrap_err().code, Code::ResourceExhausted);
+        // Other messages are not read as this one.
+        let list = ListDirRequest {
+            path: "/home/user/\n\n".into(),
+            depth: 1,
+        };
+        let body = Body::from(prost::Message::encode_to_vec(&list));
+        let received = receive::<ListDirRequest>(&visit(), PROTO, body).await.unwrap();
+        assert_eq!(received, list);
+    }
+
+    #[test]
+    fn nobody_asks_for_more_time_than_there_is() {
+        let headers = |value: &str| {
+            let mut headers = HeaderMap::new();
+            for name in ["keepalive-ping-interval", "connect-timeout-ms"] {
+                headers.insert(name, value.parse().unwrap());
+            }
+            headers
+        };
+        for (asked, ping, limit) in [
+            ("18446744073709551615", LONGEST, Some(LONGEST)),
+            ("2000", Duration::from_secs(2000), Some(Duration::from_secs(2))),
+            ("0", KEEPALIVE, Some(Duration::ZERO)),
+            ("soon", KEEPALIVE, None),
+        ] {
+            let headers = headers(asked);
+            assert_eq!((keepalive(&headers), timeout(&headers)), (ping, limit), "{asked}");
+            // As it is used.
+            let _ = tokio::time::Instant::now() + keepalive(&headers);
+        }
     }
 }

@@ -22,6 +22,9 @@ use super::messages::{
 };
 use super::registry::{self, Description, Process};
 
+/// The longest name that a process may be given.
+const TAG_BYTES: usize = 256;
+
 pub(crate) async fn serve(call: Call, kind: Kind, method: &str, request: Request) -> Result<Response, Error> {
     let (parts, body) = request.into_parts();
     let headers = &parts.headers;
@@ -106,6 +109,12 @@ async fn start(
     let Some(config) = request.process else {
         return Err(Error::invalid("`process` is missing"));
     };
+    if request.tag.as_ref().is_some_and(|tag| tag.len() > TAG_BYTES) {
+        return Err(Error::invalid(format!(
+            "`tag` may have at most {TAG_BYTES} bytes"
+        )));
+    }
+    let permit = registry::pay(call, &config)?;
     let pty = request.pty.as_ref().and_then(size);
     let deadline = connect::timeout(headers);
     let spec = ExecSpec {
@@ -129,6 +138,7 @@ async fn start(
         pty: pty.is_some(),
         stdin: pty.is_some() || spec.stdin,
         config,
+        permit,
     };
     let executed = call
         .app

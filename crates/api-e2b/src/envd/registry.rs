@@ -10,16 +10,19 @@
 //! - A process goes on when its subscribers hang up, and never waits when there are none; as long as there are, output
 //!   waits for the slowest of them.
 //! - Its end is known for a while after it, for those who come late.
+//! - What is remembered of a process is paid for as long as it is.
 //! - What is here is only a way to the process. A server that was restarted finds it again in the agent's list.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use atoll_front::{Permit, Refused};
 use atoll_guest_protocol::CommandState;
 use atoll_sandboxes::{Command, ExecEvent, ExecEvents, ExecInput, Execution, OutputStream};
 use atoll_types::{CommandId, SandboxId};
 use bytes::Bytes;
+use prost::Message as _;
 use tokio::sync::mpsc;
 
 use super::Call;
@@ -29,7 +32,7 @@ use super::messages::{DataEvent, EndEvent, Event, Output, ProcessConfig, Selecto
 /// How long the end of a process is remembered.
 const REMEMBERED: Duration = Duration::from_secs(30);
 /// Events that may wait for a slow subscriber.
-const WAITING: usize = 16;
+const WAITING: usize = 4;
 /// What one event carries at most.
 const CHUNK: usize = 32 * 1024;
 
@@ -49,6 +52,7 @@ pub(crate) struct Process {
     pub(crate) stdin: bool,
     pub(crate) input: tokio::sync::Mutex<ExecInput>,
     hub: Mutex<Hub>,
+    _permit: Permit,
 }
 
 #[derive(Debug, Default)]
@@ -65,6 +69,16 @@ pub(crate) struct Description {
     pub(crate) tag: Option<String>,
     pub(crate) pty: bool,
     pub(crate) stdin: bool,
+    pub(crate) permit: Permit,
+}
+
+/// Lets the sandbox pay for what is remembered of a process.
+pub(crate) fn pay(call: &Call, config: &ProcessConfig) -> Result<Permit, Error> {
+    let texts = 2 + config.args.len() + 2 * config.envs.len();
+    let weight = config.encoded_len() + texts * 2 * size_of::<String>();
+    let mut permit = call.visit.permit()?;
+    permit.grow(weight as u64).map_err(Refused::Full)?;
+    Ok(permit)
 }
 
 impl Process {
@@ -168,6 +182,7 @@ pub(crate) fn adopt(
         stdin: described.stdin,
         input: tokio::sync::Mutex::new(execution.input),
         hub: Mutex::default(),
+        _permit: described.permit,
     });
     let receiver = process.subscribe();
     call.app.processes.keep(&call.target.id, &process);
@@ -293,8 +308,10 @@ async fn rediscover(call: &Call, pid: u32) -> Result<Arc<Process>, Error> {
             command.output_bytes,
         )
         .await?;
+    let config = config_of(&command);
     let described = Description {
-        config: config_of(&command),
+        permit: pay(call, &config)?,
+        config,
         tag: None,
         pty: command.pty,
         stdin: true,
