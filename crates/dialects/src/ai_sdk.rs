@@ -163,7 +163,7 @@ fn read_message(mut message: Fields, ask: &mut Ask) -> Result<()> {
 fn read_part(mut part: Fields) -> Result<Option<Part>> {
     let kind = part.need_text("type")?;
     let hints = anthropic(&mut part);
-    Ok(Some(match kind.as_str() {
+    let read = match kind.as_str() {
         "text" => Part::Text(TextPart {
             text: part.need_text("text")?,
             cache: hints.cache,
@@ -178,6 +178,7 @@ fn read_part(mut part: Fields) -> Result<Option<Part>> {
         "file" => {
             let media = part.text("mediaType")?.unwrap_or_default();
             let source = read_data(&mut part, &media)?;
+            let name = part.text("filename")?;
             if media.starts_with("image") {
                 Part::Image {
                     source,
@@ -186,7 +187,7 @@ fn read_part(mut part: Fields) -> Result<Option<Part>> {
             } else {
                 Part::Document {
                     source,
-                    name: part.text("filename")?,
+                    name,
                     cache: hints.cache,
                 }
             }
@@ -217,7 +218,11 @@ fn read_part(mut part: Fields) -> Result<Option<Part>> {
         // A person said yes or no; the result, which follows, says what came of it.
         "tool-approval-response" => return Ok(None),
         _ => return part.refuse("type", format!("`{kind}` cannot be translated")),
-    }))
+    };
+    // The name of the tool stands at its call, too.
+    part.ignore(&["toolName", "providerExecuted"]);
+    part.end()?;
+    Ok(Some(read))
 }
 
 fn read_data(part: &mut Fields, media: &str) -> Result<Source> {
@@ -229,7 +234,7 @@ fn read_data(part: &mut Fields, media: &str) -> Result<Source> {
             source_of_url(text)
         } else {
             // `image/*` is how the SDK says that it does not know; providers look for themselves.
-            let media = if media.ends_with("/*") { "image/png" } else { media };
+            let media = if media == "image/*" { "image/png" } else { media };
             Source::Base64 {
                 media: media.to_owned(),
                 data: text,
@@ -238,11 +243,17 @@ fn read_data(part: &mut Fields, media: &str) -> Result<Source> {
     };
     match part.take("data") {
         Some(Value::String(data)) => Ok(text(data)),
-        Some(Value::Object(mut data)) => {
-            let inner = data.remove("data").or_else(|| data.remove("url"));
-            match inner {
-                Some(Value::String(data)) => Ok(text(data)),
-                _ => part.refuse("data", "only data and addresses can be translated"),
+        Some(data @ Value::Object(_)) => {
+            let mut data = Fields::of(part.path("data"), data)?;
+            data.ignore(&["type"]);
+            let held = match data.text("data")? {
+                Some(held) => Some(held),
+                None => data.text("url")?,
+            };
+            data.end()?;
+            match held {
+                Some(held) => Ok(text(held)),
+                None => part.refuse("data", "only data and addresses can be translated"),
             }
         }
         _ => part.refuse("data", "it is missing"),
@@ -252,7 +263,8 @@ fn read_data(part: &mut Fields, media: &str) -> Result<Source> {
 fn read_output(mut output: Fields) -> Result<(Vec<Part>, bool)> {
     let kind = output.need_text("type")?;
     let failed = kind.starts_with("error");
-    Ok(match kind.as_str() {
+    output.ignore(&["providerOptions"]);
+    let read = match kind.as_str() {
         "text" | "error-text" => (vec![Part::text(output.need_text("value")?)], failed),
         "json" | "error-json" => (
             vec![Part::text(
@@ -271,6 +283,7 @@ fn read_output(mut output: Fields) -> Result<(Vec<Part>, bool)> {
             for mut part in output.list("value")? {
                 let kind = part.need_text("type")?;
                 let media = part.text("mediaType")?.unwrap_or_else(|| "image/png".into());
+                part.ignore(&["providerOptions", "filename"]);
                 match kind.as_str() {
                     "text" => parts.push(Part::text(part.need_text("text")?)),
                     "file" | "media" | "image-data" | "image-url" | "file-data" | "file-url" => {
@@ -279,11 +292,14 @@ fn read_output(mut output: Fields) -> Result<(Vec<Part>, bool)> {
                     }
                     _ => return part.refuse("type", format!("`{kind}` cannot be translated")),
                 }
+                part.end()?;
             }
             (parts, false)
         }
         _ => return output.refuse("type", format!("`{kind}` is not known")),
-    })
+    };
+    output.end()?;
+    Ok(read)
 }
 
 /// The answer; `gateway` is what this gateway tells about the call.

@@ -313,6 +313,7 @@ fn read_part(mut part: Fields) -> Result<Part> {
                     "files that lie with another provider cannot be sent along",
                 );
             };
+            file.end()?;
             Part::Document {
                 source: source_of_url(data),
                 name,

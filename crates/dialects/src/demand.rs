@@ -1,11 +1,19 @@
 //! What a request asks for that costs, read as the wire of the request spells it: an upper bound for a reservation.
 //!
+//! It is to be read from what a provider gets. Where that is a translation, what the client wrote is another text: a translation
+//! takes some of it, leaves the rest, and writes numbers at greater length.
+//!
 //! What must hold: whatever is not known to cost nothing beyond the tokens that are counted here is named in
 //! [`Demand::unpriced`]. So fields, kinds of tools and kinds of content are listed if they are harmless; a list of the
 //! harmful ones would never be complete. Nothing is refused here: whether a budget applies is decided elsewhere.
 
-use crate::tree::{Fields, Node, Text};
+mod headers;
+mod parts;
+
+use crate::tree::{Fields, Node};
 use crate::{Dialect, PeekError};
+
+pub use headers::unpriced_header;
 
 /// What is to be read and written at most.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -15,8 +23,10 @@ pub struct Demand {
     pub images: u64,
     /// Bytes of documents that hold more than their bytes tell, such as PDFs.
     pub documents: u64,
-    /// Bytes of sound.
+    /// Bytes of sound and of moving pictures.
     pub audio: u64,
+    /// Some of the images are addresses, behind which somebody may find more than an image.
+    pub linked: bool,
     /// Tools that are shown to the model, for which providers add words of their own.
     pub tools: u64,
     /// Tokens of one answer; `None`: nobody has set a limit.
@@ -162,13 +172,33 @@ const AI_SDK: &[&str] = &[
     "abortSignal",
 ];
 
+/// As we write it; nobody asks us on this wire, nor on the next.
+const GEMINI: &[&str] = &[
+    "contents",
+    "systemInstruction",
+    "tools",
+    "toolConfig",
+    "generationConfig",
+];
+
+const CONVERSE: &[&str] = &[
+    "messages",
+    "system",
+    "inferenceConfig",
+    "toolConfig",
+    "outputConfig",
+    "additionalModelRequestFields",
+];
+
 const EMBEDDINGS: &[&str] = &["model", "input", "encoding_format", "dimensions", "user"];
 const AI_SDK_EMBEDDINGS: &[&str] = &["values", "dimensions", "headers"];
 
 /// The names that requests of a wire have at their top.
 pub(crate) fn known(dialect: Dialect) -> impl Iterator<Item = &'static str> {
     let own = match dialect {
-        Dialect::Chat | Dialect::Gemini | Dialect::Converse => CHAT,
+        Dialect::Chat => CHAT,
+        Dialect::Gemini => GEMINI,
+        Dialect::Converse => CONVERSE,
         Dialect::Responses => RESPONSES,
         Dialect::Messages => MESSAGES,
         Dialect::AiSdk => AI_SDK,
@@ -195,13 +225,15 @@ impl Demand {
             );
         }
         match dialect {
-            Dialect::Chat | Dialect::Gemini | Dialect::Converse => demand.chat(fields)?,
+            Dialect::Chat => demand.chat(fields)?,
+            Dialect::Gemini => demand.gemini(fields)?,
+            Dialect::Converse => demand.converse(fields)?,
             Dialect::Responses => demand.responses(fields)?,
             Dialect::Messages => demand.messages(fields)?,
             Dialect::AiSdk => {
                 demand.max_output = fields.count("maxOutputTokens")?;
+                // No provider speaks this wire, so what is said is counted in what it is translated to.
                 demand.tools(fields, |kind| kind == Some("function"));
-                demand.content("prompt", fields.get("prompt"));
             }
             Dialect::Embeddings | Dialect::AiSdkEmbeddings => demand.max_output = Some(0),
         }
@@ -237,6 +269,7 @@ impl Demand {
         self.choices = fields.count("n")?.unwrap_or(1).max(best).max(1);
         if let Some(Node::Object(prediction)) = fields.get("prediction") {
             self.predicted = prediction.get("content").map_or(0, size);
+            self.parts("prediction", prediction.get("content"));
         }
         self.speaks = fields.get("audio").is_some();
         match fields.get("modalities") {
@@ -256,7 +289,7 @@ impl Demand {
         if let Some(Node::List(functions)) = fields.get("functions") {
             self.tools += functions.len() as u64;
         }
-        self.content("messages", fields.get("messages"));
+        self.items("messages", fields.get("messages"));
         Ok(())
     }
 
@@ -273,7 +306,8 @@ impl Demand {
         self.tools(fields, |kind| {
             matches!(kind, Some("function" | "custom" | "local_shell" | "apply_patch"))
         });
-        self.content("input", fields.get("input"));
+        self.items("instructions", fields.get("instructions"));
+        self.items("input", fields.get("input"));
         Ok(())
     }
 
@@ -322,8 +356,8 @@ impl Demand {
                         .any(|own| kind.starts_with(own))
             })
         });
-        self.content("system", fields.get("system"));
-        self.content("messages", fields.get("messages"));
+        self.parts("system", fields.get("system"));
+        self.items("messages", fields.get("messages"));
         Ok(())
     }
 
@@ -350,185 +384,33 @@ impl Demand {
         }
     }
 
-    /// What is said, wherever it may hold more than text.
-    fn content(&mut self, path: &str, node: Option<&Node<'_>>) {
-        match node {
-            None | Some(Node::Null | Node::Text(_)) => {}
-            Some(Node::List(items)) => {
-                // Which one of many it was helps nobody; and paths would be as long as the body.
-                for item in items {
-                    self.content(path, Some(item));
+    fn gemini(&mut self, fields: &Fields<'_>) -> Result<(), PeekError> {
+        if let Some(config) = fields.object("generationConfig") {
+            self.max_output = config.count("maxOutputTokens")?;
+        }
+        if let Some(Node::List(tools)) = fields.get("tools") {
+            for tool in tools {
+                if let Node::Object(tool) = tool
+                    && let Some(Node::List(functions)) = tool.get("functionDeclarations")
+                {
+                    self.tools += functions.len() as u64;
                 }
             }
-            Some(Node::Object(fields)) => self.block(path, fields),
-            Some(Node::Flag(_) | Node::Number(_)) => {}
         }
+        self.gemini_parts(fields.get("contents"));
+        Ok(())
     }
 
-    fn block(&mut self, path: &str, fields: &Fields<'_>) {
-        let kind = match fields.get("type") {
-            None => None,
-            Some(Node::Text(kind)) => Some(kind.start.as_ref()),
-            Some(_) => return self.price_unknown(path, "the type of a part is no text"),
-        };
-        match kind {
-            None | Some("message") => {
-                // An earlier answer that was spoken, by its name.
-                if fields.get("audio").is_some() {
-                    self.unseen(path);
-                }
-                self.content(path, fields.get("content"));
-            }
-            Some(
-                "text"
-                | "input_text"
-                | "output_text"
-                | "summary_text"
-                | "reasoning_text"
-                | "refusal"
-                | "thinking"
-                | "redacted_thinking"
-                | "reasoning"
-                | "tool_use"
-                | "tool-call"
-                | "function_call"
-                | "custom_tool_call"
-                | "local_shell_call"
-                | "apply_patch_call"
-                | "apply_patch_call_output"
-                | "search_result"
-                | "tool-approval-response"
-                | "error-text"
-                | "error-json"
-                | "json"
-                | "execution-denied",
-            ) => {}
-            Some("tool_result") => self.content(path, fields.get("content")),
-            Some(
-                "function_call_output"
-                | "custom_tool_call_output"
-                | "local_shell_call_output"
-                | "tool-result",
-            ) => self.content(path, fields.get("output")),
-            Some("content") => self.content(path, fields.get("value")),
-            Some("image_url") => match fields.get("image_url") {
-                Some(Node::Object(image)) => self.picture(path, image.get("url")),
-                other => self.picture(path, other),
-            },
-            Some("input_image") => self.picture(path, fields.get("image_url")),
-            Some("image") => match fields.object("source") {
-                Some(source) if source.text("type") == Some("base64") => {
-                    self.data(source.text("media_type"), source.get("data"));
-                }
-                _ => self.images += 1,
-            },
-            Some("document") => self.document(path, fields),
-            Some("file" | "input_file") => {
-                // OpenAI's, in either of its wires, or the AI SDK's.
-                let file = match fields.get("file") {
-                    Some(Node::Object(file)) => file,
-                    _ => fields,
-                };
-                match (file.get("file_data"), file.get("data")) {
-                    (Some(data), _) => self.data(None, Some(data)),
-                    (None, Some(data)) => self.sdk_file(path, file, data),
-                    (None, None) => self.unseen(path),
-                }
-            }
-            Some("media" | "image-data" | "image-url" | "file-data" | "file-url") => match fields.get("data")
-            {
-                Some(data) => self.sdk_file(path, fields, data),
-                None => self.unseen(path),
-            },
-            Some("input_audio") => match fields.get("input_audio") {
-                Some(Node::Object(audio)) => {
-                    let bytes = audio.get("data").map_or(0, size);
-                    self.text = self.text.saturating_sub(bytes);
-                    self.audio += bytes;
-                }
-                _ => self.unseen(path),
-            },
-            Some(other) => {
-                let other: String = other.chars().take(60).collect();
-                let why = format!("nobody here knows how a part of type `{other}` is counted");
-                self.price_unknown(path, &why);
-            }
+    fn converse(&mut self, fields: &Fields<'_>) -> Result<(), PeekError> {
+        if let Some(config) = fields.object("inferenceConfig") {
+            self.max_output = config.count("maxTokens")?;
         }
-    }
-
-    fn document(&mut self, path: &str, fields: &Fields<'_>) {
-        match fields.object("source") {
-            Some(source) => match source.text("type") {
-                Some("base64") => self.data(source.text("media_type"), source.get("data")),
-                Some("text") => {}
-                Some("content") => self.content(path, source.get("content")),
-                _ => self.unseen(path),
-            },
-            _ => self.unseen(path),
+        if let Some(Node::List(tools)) = fields.object("toolConfig").and_then(|config| config.get("tools")) {
+            self.tools += tools.len() as u64;
         }
+        self.converse_parts(fields.get("messages"));
+        Ok(())
     }
-
-    fn sdk_file(&mut self, path: &str, file: &Fields<'_>, data: &Node<'_>) {
-        let data = match data {
-            Node::Object(inner) => inner.get("data").or(inner.get("url")),
-            other => Some(other),
-        };
-        let media = file.text("mediaType");
-        match data {
-            Some(Node::Text(text)) if is_address(text) => {
-                if media.is_some_and(|media| media.starts_with("image")) {
-                    self.images += 1;
-                } else {
-                    self.unseen(path);
-                }
-            }
-            Some(data) => self.data(media, Some(data)),
-            None => self.unseen(path),
-        }
-    }
-
-    /// A picture by its address, or with its bytes in it.
-    fn picture(&mut self, path: &str, url: Option<&Node<'_>>) {
-        match url {
-            Some(Node::Text(text)) if has_data(text) => self.data(None, url),
-            // However large it is, providers make it smaller.
-            None | Some(Node::Text(_)) => self.images += 1,
-            Some(_) => self.unseen(path),
-        }
-    }
-
-    /// Bytes in base64, plain or as a `data:` URL, which says itself what they are.
-    fn data(&mut self, media: Option<&str>, data: Option<&Node<'_>>) {
-        let Some(Node::Text(data)) = data else { return };
-        let bytes = data.len as u64;
-        let told = has_data(data).then(|| {
-            let url = &data.start["data:".len()..];
-            url.split([';', ',']).next().unwrap_or_default()
-        });
-        let media = told.or(media).unwrap_or_default().to_ascii_lowercase();
-        if media.starts_with("image/") {
-            self.images += 1;
-            self.text = self.text.saturating_sub(bytes);
-        } else if media.starts_with("audio/") {
-            self.audio += bytes;
-            self.text = self.text.saturating_sub(bytes);
-        } else if !media.starts_with("text/") {
-            self.documents += bytes;
-            self.text = self.text.saturating_sub(bytes);
-        }
-    }
-}
-
-fn has_data(text: &Text<'_>) -> bool {
-    let start = text.start.as_bytes();
-    start.len() >= 5 && start[..5].eq_ignore_ascii_case(b"data:")
-}
-
-fn is_address(text: &Text<'_>) -> bool {
-    ["http://", "https://"].iter().any(|scheme| {
-        let start = text.start.as_bytes();
-        start.len() >= scheme.len() && start[..scheme.len()].eq_ignore_ascii_case(scheme.as_bytes())
-    })
 }
 
 /// Bytes of all texts below.

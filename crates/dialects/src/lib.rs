@@ -37,7 +37,7 @@ mod tree;
 mod usage;
 mod watch;
 
-pub use demand::{Demand, Unpriced};
+pub use demand::{Demand, Unpriced, unpriced_header};
 pub use peek::{Peek, PeekError, Rewrite};
 pub use talk::{
     Answer, Ask, Cache, Effort, Event, Finish, Format, Opening, Part, Role, Schema, Source, Stamp, TextPart,

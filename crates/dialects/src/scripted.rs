@@ -137,13 +137,23 @@ pub fn answer(dialect: Dialect, model: &str, stream: bool, request: &Value) -> T
             bill,
         };
     }
+    let mut pieces = pieces(dialect, stamp, answer, role.ends_with("cut"));
+    if dialect == Dialect::Responses && request["metadata"].is_object() {
+        // It says back what it was told about the request.
+        let metadata = format!("\"metadata\":{}", request["metadata"]);
+        for piece in &mut pieces {
+            *piece = String::from_utf8_lossy(piece)
+                .replace("\"metadata\":{}", &metadata)
+                .into_bytes();
+        }
+    }
     Told {
         status: 200,
         kind: match dialect {
             Dialect::Converse => "application/vnd.amazon.eventstream",
             _ => "text/event-stream",
         },
-        pieces: pieces(dialect, stamp, answer, role.ends_with("cut")),
+        pieces,
         bill,
     }
 }
@@ -238,7 +248,7 @@ fn play(role: &str, request: &Value) -> Answer {
             let latest = texts_of(&said[said.len().saturating_sub(2)..]).join(" ");
             answer.parts.push(Part::text(format!("[scripted] {latest}")));
         }
-        ("tool", Some(name)) if !answered => {
+        ("tool" | "deep-tool", Some(name)) if !answered => {
             answer.parts.push(Part::Call {
                 id: "scripted_call_1".into(),
                 name: name.into(),
@@ -407,6 +417,15 @@ fn pieces(dialect: Dialect, stamp: Stamp, answer: Answer, cut: bool) -> Vec<Vec<
             Dialect::Responses => Box::new(responses::Writer::new(stamp)),
             _ => Box::new(chat::Writer::new(stamp, true)),
         };
+        if let (Dialect::Messages, Some(used)) = (dialect, answer.usage) {
+            // What was read is told at the beginning, with a token of what will be written.
+            let read = ModelUsage {
+                output: 1,
+                reasoning: 0,
+                ..used
+            };
+            writer.write(&Event::Usage(read), &mut Vec::new());
+        }
         for event in answer.into_events() {
             let split = match event {
                 Event::Text(text) => text

@@ -276,14 +276,17 @@ impl Prices {
 impl Rates {
     /// From dollars per million tokens, in the order of the table; the last is dollars for one search.
     pub fn parse(columns: [Option<&str>; 8]) -> Result<Self, String> {
-        let per_token = |cell: &str| -> Result<Usd, String> {
-            let million: Usd = cell
+        let dollars = |cell: &str| -> Result<Usd, String> {
+            let dollars: Usd = cell
                 .parse()
                 .map_err(|error: atoll_types::UsdError| error.to_string())?;
-            if million < Usd::ZERO {
+            if dollars < Usd::ZERO {
                 return Err(format!("`{cell}` is negative"));
             }
-            million
+            Ok(dollars)
+        };
+        let per_token = |cell: &str| -> Result<Usd, String> {
+            dollars(cell)?
                 .millionth()
                 .ok_or_else(|| format!("`{cell}` has more than six decimals"))
         };
@@ -311,10 +314,7 @@ impl Rates {
             speaks: audio_output.is_some(),
             audio_input: read(audio_input, input)?,
             audio_output: read(audio_output, output)?,
-            search: search.map_or(Ok(Usd::ZERO), |cell| {
-                cell.parse()
-                    .map_err(|error: atoll_types::UsdError| error.to_string())
-            })?,
+            search: search.map_or(Ok(Usd::ZERO), dollars)?,
         })
     }
 }
@@ -404,6 +404,17 @@ mod tests {
         assert_eq!(prices.of("some", "gpt-5-unheard-of"), None);
     }
 
+    /// Dated names that cost more than what their undated name stands for today.
+    #[test]
+    fn an_older_one_has_its_own_price() {
+        let prices = Prices::built_in();
+        let audio = |name: &str| prices.of("openai", name).unwrap().rates(0).audio_output;
+        assert_eq!(audio("gpt-4o-audio-preview-2024-10-01"), usd("0.0002"));
+        assert_eq!(audio("gpt-4o-audio-preview-2024-12-17"), usd("0.00008"));
+        let old = prices.of("openai", "gpt-4o-2024-05-13").unwrap();
+        assert_eq!(old.rates(0).output, usd("0.000015"));
+    }
+
     #[test]
     fn the_operators_prices_win_and_show_in_the_version() {
         let rates = Rates::parse([Some("2"), Some("4"), None, None, None, None, None, None]).unwrap();
@@ -451,7 +462,13 @@ mod tests {
     #[test]
     fn a_price_that_cannot_be_exact_is_refused() {
         assert!(Rates::parse([Some("0.0000001"), None, None, None, None, None, None, None]).is_err());
-        assert!(Rates::parse([Some("-1"), None, None, None, None, None, None, None]).is_err());
+        for at in 0..8 {
+            let mut columns = [None; 8];
+            columns[at] = Some("-1");
+            assert!(Rates::parse(columns).is_err(), "{at}");
+            columns[at] = Some("0.5");
+            assert!(Rates::parse(columns).is_ok(), "{at}");
+        }
     }
 
     proptest! {

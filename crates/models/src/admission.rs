@@ -1,8 +1,8 @@
 //! Whether a call may be made, and with what money.
 //!
 //! What must hold: where a budget applies, what is reserved is the most that the call can cost, whatever the caller wrote into
-//! it. What has no price is refused then, by the name of its field; where none applies it passes, and is booked as what is
-//! known of it.
+//! it; that is read from what the provider will get. What has no price is refused then, by the name of its field; where none
+//! applies it passes, and is booked as what is known of it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use bytes::Bytes;
 use crate::faults::Refusal;
 use crate::keys::ModelKey;
 use crate::setup::ProjectSetup;
-use crate::{Models, random, wishes};
+use crate::{Models, faults, outgoing, random, wishes};
 
 /// The limit that a provider is given where neither the caller nor the price table has one and a budget applies.
 const OWN_LIMIT: u64 = 8192;
@@ -123,7 +123,7 @@ impl Models {
         let money = if is_free {
             Money::default()
         } else {
-            self.reserve(who, &setup, &asked, &targets, &peek.demand)?
+            self.reserve(who, request, &setup, &asked, &targets, &peek.demand)?
         };
         let mut tags = who.tags.clone();
         tags.extend(wished.tags);
@@ -159,6 +159,7 @@ impl Models {
     fn reserve(
         &self,
         who: &Who,
+        request: &Request,
         setup: &ProjectSetup,
         asked: &str,
         targets: &[Target],
@@ -196,6 +197,10 @@ impl Models {
                     None,
                 ));
             }
+            let demand = match setup.providers.get(&target.provider) {
+                Some(provider) => &outgoing::demand(request, demand, provider, target, price, OWN_LIMIT)?,
+                None => demand,
+            };
             if let Some(Unpriced { field, why }) = demand.unpriced.as_ref().filter(|_| !price.is_free()) {
                 return Err(refuse(
                     "field_unpriced",
@@ -217,9 +222,8 @@ impl Models {
         let reserved = self.books().reserve(&who.spender, amount, self.now());
         let reservation = reserved.map_err(|exhausted| {
             self.inner.metrics.refused_by_budget();
-            let refusal = Refusal::from(exhausted);
-            self.note_refusal(who, asked, "budget", &refusal.fault.message);
-            refusal
+            self.note_refusal(who, asked, "budget", &faults::standing(&exhausted));
+            Refusal::exhausted(exhausted, who)
         })?;
         Ok(Money {
             limit: reservation.is_capped().then_some(OWN_LIMIT),

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use atoll_dialects::{PeekError, Untranslatable};
 use atoll_gateway_core::{Exhausted, NoRoute};
-use atoll_types::{Fault, FaultKind, ModelCallId, Timestamp};
+use atoll_types::{BudgetScope, Fault, FaultKind, KeyId, ModelCallId, SandboxId, Timestamp};
 
-use crate::Upstream;
+use crate::{Upstream, Who};
 
 /// A fault, and what a front end can tell beside it.
 #[derive(Debug)]
@@ -62,33 +62,67 @@ impl From<NoRoute> for Refusal {
     }
 }
 
+/// As told to anybody: what a project has and spends is not for whoever may call a model.
 impl From<Box<Exhausted>> for Refusal {
     fn from(refused: Box<Exhausted>) -> Self {
-        let Exhausted {
-            budget,
-            subject,
-            spent,
-            reserved,
-            wanted,
-            resets_at,
-        } = *refused;
-        let whose = match budget.scope {
-            atoll_types::BudgetScope::Project => "the project".to_owned(),
-            scope => format!("{scope} `{subject}`"),
-        };
-        let resets = resets_at.map_or_else(
-            || "it never resets".to_owned(),
-            |at| format!("it resets at {}", time(at)),
-        );
         let message = format!(
-            "the budget `{}` of {whose} does not allow this call: of ${} a {}, ${spent} is spent and ${reserved} reserved by \
-             calls under way, and this one may cost up to ${wanted}; {resets}",
-            budget.name, budget.limit, budget.window,
+            "a budget of the project does not allow this call; {}",
+            resets(&refused)
         );
         Fault::new(FaultKind::LimitExceeded, "budget_exhausted", message)
+            .hint("ask for fewer tokens (`max_tokens`), use a cheaper model, or ask whoever manages the project's budgets")
+            .into()
+    }
+}
+
+impl Refusal {
+    /// A budget does not allow a call. Whose own budget it is, is told the amounts; and whoever may see all of them anyway.
+    pub(crate) fn exhausted(refused: Box<Exhausted>, who: &Who) -> Self {
+        let spender = &who.spender;
+        let is_own = match refused.budget.scope {
+            BudgetScope::Key => spender.key.as_ref().map(KeyId::as_str) == Some(&refused.subject),
+            BudgetScope::Sandbox => spender.sandbox.as_ref().map(SandboxId::as_str) == Some(&refused.subject),
+            BudgetScope::Project | BudgetScope::Workflow | BudgetScope::Run => false,
+        };
+        let manages = who.key.is_none() && spender.sandbox.is_none();
+        if !is_own && !manages {
+            return refused.into();
+        }
+        Fault::new(FaultKind::LimitExceeded, "budget_exhausted", standing(&refused))
             .hint("ask for fewer tokens (`max_tokens`), use a cheaper model, or raise the budget with `atoll budget set`")
             .into()
     }
+}
+
+/// How the budget stands that does not allow a call.
+pub(crate) fn standing(refused: &Exhausted) -> String {
+    let Exhausted {
+        budget,
+        subject,
+        spent,
+        reserved,
+        wanted,
+        ..
+    } = refused;
+    let whose = match budget.scope {
+        BudgetScope::Project => "the project".to_owned(),
+        scope => format!("{scope} `{subject}`"),
+    };
+    format!(
+        "the budget `{}` of {whose} does not allow this call: of ${} a {}, ${spent} is spent and ${reserved} reserved by calls \
+         under way, and this one may cost up to ${wanted}; {}",
+        budget.name,
+        budget.limit,
+        budget.window,
+        resets(refused),
+    )
+}
+
+fn resets(refused: &Exhausted) -> String {
+    refused.resets_at.map_or_else(
+        || "it never resets".to_owned(),
+        |at| format!("it resets at {}", time(at)),
+    )
 }
 
 /// `2026-01-31T00:00:00Z`: budgets reset at midnight.

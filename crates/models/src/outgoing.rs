@@ -1,7 +1,8 @@
 //! What a provider is sent for a call: the client's own bytes where both speak the same wire, a translation where not.
 
 use atoll_dialects::{
-    Dialect, Peek, Rewrite, Untranslatable, ai_sdk, chat, converse, embeddings, gemini, messages, responses,
+    Demand, Dialect, Peek, Rewrite, Unpriced, Untranslatable, ai_sdk, chat, converse, embeddings, gemini,
+    messages, responses, unpriced_header,
 };
 use atoll_gateway_core::{Price, Target};
 use atoll_store::ModelProviderRow;
@@ -72,6 +73,43 @@ impl Outgoing {
             speaks,
         })
     }
+}
+
+/// What a provider is asked for that costs, read from what it will get: a translation takes some of what the client wrote and
+/// leaves the rest. `asked`: what stands in the client's own bytes. `limit`: as for [`Outgoing::prepare`].
+pub(crate) fn demand(
+    request: &Request,
+    asked: &Demand,
+    provider: &ModelProviderRow,
+    target: &Target,
+    price: &Price,
+    limit: u64,
+) -> Result<Demand, Refusal> {
+    let mut demand = asked.clone();
+    if wire_between(request.dialect, provider) == Ok(request.dialect) {
+        let mut headers = request.headers.iter();
+        let beta = headers.find_map(|(name, value)| unpriced_header(name, value, price.max_input));
+        demand.unpriced = demand.unpriced.or(beta);
+    } else if let Ok(sent) = Outgoing::prepare(request, provider, target, Some(price), true, Some(limit)) {
+        if matches!(request.dialect, Dialect::Embeddings | Dialect::AiSdkEmbeddings) {
+            demand.text = demand.text.max(sent.body.len() as u64);
+        } else {
+            demand = Peek::at(sent.speaks, &sent.body)?.demand;
+            // Its names are those that the client knows.
+            demand.unpriced = asked.unpriced.clone().or(demand.unpriced);
+        }
+    }
+    // What cannot be translated is sent to nobody.
+    if demand.linked && target.model.to_ascii_lowercase().contains("gemini") {
+        demand.unpriced = demand.unpriced.or_else(|| {
+            Some(Unpriced {
+                field: "messages".into(),
+                why: "behind the address of a picture this model finds films, too; send the picture itself"
+                    .into(),
+            })
+        });
+    }
+    Ok(demand)
 }
 
 /// The wire on which to ask a provider for what was asked on another.

@@ -461,6 +461,11 @@ impl Models {
     }
 
     pub async fn set_price(&self, project: &ProjectId, request: SetPrice) -> Result<(), Fault> {
+        if request.model.contains('*') {
+            let message = format!("`{}`: a price is of one model, not of a pattern", request.model);
+            return Err(Fault::invalid("model_name_invalid", message)
+                .hint("name the model as its provider does; `atoll model list` shows what can be called"));
+        }
         request
             .model
             .parse::<Pattern>()

@@ -55,7 +55,7 @@ fn each_wire_says_its_limit_in_its_own_way() {
 
 #[test]
 fn what_has_no_price_is_named() {
-    use Dialect::{AiSdk, Chat, Embeddings, Messages, Responses};
+    use Dialect::{Chat, Embeddings, Messages, Responses};
     for (dialect, body, field) in [
         (Chat, r#"{"plugins":[{"id":"web"}]}"#, "plugins"),
         (Chat, r#"{"web_search_options":{}}"#, "web_search_options"),
@@ -89,6 +89,12 @@ fn what_has_no_price_is_named() {
         ),
         (Responses, r#"{"conversation":"c"}"#, "conversation"),
         (Responses, r#"{"prompt":{"id":"p"}}"#, "prompt"),
+        (Responses, r#"{"instructions":[{"id":"msg_1"}]}"#, "instructions"),
+        (
+            Chat,
+            r#"{"prediction":{"type":"content","content":[{"type":"file","file":{"file_id":"f"}}]}}"#,
+            "prediction",
+        ),
         (Responses, r#"{"tools":[{"type":"web_search"}]}"#, "tools[0].type"),
         (
             Responses,
@@ -141,11 +147,6 @@ fn what_has_no_price_is_named() {
             Messages,
             r#"{"messages":[{"role":"user","content":[{"type":"container_upload"}]}]}"#,
             "messages",
-        ),
-        (
-            AiSdk,
-            r#"{"prompt":[{"role":"user","content":[{"type":"file","mediaType":"application/pdf","data":"https://x"}]}]}"#,
-            "prompt",
         ),
         (Embeddings, r#"{"input":"x","rerank":true}"#, "rerank"),
     ] {
@@ -270,4 +271,140 @@ fn what_is_foreseen_and_what_is_spoken_is_noticed() {
         r#"{"prediction":{"type":"content","content":[{"type":"text","text":"0123456789"}]},"modalities":["text","audio"]}"#,
     );
     assert_eq!((read.predicted, read.speaks), (14, true));
+}
+
+/// A part that says in two places what it holds, or in one that is not known, is what a provider makes of it.
+#[test]
+fn a_part_holds_what_it_says_in_one_place() {
+    use Dialect::{Chat, Messages, Responses};
+    let blob = "data:text/plain,x";
+    let unseen = |dialect, part: &str| {
+        let list = if dialect == Responses { "input" } else { "messages" };
+        let body = format!(r#"{{"{list}":[{{"role":"user","content":[{part}]}}]}}"#);
+        let read = demand(dialect, &body);
+        assert_eq!(read.unpriced.map(|it| it.field).as_deref(), Some(list), "{part}");
+    };
+    for part in [
+        r#"{"type":"input_file","file_data":"DATA","file_url":"https://x/y.pdf"}"#,
+        r#"{"type":"input_file","file_data":"DATA","file_id":"f"}"#,
+        r#"{"type":"input_file","file":{"file_data":"DATA"},"file_id":"f"}"#,
+        r#"{"type":"input_file","file":{"file_data":"DATA"}}"#,
+        r#"{"type":"input_file","file_data":"https://x/y.pdf"}"#,
+        r#"{"type":"input_file","file_data":["DATA"]}"#,
+        r#"{"type":"input_image","file_id":"f"}"#,
+        r#"{"type":"input_image","image_url":"https://x/y.png","file_id":"f"}"#,
+        r#"{"type":"input_image","image_url":"https://x/y.png","detail":"original"}"#,
+        r#"{"type":"input_text","text":"x","image_url":"https://x/y.png"}"#,
+        r#"{"type":"input_text","text":{"file_id":"f"}}"#,
+    ] {
+        unseen(Responses, &part.replace("DATA", blob));
+    }
+    for part in [
+        r#"{"type":"file","file":{"file_data":"DATA","file_id":"f"}}"#,
+        r#"{"type":"file","file":{"file_data":"DATA"},"file_id":"f"}"#,
+        r#"{"type":"file","file_data":"DATA"}"#,
+        r#"{"type":"file","data":"https://x/y.pdf","mediaType":"application/pdf","file":{"file_data":"DATA"}}"#,
+        r#"{"type":"file","file":{"file_data":"https://x/y.pdf"}}"#,
+        r#"{"image_url":{"url":"DATA"}}"#,
+        r#"{"type":null,"image_url":{"url":"DATA"}}"#,
+        r#"{"type":"text","text":"x","image_url":{"url":"https://x"}}"#,
+        r#"{"type":"image_url","image_url":{"url":"gs://bucket/film.mp4"}}"#,
+        r#"{"type":"image_url","image_url":{"url":"https://x","format":"video/mp4"}}"#,
+        r#"{"type":"image_url","image_url":{"url":"https://x","detail":"original"}}"#,
+        r#"{"type":"image_url"}"#,
+        r#"{"type":"input_audio","input_audio":{"data":"https://x/y.mp3","format":"mp3"}}"#,
+        r#"{"type":"input_audio","input_audio":{"id":"a"}}"#,
+    ] {
+        unseen(Chat, &part.replace("DATA", blob));
+    }
+    for part in [
+        r#"{"type":"image","source":{"type":"file","file_id":"f"}}"#,
+        r#"{"type":"image","source":{"type":"base64","media_type":"image/png","data":"A","url":"https://x"}}"#,
+        r#"{"type":"document","source":{"type":"url","url":"https://x"}}"#,
+        r#"{"type":"document","source":{"type":"text","media_type":"text/plain","data":"x","file_id":"f"}}"#,
+        r#"{"type":"document","source":{"type":"text","data":"x"},"file_id":"f"}"#,
+        r#"{"type":"document","source":{"type":"content","content":[{"type":"document","source":{"type":"url","url":"u"}}]}}"#,
+        r#"{"type":"tool_result","tool_use_id":"1","content":[{"type":"document","source":{"type":"url","url":"u"}}]}"#,
+        r#"{"type":"search_result","content":[{"type":"document","source":{"type":"url","url":"u"}}]}"#,
+        "7",
+    ] {
+        unseen(Messages, part);
+    }
+}
+
+/// What an id stands for lies with the provider.
+#[test]
+fn an_id_without_content_is_not_counted() {
+    let read = |item: &str| {
+        let body = format!(r#"{{"input":[{{"role":"user","content":"x"}},{item}]}}"#);
+        demand(Dialect::Responses, &body).unpriced.map(|it| it.field)
+    };
+    for item in [
+        r#"{"id":"msg_1"}"#,
+        r#"{"type":null,"id":"msg_1"}"#,
+        r#"{"type":"item_reference","id":"msg_1"}"#,
+        r#"{"type":"message","id":"msg_1","role":"user","status":"completed"}"#,
+        r#"{"type":"message","id":"msg_1","role":"assistant","content":[]}"#,
+        r#"{"role":"user","id":"msg_1","content":""}"#,
+        r#"{"content":"x"}"#,
+        r#"{"type":"reasoning","id":"rs_1","summary":[]}"#,
+        r#"{"type":"reasoning","id":"rs_1","summary":[{"type":"summary_text","text":"x"}]}"#,
+        r#"{"type":"function_call","id":"fc_1"}"#,
+        r#"{"type":"function_call_output","id":"fc_1","call_id":"1"}"#,
+        r#"[{"role":"user","content":"x"}]"#,
+    ] {
+        assert_eq!(read(item).as_deref(), Some("input"), "{item}");
+    }
+    for item in [
+        r#"{"type":"message","id":"msg_1","role":"assistant","content":[{"type":"output_text","text":"x","annotations":[],"logprobs":[]}]}"#,
+        r#"{"type":"reasoning","id":"rs_1","summary":[],"content":null,"encrypted_content":"e"}"#,
+        r#"{"type":"function_call","id":"fc_1","call_id":"1","name":"f","arguments":"{}","status":"completed"}"#,
+        r#"{"type":"function_call_output","id":"fc_1","call_id":"1","output":[{"type":"input_text","text":"x"}]}"#,
+    ] {
+        assert_eq!(read(item), None, "{item}");
+    }
+}
+
+/// As a translation writes it for those wires that nobody asks us on.
+#[test]
+fn what_is_written_for_gemini_and_bedrock_is_counted() {
+    let blob = "A".repeat(1000);
+    let gemini = |part: &str| {
+        demand(
+            Dialect::Gemini,
+            &format!(
+                r#"{{"contents":[{{"role":"user","parts":[{{"text":"x"}},{part}]}}],"generationConfig":{{"maxOutputTokens":7}},
+                    "tools":[{{"functionDeclarations":[{{"name":"a"}},{{"name":"b"}}]}}]}}"#
+            ),
+        )
+    };
+    let inline = |media: &str| {
+        let read = gemini(&format!(
+            r#"{{"inlineData":{{"mimeType":"{media}","data":"{blob}"}}}}"#
+        ));
+        assert_eq!((read.max_output, read.tools, read.unpriced), (Some(7), 2, None));
+        (read.images, read.documents, read.audio, read.text > 1000)
+    };
+    assert_eq!(inline("image/png"), (1, 0, 0, false));
+    assert_eq!(inline("image/tiff"), (0, 1000, 0, false));
+    assert_eq!(inline("application/pdf"), (0, 1000, 0, false));
+    assert_eq!(inline("audio/flac"), (0, 0, 1000, false));
+    assert_eq!(inline("video/mp4"), (0, 0, 1000, false));
+    assert_eq!(inline("text/plain"), (0, 0, 0, true));
+    let film = gemini(r#"{"fileData":{"fileUri":"https://www.youtube.com/watch?v=1"}}"#);
+    assert_eq!(film.unpriced.map(|it| it.field).as_deref(), Some("contents"));
+    let read = demand(
+        Dialect::Converse,
+        &format!(
+            r#"{{"messages":[{{"role":"user","content":[{{"image":{{"format":"png","source":{{"bytes":"{blob}"}}}}}},
+                {{"document":{{"format":"csv","name":"x","source":{{"bytes":"{blob}"}}}}}},{{"toolResult":{{"content":[
+                {{"document":{{"format":"pdf","name":"x","source":{{"bytes":"{blob}"}}}}}}]}}}}]}}],
+                "inferenceConfig":{{"maxTokens":9}},"toolConfig":{{"tools":[{{"toolSpec":{{}}}}]}}}}"#
+        ),
+    );
+    assert_eq!(
+        (read.images, read.documents, read.max_output, read.tools),
+        (1, 1000, Some(9), 1)
+    );
+    assert!((1000..2000).contains(&read.text) && read.unpriced.is_none());
 }

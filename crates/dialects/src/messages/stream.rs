@@ -12,6 +12,8 @@ pub struct Reader {
     usage: Option<ModelUsage>,
     /// A block that others have a word for is open.
     open: bool,
+    /// What was written has been told, which is later than what was read.
+    told_output: bool,
     finish: Option<Finish>,
     ended: bool,
 }
@@ -60,6 +62,7 @@ impl ReadStream for Reader {
                 events.push(Event::Close);
             }
             "message_delta" => {
+                self.told_output |= event["usage"]["output_tokens"].is_number();
                 self.usage = usage::read_messages(&event["usage"], self.usage).or(self.usage);
                 self.finish = Some(read_finish(
                     &event["delta"]["stop_reason"],
@@ -84,7 +87,10 @@ impl ReadStream for Reader {
         if std::mem::take(&mut self.open) {
             events.push(Event::Close);
         }
-        events.extend(self.usage.take().map(Event::Usage));
+        // Of an answer that has come to its end, what was read is not all that was used.
+        let usage = self.usage.take();
+        let usage = usage.filter(|_| self.told_output || self.finish.is_none());
+        events.extend(usage.map(Event::Usage));
         if let Some(finish) = self.finish.take() {
             self.ended = true;
             events.push(Event::Finish(finish));

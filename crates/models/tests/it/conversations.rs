@@ -26,6 +26,26 @@ const INPUT: i128 = 1_250_000;
 const OUTPUT: i128 = 10_000_000;
 const SEARCH: i128 = 10_000_000_000;
 
+/// Words by which answers say that they are over, and what was used.
+const WORDS: &[&str] = &[
+    "message_stop",
+    "message_delta",
+    "message_start",
+    "usage",
+    "error",
+    "type",
+    "response.completed",
+    "response.incomplete",
+    "response.failed",
+    "[DONE]",
+    "finish_reason",
+    "stop",
+    "messageStop",
+    "metadata",
+    "usageMetadata",
+    "finishReason",
+];
+
 /// What was charged, by conversation.
 #[derive(Default)]
 struct Bills {
@@ -193,6 +213,7 @@ fn question(dice: &mut Dice, run: &str) -> (Dialect, String) {
         6..=9 => "echo",
         10..=13 => "full",
         14 | 15 => "think",
+        16..=23 => "deep-tool",
         _ => "deep",
     };
     let words = "word ".repeat(usize::try_from(dice.below(40)).unwrap());
@@ -220,7 +241,27 @@ fn question(dice: &mut Dice, run: &str) -> (Dialect, String) {
         (Dialect::Responses, _) => fields.push(("max_output_tokens", json!(most))),
         _ => fields.push(("max_tokens", json!(most))),
     }
-    if dice.one_in(4) {
+    if role == "deep-tool" || dice.one_in(6) {
+        // What callers name comes back in answers, among the words of the wire itself.
+        let name = *dice.of(WORDS);
+        let schema = json!({"type": "object", "title": dice.of(WORDS), "properties": {}});
+        fields.push(match dialect {
+            Dialect::Responses => (
+                "tools",
+                json!([{"type": "function", "name": name, "parameters": schema}]),
+            ),
+            Dialect::Messages => ("tools", json!([{"name": name, "input_schema": schema}])),
+            _ => (
+                "tools",
+                json!([{"type": "function", "function": {"name": name, "parameters": schema}}]),
+            ),
+        });
+        let (key, value) = (*dice.of(WORDS), *dice.of(WORDS));
+        fields.push(match dialect {
+            Dialect::Messages => ("metadata", json!({"user_id": value})),
+            _ => ("metadata", json!({key: value})),
+        });
+    } else if dice.one_in(4) {
         let odd: (&str, Value) = match dice.below(16) {
             0 => ("max_tokens", json!(1)),
             1 => ("MAX_TOKENS", json!(100_000)),
@@ -336,6 +377,7 @@ async fn nobody_pays_less_than_the_provider_charges() {
         "deep-dead",
         "deep-cut",
         "deep-mute",
+        "deep-tool",
         "500",
         "echo",
         "full",

@@ -13,4 +13,5 @@ mod conversations;
 mod evasion;
 mod guards;
 mod places;
+mod readings;
 mod support;
