@@ -359,6 +359,7 @@ pub(crate) fn refused(refusal: Refusal) -> Failure {
     let (kind, code) = match &refusal {
         Refusal::NotFound(_) => (FaultKind::NotFound, "workflow_not_found"),
         Refusal::NamespaceNotFound(_) => (FaultKind::NotFound, "namespace_not_found"),
+        Refusal::NamespaceDeleting(_) => (FaultKind::Conflict, "namespace_deleting"),
         Refusal::InvalidArgument(_) => (FaultKind::Invalid, "invalid_request"),
         Refusal::AlreadyStarted { .. }
         | Refusal::AlreadyExists(_)

@@ -47,7 +47,9 @@ fn code(refusal: &Refusal) -> Code {
         | Refusal::AlreadyExists(_)
         | Refusal::CancelAlreadyRequested => Code::AlreadyExists,
         Refusal::InvalidArgument(_) | Refusal::QueryFailed { .. } => Code::InvalidArgument,
-        Refusal::FailedPrecondition(_) | Refusal::NotReady(_) => Code::FailedPrecondition,
+        Refusal::FailedPrecondition(_) | Refusal::NotReady(_) | Refusal::NamespaceDeleting(_) => {
+            Code::FailedPrecondition
+        }
         Refusal::ResourceExhausted(_) => Code::ResourceExhausted,
         Refusal::PermissionDenied(_) => Code::PermissionDenied,
         Refusal::DeadlineExceeded(_) => Code::DeadlineExceeded,

@@ -8,6 +8,9 @@ pub enum Refusal {
     NotFound(String),
     #[error("Namespace {0} is not found.")]
     NamespaceNotFound(String),
+    /// It is on its way out: soon it is not found, unless it cannot be deleted yet.
+    #[error("Namespace {0} is being deleted.")]
+    NamespaceDeleting(String),
     #[error("Namespace already exists.")]
     NamespaceExists(String),
     #[error("{0}")]
