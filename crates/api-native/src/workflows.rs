@@ -378,7 +378,9 @@ pub(crate) fn refused(refusal: Refusal) -> Failure {
             (FaultKind::Internal, "internal")
         }
     };
-    Fault::new(kind, code, refusal.to_string()).into()
+    let mut fault = Fault::new(kind, code, refusal.to_string());
+    fault.hint = refusal.hint();
+    fault.into()
 }
 
 /// From nanoseconds to what the API shows.

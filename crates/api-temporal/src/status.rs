@@ -26,7 +26,7 @@ pub(crate) fn answer<T>(result: Result<T, Refusal>) -> Result<Response<T>, Statu
 
 fn status(refusal: &Refusal) -> Status {
     let code = code(refusal);
-    let message = refusal.to_string();
+    let message = told(refusal);
     let details: Vec<Any> = detail(refusal).into_iter().collect();
     if details.is_empty() {
         return Status::new(code, message);
@@ -37,6 +37,14 @@ fn status(refusal: &Refusal) -> Status {
         details,
     };
     Status::with_details(code, message, body.encode_to_vec().into())
+}
+
+/// In the words that Temporal's clients know, with what to do about it behind them.
+fn told(refusal: &Refusal) -> String {
+    match refusal.hint() {
+        Some(hint) => format!("{refusal} ({hint})"),
+        None => refusal.to_string(),
+    }
 }
 
 fn code(refusal: &Refusal) -> Code {
@@ -141,7 +149,7 @@ fn operation(refusal: Option<&Refusal>) -> details::multi_operation_execution_fa
     match refusal {
         Some(refusal) => details::multi_operation_execution_failure::OperationStatus {
             code: code(refusal).into(),
-            message: refusal.to_string(),
+            message: told(refusal),
             details: detail(refusal).into_iter().collect(),
         },
         None => details::multi_operation_execution_failure::OperationStatus {

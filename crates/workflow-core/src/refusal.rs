@@ -61,6 +61,24 @@ pub enum Refusal {
 }
 
 impl Refusal {
+    /// What to do about it, where the refusal itself does not say. The same whether or not another project has a namespace
+    /// of that name.
+    pub fn hint(&self) -> Option<String> {
+        let register = "register one of your own: `temporal operator namespace create`, or `register_namespace` of an SDK";
+        match self {
+            Self::NamespaceNotFound(name) if name == "default" => Some(format!(
+                "the namespace `default` belongs to the project `default`; {register}"
+            )),
+            Self::NamespaceNotFound(_) => {
+                Some(format!("this project has no namespace of that name; {register}"))
+            }
+            Self::NamespaceExists(_) => {
+                Some("all projects share the names of namespaces: choose another one".to_owned())
+            }
+            _ => None,
+        }
+    }
+
     pub(crate) fn completed() -> Self {
         Self::NotFound("workflow execution already completed".to_owned())
     }
