@@ -83,3 +83,25 @@ impl Refusal {
         Self::NotFound("workflow execution already completed".to_owned())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hint_depends_on_the_name_and_on_nothing_else() {
+        let of = |name: &str| Refusal::NamespaceNotFound(name.to_owned());
+        let default = of("default").hint().unwrap();
+        assert!(
+            default.contains("belongs to the project `default`") && default.contains("namespace create"),
+            "{default}"
+        );
+        assert_eq!(of("theirs").hint(), of("nobody's").hint());
+        assert_eq!(
+            of("default").to_string(),
+            "Namespace default is not found.",
+            "as clients know it"
+        );
+        assert_eq!(Refusal::completed().hint(), None);
+    }
+}
