@@ -359,6 +359,7 @@ pub(crate) fn refused(refusal: Refusal) -> Failure {
     let (kind, code) = match &refusal {
         Refusal::NotFound(_) => (FaultKind::NotFound, "workflow_not_found"),
         Refusal::NamespaceNotFound(_) => (FaultKind::NotFound, "namespace_not_found"),
+        Refusal::NamespaceDeleting(_) => (FaultKind::Conflict, "namespace_deleting"),
         Refusal::InvalidArgument(_) => (FaultKind::Invalid, "invalid_request"),
         Refusal::AlreadyStarted { .. }
         | Refusal::AlreadyExists(_)
@@ -377,7 +378,9 @@ pub(crate) fn refused(refusal: Refusal) -> Failure {
             (FaultKind::Internal, "internal")
         }
     };
-    Fault::new(kind, code, refusal.to_string()).into()
+    let mut fault = Fault::new(kind, code, refusal.to_string());
+    fault.hint = refusal.hint();
+    fault.into()
 }
 
 /// From nanoseconds to what the API shows.

@@ -66,11 +66,13 @@ impl Caller {
         }
     }
 
-    /// Refuses a namespace of another project just as one that does not exist. One that really does not is the engine's to
+    /// Refuses a namespace of another project just as one that does not exist. A request that names none is the engine's to
     /// refuse.
     pub(crate) fn check(&self, engine: &Engine, namespace: &str) -> Result<(), Refusal> {
         match engine.namespace(namespace, "") {
-            Ok(known) if !self.may_see(&known) => Err(Refusal::NamespaceNotFound(namespace.to_owned())),
+            Ok(known) if self.may_see(&known) => Ok(()),
+            // Also one that is not there now: by the time that the engine looks, it may be another project's.
+            _ if !namespace.is_empty() => Err(Refusal::NamespaceNotFound(namespace.to_owned())),
             _ => Ok(()),
         }
     }
@@ -404,6 +406,7 @@ mod tests {
         Caller::Project(Arc::from("other"))
             .check(&engine, "theirs")
             .unwrap();
+        assert!(us.check(&engine, "nobody's yet").is_err());
         // Nobody's key gives nobody's project.
         assert!(Caller::Project(Arc::from("")).check(&engine, "default").is_err());
         engine.close();

@@ -98,7 +98,7 @@ impl OperatorService for Service {
             let name = format!("{}{}", request.namespace, request.namespace_id);
             return answer(Err(Refusal::NamespaceNotFound(name)));
         }
-        let deleted = self.engine.delete_namespace(&namespace.name).await;
+        let deleted = self.engine.delete_namespace(&namespace.id).await;
         answer(deleted.map(|()| wire::DeleteNamespaceResponse {
             deleted_namespace: namespace.name,
         }))

@@ -26,7 +26,7 @@ pub(crate) fn answer<T>(result: Result<T, Refusal>) -> Result<Response<T>, Statu
 
 fn status(refusal: &Refusal) -> Status {
     let code = code(refusal);
-    let message = refusal.to_string();
+    let message = told(refusal);
     let details: Vec<Any> = detail(refusal).into_iter().collect();
     if details.is_empty() {
         return Status::new(code, message);
@@ -39,6 +39,14 @@ fn status(refusal: &Refusal) -> Status {
     Status::with_details(code, message, body.encode_to_vec().into())
 }
 
+/// In the words that Temporal's clients know, with what to do about it behind them.
+fn told(refusal: &Refusal) -> String {
+    match refusal.hint() {
+        Some(hint) => format!("{refusal} ({hint})"),
+        None => refusal.to_string(),
+    }
+}
+
 fn code(refusal: &Refusal) -> Code {
     match refusal {
         Refusal::NotFound(_) | Refusal::NamespaceNotFound(_) => Code::NotFound,
@@ -47,7 +55,9 @@ fn code(refusal: &Refusal) -> Code {
         | Refusal::AlreadyExists(_)
         | Refusal::CancelAlreadyRequested => Code::AlreadyExists,
         Refusal::InvalidArgument(_) | Refusal::QueryFailed { .. } => Code::InvalidArgument,
-        Refusal::FailedPrecondition(_) | Refusal::NotReady(_) => Code::FailedPrecondition,
+        Refusal::FailedPrecondition(_) | Refusal::NotReady(_) | Refusal::NamespaceDeleting(_) => {
+            Code::FailedPrecondition
+        }
         Refusal::ResourceExhausted(_) => Code::ResourceExhausted,
         Refusal::PermissionDenied(_) => Code::PermissionDenied,
         Refusal::DeadlineExceeded(_) => Code::DeadlineExceeded,
@@ -139,7 +149,7 @@ fn operation(refusal: Option<&Refusal>) -> details::multi_operation_execution_fa
     match refusal {
         Some(refusal) => details::multi_operation_execution_failure::OperationStatus {
             code: code(refusal).into(),
-            message: refusal.to_string(),
+            message: told(refusal),
             details: detail(refusal).into_iter().collect(),
         },
         None => details::multi_operation_execution_failure::OperationStatus {

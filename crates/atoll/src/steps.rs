@@ -6,6 +6,8 @@
 //! namespace belongs to; so what holds for requests (limits, quotas, refusals, the ledger) holds for steps.
 //!
 //! What must hold:
+//! - A step acts as the project that its namespace belongs to at that moment. A name passes from one project to another, an
+//!   id does not: so a namespace is polled by its id, and a step whose namespace is gone is not carried out.
 //! - A step that is tried again finds the sandbox, the command or the snapshot that it made before: its idempotency key is
 //!   the run and the event that scheduled it. Another step with the same id makes its own.
 //! - What a workflow made goes when the workflow is over, unless it was told to stay ([`owned`]).
@@ -23,7 +25,7 @@ use atoll_front::Apis;
 use atoll_models::Models;
 use atoll_sandboxes::{Caller, Sandboxes};
 use atoll_types::ProjectId;
-use atoll_workflows::{Engine, Question, Refusal, Step, StepEnd};
+use atoll_workflows::{Engine, Namespace, Question, Refusal, Step, StepEnd};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
@@ -58,14 +60,18 @@ pub(crate) async fn work(
 ) {
     let mut places: HashMap<String, Arc<Semaphore>> = HashMap::new();
     let sweeping = tokio::spawn(owned::sweep(engine.clone(), sandboxes, stop.clone()));
+    // By the ids of namespaces.
     let mut pollers: HashMap<String, JoinHandle<()>> = HashMap::new();
     while !stop.is_cancelled() {
         pollers.retain(|_, poller| !poller.is_finished());
         for namespace in engine.namespaces() {
+            if namespace.deleting {
+                continue;
+            }
             let places = places
                 .entry(namespace.project.clone())
                 .or_insert_with(|| Arc::new(Semaphore::new(AT_ONCE)));
-            pollers.entry(namespace.name.clone()).or_insert_with(|| {
+            pollers.entry(namespace.id.clone()).or_insert_with(|| {
                 let worker = Worker {
                     engine: engine.clone(),
                     apis: apis.clone(),
@@ -73,7 +79,7 @@ pub(crate) async fn work(
                     places: Arc::clone(places),
                     stop: stop.clone(),
                 };
-                tokio::spawn(worker.poll(namespace.name, namespace.project))
+                tokio::spawn(worker.poll(namespace))
             });
         }
         tokio::select! {
@@ -89,10 +95,11 @@ pub(crate) async fn work(
 
 impl Worker {
     /// Takes steps of one namespace until it is gone.
-    async fn poll(self, namespace: String, project: String) {
-        let Ok(project) = project.parse::<ProjectId>() else {
+    async fn poll(self, namespace: Namespace) {
+        // Of no project that could carry anything out, as in tests of workflows alone.
+        if namespace.project.parse::<ProjectId>().is_err() {
             return;
-        };
+        }
         loop {
             let polled = tokio::select! {
                 () = self.stop.cancelled() => return,
@@ -105,25 +112,39 @@ impl Worker {
                         return;
                     };
                     let worker = self.clone();
-                    let caller = Caller {
-                        project: project.clone(),
-                    };
                     tokio::spawn(async move {
-                        Box::pin(worker.carry_out(step, caller)).await;
+                        Box::pin(worker.carry_out(step)).await;
                         drop(place);
                     });
                 }
                 Ok(None) => {}
                 Err(Refusal::NamespaceNotFound(_)) => return,
+                // It may stay.
+                Err(Refusal::NamespaceDeleting(_)) => tokio::time::sleep(ROUND).await,
                 Err(error) => {
-                    tracing::warn!(namespace, %error, "steps cannot be taken; trying again");
+                    tracing::warn!(namespace = namespace.name, %error, "steps cannot be taken; trying again");
                     tokio::time::sleep(ROUND).await;
                 }
             }
         }
     }
 
-    async fn carry_out(&self, step: Step, caller: Caller) {
+    /// As the project that the step's namespace belongs to now.
+    fn caller(&self, step: &Step) -> Option<Caller> {
+        let project = self.engine.project_of_step(step)?;
+        let project = project.parse::<ProjectId>().ok()?;
+        Some(Caller { project })
+    }
+
+    async fn carry_out(&self, step: Step) {
+        let Some(caller) = self.caller(&step) else {
+            tracing::info!(
+                step = step.name,
+                namespace = step.namespace,
+                "a step of nobody is not carried out"
+            );
+            return;
+        };
         let mut undo = None;
         let end = tokio::select! {
             end = self.perform(&step, &caller, &mut undo) => end,

@@ -11,6 +11,9 @@ use rusqlite::{Connection, Row, ToSql};
 
 use crate::{Error, Store, sql};
 
+/// How much history one commit deletes, and one run more.
+const DELETED_AT_ONCE: i64 = 16 * 1024 * 1024;
+
 /// A run as it is to be written.
 #[derive(Debug, Clone)]
 pub struct WorkflowRunWrite {
@@ -138,6 +141,19 @@ impl Store {
         .await
     }
 
+    pub async fn has_open_workflow_runs(&self, namespace: String) -> Result<bool, Error> {
+        self.read("find open workflows", move |db| {
+            let found = sql::row(
+                db,
+                "SELECT 1 FROM workflow_runs WHERE is_open = 1 AND namespace = ?1 LIMIT 1",
+                &[&namespace],
+                |row| row.get::<_, i64>(0),
+            )?;
+            Ok(found.is_some())
+        })
+        .await
+    }
+
     /// Closed runs of a namespace that ended before `closed_before`, as workflow id and run id.
     pub async fn expired_workflow_runs(
         &self,
@@ -159,9 +175,100 @@ impl Store {
 
     /// False if it was not there.
     pub async fn delete_workflow_run(&self, run_id: String) -> Result<bool, Error> {
-        self.write("delete the workflow", move |db| {
-            sql::execute(db, "DELETE FROM workflow_events WHERE run_id = ?1", &[&run_id])?;
-            Ok(sql::execute(db, "DELETE FROM workflow_runs WHERE run_id = ?1", &[&run_id])? > 0)
+        self.write("delete the workflow", move |db| delete_run(db, &run_id))
+            .await
+    }
+
+    /// Every namespace that a run or an item is in, registered or not.
+    pub async fn workflow_namespaces(&self) -> Result<Vec<String>, Error> {
+        self.read("find the namespaces of workflows", |db| {
+            // From one name to the next along the index, however many runs each has.
+            sql::rows(
+                db,
+                "WITH RECURSIVE used (name) AS (
+                     SELECT min(namespace) FROM workflow_runs
+                     UNION ALL
+                     SELECT (SELECT min(namespace) FROM workflow_runs WHERE namespace > used.name)
+                     FROM used WHERE used.name IS NOT NULL
+                 )
+                 SELECT name FROM used WHERE name IS NOT NULL
+                 UNION
+                 SELECT namespace FROM workflow_items WHERE namespace <> ''",
+                &[],
+                |row| row.get(0),
+            )
+        })
+        .await
+    }
+
+    /// Deletes some runs of a namespace, open or closed, with their events: so many, or fewer if they are large, because all
+    /// others who write wait for it. Says how many; zero: there are none.
+    pub async fn delete_workflow_runs(&self, namespace: String, limit: usize) -> Result<usize, Error> {
+        self.write("delete workflows", move |db| {
+            let some: Vec<(String, i64)> = sql::rows(
+                db,
+                "SELECT run_id, history_bytes FROM workflow_runs WHERE namespace = ?1 LIMIT ?2",
+                &[&namespace, &sql::as_limit(limit)],
+                |row| Ok((row.get(0)?, row.get(1)?)),
+            )?;
+            let (mut count, mut bytes) = (0, 0_i64);
+            for (run_id, history_bytes) in &some {
+                delete_run(db, run_id)?;
+                count += 1;
+                bytes = bytes.saturating_add(*history_bytes);
+                if bytes > DELETED_AT_ONCE {
+                    break;
+                }
+            }
+            Ok(count)
+        })
+        .await
+    }
+
+    /// The last of a namespace: everything that is in it goes, and in the same commit the item by which it was known, so
+    /// that no name is free while something is left behind it.
+    pub async fn delete_workflow_namespace(
+        &self,
+        kind: &'static str,
+        namespace: String,
+    ) -> Result<(), Error> {
+        self.write("delete the namespace", move |db| {
+            sql::execute(
+                db,
+                "DELETE FROM workflow_events
+                 WHERE run_id IN (SELECT run_id FROM workflow_runs WHERE namespace = ?1)",
+                &[&namespace],
+            )?;
+            sql::execute(
+                db,
+                "DELETE FROM workflow_runs WHERE namespace = ?1",
+                &[&namespace],
+            )?;
+            sql::execute(
+                db,
+                "DELETE FROM workflow_items WHERE namespace = ?1",
+                &[&namespace],
+            )?;
+            sql::execute(
+                db,
+                "DELETE FROM workflow_items WHERE kind = ?1 AND namespace = '' AND id = ?2",
+                &[&kind, &namespace],
+            )?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// Only if there is none of that name: `false` if there is.
+    pub async fn add_workflow_item(&self, kind: &'static str, item: WorkflowItem) -> Result<bool, Error> {
+        self.write("add the item", move |db| {
+            let added = sql::execute(
+                db,
+                "INSERT INTO workflow_items (kind, namespace, id, body) VALUES (?1, ?2, ?3, ?4)
+                 ON CONFLICT DO NOTHING",
+                &[&kind, &item.namespace, &item.id, &item.body],
+            )?;
+            Ok(added > 0)
         })
         .await
     }
@@ -213,6 +320,12 @@ impl Store {
         })
         .await
     }
+}
+
+/// False if it was not there.
+fn delete_run(db: &Connection, run_id: &str) -> Result<bool, Error> {
+    sql::execute(db, "DELETE FROM workflow_events WHERE run_id = ?1", &[&run_id])?;
+    Ok(sql::execute(db, "DELETE FROM workflow_runs WHERE run_id = ?1", &[&run_id])? > 0)
 }
 
 fn write_run(db: &Connection, run: &WorkflowRunWrite) -> Result<(), Error> {

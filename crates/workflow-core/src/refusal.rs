@@ -8,6 +8,9 @@ pub enum Refusal {
     NotFound(String),
     #[error("Namespace {0} is not found.")]
     NamespaceNotFound(String),
+    /// It is on its way out: soon it is not found, unless it cannot be deleted yet.
+    #[error("Namespace {0} is being deleted.")]
+    NamespaceDeleting(String),
     #[error("Namespace already exists.")]
     NamespaceExists(String),
     #[error("{0}")]
@@ -58,7 +61,47 @@ pub enum Refusal {
 }
 
 impl Refusal {
+    /// What to do about it, where the refusal itself does not say. The same whether or not another project has a namespace
+    /// of that name.
+    pub fn hint(&self) -> Option<String> {
+        let register = "register one of your own: `temporal operator namespace create`, or `register_namespace` of an SDK";
+        match self {
+            Self::NamespaceNotFound(name) if name == "default" => Some(format!(
+                "the namespace `default` belongs to the project `default`; {register}"
+            )),
+            Self::NamespaceNotFound(_) => {
+                Some(format!("this project has no namespace of that name; {register}"))
+            }
+            Self::NamespaceExists(_) => {
+                Some("all projects share the names of namespaces: choose another one".to_owned())
+            }
+            _ => None,
+        }
+    }
+
     pub(crate) fn completed() -> Self {
         Self::NotFound("workflow execution already completed".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hint_depends_on_the_name_and_on_nothing_else() {
+        let of = |name: &str| Refusal::NamespaceNotFound(name.to_owned());
+        let default = of("default").hint().unwrap();
+        assert!(
+            default.contains("belongs to the project `default`") && default.contains("namespace create"),
+            "{default}"
+        );
+        assert_eq!(of("theirs").hint(), of("nobody's").hint());
+        assert_eq!(
+            of("default").to_string(),
+            "Namespace default is not found.",
+            "as clients know it"
+        );
+        assert_eq!(Refusal::completed().hint(), None);
     }
 }

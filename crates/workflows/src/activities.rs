@@ -19,7 +19,7 @@ impl Engine {
         request: service::PollActivityTaskQueueRequest,
         wait: Option<Duration>,
     ) -> Result<service::PollActivityTaskQueueResponse, Refusal> {
-        self.inner.namespaces.check(&request.namespace)?;
+        let inside = self.inner.namespaces.enter(&request.namespace)?;
         let queue = request.task_queue.unwrap_or_default();
         if queue.name.is_empty() {
             return Err(Refusal::InvalidArgument(
@@ -43,11 +43,16 @@ impl Engine {
         let deadline = tokio::time::Instant::now() + self.poll_time(wait);
         loop {
             let left = deadline.saturating_duration_since(tokio::time::Instant::now());
-            let Some(task) = self.inner.queues.poll(&key, &asking, left).await else {
+            let Some(task) = self.inner.queues.poll(&inside, &key, &asking, left).await else {
                 return Ok(service::PollActivityTaskQueueResponse::default());
             };
-            match self.take_activity(task, &request.identity).await {
+            match self.take_activity(task.clone(), &request.identity).await {
                 Err(Refusal::NotFound(_)) => {}
+                // Should the namespace stay after all, somebody else has to find it.
+                Err(refusal @ Refusal::NamespaceDeleting(_)) => {
+                    self.inner.queues.put_back(&key, task);
+                    return Err(refusal);
+                }
                 other => return other,
             }
         }
@@ -211,7 +216,7 @@ impl Engine {
         request: service::PauseActivityRequest,
     ) -> Result<service::PauseActivityResponse, Refusal> {
         use service::pause_activity_request::Activity;
-        self.inner.namespaces.check(&request.namespace)?;
+        let _inside = self.inner.namespaces.enter(&request.namespace)?;
         let which = match request.activity.ok_or_else(unnamed)? {
             Activity::Id(id) => Which::Id(id),
             Activity::Type(kind) => Which::Type(kind),
@@ -232,7 +237,7 @@ impl Engine {
         request: service::UnpauseActivityRequest,
     ) -> Result<service::UnpauseActivityResponse, Refusal> {
         use service::unpause_activity_request::Activity;
-        self.inner.namespaces.check(&request.namespace)?;
+        let _inside = self.inner.namespaces.enter(&request.namespace)?;
         let which = match request.activity.ok_or_else(unnamed)? {
             Activity::Id(id) => Which::Id(id),
             Activity::Type(kind) => Which::Type(kind),
@@ -256,7 +261,7 @@ impl Engine {
         request: service::ResetActivityRequest,
     ) -> Result<service::ResetActivityResponse, Refusal> {
         use service::reset_activity_request::Activity;
-        self.inner.namespaces.check(&request.namespace)?;
+        let _inside = self.inner.namespaces.enter(&request.namespace)?;
         let which = match request.activity.ok_or_else(unnamed)? {
             Activity::Id(id) => Which::Id(id),
             Activity::Type(kind) => Which::Type(kind),

@@ -133,6 +133,11 @@ impl Approvals {
 }
 
 impl Approvals {
+    /// Forgets all of a namespace that nobody is in.
+    pub(crate) fn forget(&self, namespace: &str) {
+        self.lock().retain(|_, approval| approval.namespace != namespace);
+    }
+
     /// Those of which something is to be told, decided or forgotten; and some of those that wait, behind the given one.
     fn to_look_after(&self, now: Nanos, behind: &str) -> (Vec<String>, Vec<String>) {
         let kept = i64::try_from(KEPT.as_nanos()).unwrap_or(i64::MAX);
@@ -226,6 +231,10 @@ impl Engine {
                  spelling it out"
             )));
         }
+        let _inside = self.inner.namespaces.enter(&question.namespace)?;
+        // Who asks late may mean a namespace that is gone, whose name another has.
+        let key = Key::new(&question.namespace, &question.workflow_id);
+        self.see(&key, &question.run_id, |_| Ok(())).await?;
         let id = id_of(&question);
         let approvals = &self.inner.approvals;
         let _changing = approvals.changing.lock().await;
@@ -376,6 +385,7 @@ impl Engine {
 
     /// Writes it down, then remembers it.
     async fn keep_approval(&self, approval: Approval) -> Result<(), Refusal> {
+        let _inside = self.inner.namespaces.enter(&approval.namespace)?;
         let body = serde_json::to_vec(&approval)
             .map_err(|error| Refusal::Internal(format!("an approval cannot be written: {error}")))?;
         let item = WorkflowItem {
@@ -410,6 +420,8 @@ impl Engine {
                 match self.look_after(approval).await {
                     // Between two attempts there is nobody to tell; it is told when it asks again.
                     Ok(()) | Err(Refusal::NotFound(_)) => {}
+                    // It goes with its namespace.
+                    Err(Refusal::NamespaceNotFound(_) | Refusal::NamespaceDeleting(_)) => {}
                     Err(error) => {
                         tracing::warn!(id, %error, "an approval could not be looked after; trying again");
                     }

@@ -26,6 +26,7 @@ use temporalio_protos::temporal::api::workflowservice::v1 as service;
 use temporalio_protos::temporal::api::workflowservice::v1::start_batch_operation_request::Operation;
 use tokio_util::sync::CancellationToken;
 
+use crate::namespaces::Hold;
 use crate::views::WorkflowName;
 use crate::{Engine, unavailable};
 
@@ -117,6 +118,13 @@ impl Batches {
         stops.entry(key.clone()).or_default().clone()
     }
 
+    /// Forgets all of a namespace that nobody is in.
+    pub(crate) fn forget(&self, namespace: &str) {
+        self.lock().retain(|(own, _), _| own != namespace);
+        let mut stops = self.stops.lock().unwrap_or_else(PoisonError::into_inner);
+        stops.retain(|(own, _), _| own != namespace);
+    }
+
     fn find(&self, namespace: &str, job: &str) -> Result<Batch, Refusal> {
         let key = (namespace.to_owned(), job.to_owned());
         let found = self.lock().get(&key).cloned();
@@ -163,7 +171,7 @@ impl Engine {
         &self,
         request: service::StartBatchOperationRequest,
     ) -> Result<service::StartBatchOperationResponse, Refusal> {
-        self.inner.namespaces.check(&request.namespace)?;
+        let inside = self.inner.namespaces.enter(&request.namespace)?;
         let missing = |what: &str| Refusal::InvalidArgument(format!("{what} is not set on request."));
         if request.job_id.is_empty() {
             return Err(missing("JobId"));
@@ -236,7 +244,7 @@ impl Engine {
         };
         self.keep_batch(&key, batch).await?;
         drop(changing);
-        tokio::spawn(self.clone().run_batch(key));
+        tokio::spawn(self.clone().run_batch(inside, key));
         Ok(service::StartBatchOperationResponse {})
     }
 
@@ -244,7 +252,7 @@ impl Engine {
         &self,
         request: service::StopBatchOperationRequest,
     ) -> Result<service::StopBatchOperationResponse, Refusal> {
-        self.inner.namespaces.check(&request.namespace)?;
+        let _inside = self.inner.namespaces.enter(&request.namespace)?;
         let key = (request.namespace, request.job_id);
         let _changing = self.inner.batches.changing.lock().await;
         let mut batch = self.inner.batches.find(&key.0, &key.1)?;
@@ -266,7 +274,7 @@ impl Engine {
         &self,
         request: service::DescribeBatchOperationRequest,
     ) -> Result<service::DescribeBatchOperationResponse, Refusal> {
-        self.inner.namespaces.check(&request.namespace)?;
+        let _inside = self.inner.namespaces.enter(&request.namespace)?;
         let batch = self.inner.batches.find(&request.namespace, &request.job_id)?;
         let asked = batch.request();
         let operation = asked.operation.as_ref();
@@ -295,7 +303,7 @@ impl Engine {
         &self,
         request: service::ListBatchOperationsRequest,
     ) -> Result<service::ListBatchOperationsResponse, Refusal> {
-        self.inner.namespaces.check(&request.namespace)?;
+        let _inside = self.inner.namespaces.enter(&request.namespace)?;
         let offset: usize = match request.next_page_token.as_slice() {
             [] => 0,
             token => std::str::from_utf8(token)
@@ -333,18 +341,22 @@ impl Engine {
         })
     }
 
-    /// Goes on with what a restart has interrupted.
-    pub(crate) fn resume_batches(&self) {
+    /// Goes on with what a restart has interrupted; or, in one namespace, a deletion that did not come about.
+    pub(crate) fn resume_batches(&self, namespace: Option<&str>) {
         let running: Vec<Key> = self
             .inner
             .batches
             .lock()
             .iter()
-            .filter(|(_, batch)| batch.state == State::Running)
+            .filter(|(key, batch)| {
+                batch.state == State::Running && namespace.is_none_or(|namespace| key.0 == namespace)
+            })
             .map(|(key, _)| key.clone())
             .collect();
         for key in running {
-            tokio::spawn(self.clone().run_batch(key));
+            if let Ok(inside) = self.inner.namespaces.enter(&key.0) {
+                tokio::spawn(self.clone().run_batch(inside, key));
+            }
         }
     }
 
@@ -397,10 +409,12 @@ impl Engine {
         }
     }
 
-    async fn run_batch(self, key: Key) {
+    /// Holds the namespace all the while: the workflows that it names are those of this namespace and of no later one.
+    async fn run_batch(self, inside: Hold, key: Key) {
         let stop = self.inner.batches.stop_of(&key);
         let ended = tokio::select! {
             () = self.inner.stop.cancelled() => return,
+            () = inside.ending() => return,
             () = stop.cancelled() => Ok(true),
             ended = self.work_through(&key) => ended,
         };

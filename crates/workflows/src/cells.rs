@@ -11,6 +11,7 @@ use temporalio_protos::temporal::api::history::v1::History;
 use tokio::sync::watch;
 use tracing::Instrument as _;
 
+use crate::namespaces::Hold;
 use crate::pages::Pages;
 use crate::queues::{Kind, QueueKey, Task, What};
 use crate::{Engine, fresh_id, unavailable, visibility};
@@ -107,6 +108,17 @@ impl Cells {
         cell
     }
 
+    /// Forgets all of a namespace that nobody is in. Who still waits for one of them looks again, and does not find it.
+    pub(crate) fn forget(&self, namespace: &str) {
+        self.lock().retain(|key, (cell, _)| {
+            let stays = *key.namespace != *namespace;
+            if !stays {
+                cell.changes.send_modify(|count| *count += 1);
+            }
+            stays
+        });
+    }
+
     /// Forgets cells that nobody holds or has used for a while, and the longest unused where there are more than `most`;
     /// unless they are busy, or something would be lost with them.
     pub(crate) fn evict(&self, idle: Duration, most: usize) {
@@ -149,6 +161,8 @@ impl Cell {
 
 /// A cell that is locked, with what a transition needs.
 pub(crate) struct Locked {
+    /// Of the namespace that it is in.
+    _inside: Hold,
     engine: Engine,
     cell: Arc<Cell>,
     loaded: tokio::sync::OwnedMutexGuard<Loaded>,
@@ -158,10 +172,17 @@ pub(crate) struct Locked {
 }
 
 impl Engine {
-    pub(crate) async fn lock(&self, key: &Key) -> Locked {
+    pub(crate) async fn lock(&self, key: &Key) -> Result<Locked, Refusal> {
+        let inside = self.inner.namespaces.enter(&key.namespace)?;
+        Ok(self.lock_in(inside, key).await)
+    }
+
+    /// The same for who is in the namespace already.
+    pub(crate) async fn lock_in(&self, inside: Hold, key: &Key) -> Locked {
         let cell = self.inner.cells.get(key);
         let loaded = Arc::clone(&cell.loaded).lock_owned().await;
         Locked {
+            _inside: inside,
             engine: self.clone(),
             cell,
             loaded,
@@ -181,8 +202,10 @@ impl Engine {
     ) -> Result<T, Refusal> {
         let engine = self.clone();
         let run_id = run_id.to_owned();
+        // Before the caller may go away, and with it what it holds.
+        let inside = self.inner.namespaces.enter(&key.namespace)?;
         finish(async move {
-            let mut locked = engine.lock(&key).await;
+            let mut locked = engine.lock_in(inside, &key).await;
             let run_id = locked.resolve(&run_id).await?;
             let result = locked.decide(&run_id, decide)?;
             locked.commit().await?;
@@ -198,14 +221,14 @@ impl Engine {
         run_id: &str,
         look: impl FnOnce(&Slot) -> Result<T, Refusal>,
     ) -> Result<T, Refusal> {
-        let mut locked = self.lock(key).await;
+        let mut locked = self.lock(key).await?;
         let run_id = locked.resolve(run_id).await?;
         look(locked.slot(&run_id)?)
     }
 
     /// Puts on the queues what a restart took off them.
     pub(crate) async fn dispatch_again(&self, key: Key, run_id: &str) -> Result<(), Refusal> {
-        let mut locked = self.lock(&key).await;
+        let mut locked = self.lock(&key).await?;
         let run_id = locked.resolve(run_id).await?;
         let slot = locked.slot(&run_id)?;
         let effects = slot.run.dispatch_again();
@@ -219,7 +242,7 @@ impl Engine {
         workflow_id: &str,
         run_id: &str,
     ) -> Result<(), Refusal> {
-        let mut locked = self.lock(&Key::new(namespace, workflow_id)).await;
+        let mut locked = self.lock(&Key::new(namespace, workflow_id)).await?;
         let run_id = locked.stored(run_id).await?;
         self.inner
             .store

@@ -66,7 +66,7 @@ impl Engine {
     async fn tick(self, key: Key, run_id: String) {
         let result = self.change_if_due(key.clone(), &run_id).await;
         match result {
-            Ok(()) | Err(Refusal::NotFound(_)) => {}
+            Ok(()) | Err(Refusal::NotFound(_) | Refusal::NamespaceNotFound(_)) => {}
             Err(error) => {
                 // It is still due: try again soon rather than lose it.
                 tracing::warn!(run_id, %error, "a deadline could not be handled");
@@ -77,7 +77,7 @@ impl Engine {
     }
 
     async fn change_if_due(&self, key: Key, run_id: &str) -> Result<(), Refusal> {
-        let mut locked = self.lock(&key).await;
+        let mut locked = self.lock(&key).await?;
         let run_id = locked.resolve(run_id).await?;
         let now = locked.now();
         let slot = locked.slot(&run_id)?;

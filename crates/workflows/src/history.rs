@@ -42,7 +42,7 @@ impl Engine {
         request: service::GetWorkflowExecutionHistoryRequest,
         wait: Option<Duration>,
     ) -> Result<service::GetWorkflowExecutionHistoryResponse, Refusal> {
-        self.inner.namespaces.check(&request.namespace)?;
+        let inside = self.inner.namespaces.enter(&request.namespace)?;
         let execution = request.execution.unwrap_or_default();
         let mut token = read_token(&request.next_page_token)?.unwrap_or(HistoryToken {
             run_id: execution.run_id,
@@ -69,7 +69,11 @@ impl Engine {
                 look.running && look.events.is_empty() && !first_look
             };
             if request.wait_new_event && nothing_new {
-                if tokio::time::timeout_at(deadline, changes.changed()).await.is_ok() {
+                let waited = tokio::select! {
+                    waited = tokio::time::timeout_at(deadline, changes.changed()) => waited,
+                    () = inside.ending() => return Err(Refusal::NamespaceDeleting(request.namespace)),
+                };
+                if waited.is_ok() {
                     continue;
                 }
                 // Come back with the same token.
@@ -142,7 +146,7 @@ impl Engine {
         from: i64,
         limit: usize,
     ) -> Result<(Vec<HistoryEvent>, bool), Refusal> {
-        self.inner.namespaces.check(&name.namespace)?;
+        let _inside = self.inner.namespaces.enter(&name.namespace)?;
         let token = HistoryToken {
             run_id: name.run.clone(),
             next_id: from,
@@ -157,7 +161,7 @@ impl Engine {
         &self,
         request: service::GetWorkflowExecutionHistoryReverseRequest,
     ) -> Result<service::GetWorkflowExecutionHistoryReverseResponse, Refusal> {
-        self.inner.namespaces.check(&request.namespace)?;
+        let _inside = self.inner.namespaces.enter(&request.namespace)?;
         let execution = request.execution.unwrap_or_default();
         let key = Key::new(&request.namespace, &execution.workflow_id);
         let token = read_token(&request.next_page_token)?;

@@ -1,13 +1,13 @@
 //! What runs send to each other. A letter leaves the outbox in the commit that records what became of it.
 
 use atoll_workflow_core::{
-    CancelRequest, ChildEnd, Delivery, Outgoing, Refusal, SignalRequest, StartChildFailure,
+    CancelRequest, ChildEnd, Delivery, Outgoing, Refusal, SignalRequest, Start, StartChildFailure,
 };
 use temporalio_protos::temporal::api::common::v1::WorkflowExecution;
 
 use crate::Engine;
 use crate::cells::{Key, Slot};
-use crate::starts::{Along, Policy};
+use crate::starts::{Along, Policy, Started};
 
 /// After a failure of our own, how often and how patiently a letter is tried.
 const PATIENCE: std::time::Duration = std::time::Duration::from_millis(500);
@@ -27,7 +27,7 @@ impl Engine {
                     }
                     continue;
                 }
-                Err(Refusal::NotFound(_)) => return,
+                Err(Refusal::NotFound(_) | Refusal::NamespaceNotFound(_)) => return,
                 Err(error) => {
                     tracing::warn!(run_id, %error, "an outbox could not be read");
                     tokio::time::sleep(PATIENCE).await;
@@ -47,7 +47,11 @@ impl Engine {
 
     /// False if there is a new letter after all.
     async fn stop_posting(&self, key: &Key, run_id: &str) -> bool {
-        let mut locked = self.lock(key).await;
+        let mut locked = match self.lock(key).await {
+            Ok(locked) => locked,
+            // It may stay: then there is somebody to post its letters.
+            Err(refusal) => return !matches!(refusal, Refusal::NamespaceDeleting(_)),
+        };
         let Ok(run_id) = locked.resolve(run_id).await else {
             return true;
         };
@@ -60,6 +64,7 @@ impl Engine {
     }
 
     async fn deliver_one(&self, key: &Key, run_id: &str, number: i64, body: Outgoing) -> Result<(), Refusal> {
+        let _inside = self.inner.namespaces.enter(&key.namespace)?;
         match body {
             Outgoing::StartChild(initiated_id) => {
                 let wanted = self
@@ -67,17 +72,9 @@ impl Engine {
                     .await?;
                 let outcome = match wanted {
                     None => None,
-                    Some((start, _))
-                        if !self
-                            .inner
-                            .namespaces
-                            .are_neighbours(&key.namespace, &start.namespace) =>
-                    {
-                        Some(Err(StartChildFailure::NamespaceNotFound))
-                    }
                     Some((start, reuse)) => {
                         let policy = Policy::new(reuse.into(), 0)?;
-                        match self.start_run(start, policy, Along::default()).await {
+                        match Box::pin(self.start_beside(key, start, policy)).await {
                             Ok(started) => Some(Ok(started.run_id)),
                             Err(Refusal::AlreadyStarted { .. }) => {
                                 Some(Err(StartChildFailure::WorkflowAlreadyExists))
@@ -179,6 +176,13 @@ impl Engine {
         }
     }
 
+    /// Starts a child, in another namespace perhaps.
+    async fn start_beside(&self, key: &Key, start: Start, policy: Policy) -> Result<Started, Refusal> {
+        let namespaces = &self.inner.namespaces;
+        let _there = namespaces.enter_beside(&key.namespace, &start.namespace)?;
+        self.start_run(start, policy, Along::default()).await
+    }
+
     async fn done(&self, key: &Key, run_id: &str, number: i64) -> Result<(), Refusal> {
         self.change(key.clone(), run_id, move |slot, _| {
             slot.run.discard_letter(number);
@@ -254,13 +258,11 @@ impl Engine {
         let Some(wanted) = wanted else {
             return Ok(Delivery::NotFound);
         };
-        if !self
-            .inner
-            .namespaces
-            .are_neighbours(&key.namespace, &wanted.namespace)
-        {
-            return Ok(Delivery::NamespaceNotFound);
-        }
+        let namespaces = &self.inner.namespaces;
+        let _there = match namespaces.enter_beside(&key.namespace, &wanted.namespace) {
+            Err(Refusal::NamespaceNotFound(_)) => return Ok(Delivery::NamespaceNotFound),
+            entered => entered?,
+        };
         let sender = WorkflowExecution {
             workflow_id: key.workflow_id.to_string(),
             run_id: run_id.to_owned(),
@@ -295,13 +297,11 @@ impl Engine {
         let Some(wanted) = wanted else {
             return Ok(Delivery::NotFound);
         };
-        if !self
-            .inner
-            .namespaces
-            .are_neighbours(&key.namespace, &wanted.namespace)
-        {
-            return Ok(Delivery::NamespaceNotFound);
-        }
+        let namespaces = &self.inner.namespaces;
+        let _there = match namespaces.enter_beside(&key.namespace, &wanted.namespace) {
+            Err(Refusal::NamespaceNotFound(_)) => return Ok(Delivery::NamespaceNotFound),
+            entered => entered?,
+        };
         let target = wanted.workflow_execution.unwrap_or_default();
         let target_key = Key::new(&wanted.namespace, &target.workflow_id);
         let sender = WorkflowExecution {
@@ -344,7 +344,7 @@ fn check_child(slot: &Slot, parent: Option<&str>) -> Result<(), Refusal> {
 /// Whoever is gone, or has ended, needs not hear any more.
 fn settled(heard: Result<(), Refusal>) -> Result<(), Refusal> {
     match heard {
-        Err(Refusal::NotFound(_) | Refusal::CancelAlreadyRequested) => Ok(()),
+        Err(Refusal::NotFound(_) | Refusal::NamespaceNotFound(_) | Refusal::CancelAlreadyRequested) => Ok(()),
         other => other,
     }
 }
@@ -353,6 +353,7 @@ fn delivery(sent: Result<(), Refusal>) -> Result<Delivery, Refusal> {
     match sent {
         Ok(()) | Err(Refusal::CancelAlreadyRequested) => Ok(Delivery::Done),
         Err(Refusal::NotFound(_)) => Ok(Delivery::NotFound),
+        Err(Refusal::NamespaceNotFound(_)) => Ok(Delivery::NamespaceNotFound),
         Err(Refusal::InvalidArgument(_) | Refusal::ResourceExhausted(_)) => Ok(Delivery::TooMany),
         Err(error) => Err(error),
     }

@@ -12,6 +12,8 @@
 //! - A transition that has begun is finished even if its caller goes away.
 //! - Everything in memory can be lost: cells are loaded again, queues and the clock are filled from the rows, letters stay
 //!   in the outbox until they are delivered, and delivering one twice does nothing.
+//! - What is done in a namespace is done while it is held, so that a name means one namespace from the first look at it to the
+//!   last write (see [`namespaces`]).
 //! - No two cells are locked at once; workflows reach each other through letters only.
 
 #![allow(
@@ -34,6 +36,7 @@ mod namespaces;
 mod pages;
 mod queries;
 mod queues;
+mod removal;
 mod requests;
 mod schedules;
 mod starts;
@@ -157,7 +160,7 @@ impl Engine {
             }),
         };
         engine.resume().await?;
-        engine.resume_batches();
+        engine.resume_batches(None);
         tokio::spawn(engine.clone().keep_time());
         tokio::spawn(engine.clone().keep_schedules());
         tokio::spawn(engine.clone().keep_approvals());
@@ -226,6 +229,9 @@ impl Engine {
 
     async fn expire(&self) {
         for (namespace, retention) in self.inner.namespaces.retentions() {
+            let Ok(_inside) = self.inner.namespaces.enter(&namespace) else {
+                continue;
+            };
             let before = self.now().saturating_sub(retention);
             let expired = self
                 .inner

@@ -1,8 +1,13 @@
 //! Namespaces: worlds of workflows that do not see each other, each with what its workflows may be searched by.
+//!
+//! A name is used again, by another project perhaps. What must hold:
+//! - Of those who ask for a name at once, one gets it: the store says who, and memory follows in the order of the commits.
+//! - Whoever does something in a namespace holds it ([`Hold`]) from the moment its name was looked up until all of it is done,
+//!   so that a name means the same namespace all the while. Who waits for something lets go when the namespace ends.
+//! - A name is free when nobody holds the namespace and nothing is left of it (see `removal`).
 
 use std::collections::BTreeMap;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard};
-use std::time::Duration;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use atoll_store::{Store, WorkflowItem};
 use atoll_workflow_core::{Nanos, Refusal};
@@ -10,9 +15,13 @@ use prost::Message as _;
 use temporalio_protos::temporal::api::common::v1::SearchAttributes;
 use temporalio_protos::temporal::api::enums::v1::IndexedValueType as Type;
 
-use crate::{Engine, Options, fresh_id, unavailable};
+use tokio::sync::OwnedRwLockReadGuard;
+use tokio_util::sync::CancellationToken;
 
-const KIND: &str = "namespace";
+use crate::cells::finish;
+use crate::{Engine, Options, fresh_id, removal, unavailable};
+
+pub(crate) const KIND: &str = "namespace";
 /// How many a project may have, and what each may hold: all of them are in memory, and looked through often.
 const MOST: usize = 1_000;
 const MOST_BYTES: usize = 64 * 1024;
@@ -40,11 +49,72 @@ pub struct Namespace {
     /// To whom it belongs. Its workflows reach those of other namespaces of the same project only.
     #[prost(string, tag = "8")]
     pub project: String,
+    /// Nothing is done in it any more, and what is left of it is being deleted. The name is still taken.
+    #[prost(bool, tag = "9")]
+    pub deleting: bool,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Namespaces {
-    all: RwLock<BTreeMap<String, Namespace>>,
+    all: RwLock<BTreeMap<String, Known>>,
+    /// Held by who registers, changes or ends a namespace, from decision to disk to memory.
+    pub(crate) changing: Arc<tokio::sync::Mutex<()>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Known {
+    pub(crate) namespace: Namespace,
+    pub(crate) gate: Gate,
+}
+
+/// By which one comes into a namespace.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Gate {
+    /// Read by who is inside; written by who waits for all to have left.
+    pub(crate) inside: Arc<tokio::sync::RwLock<()>>,
+    /// Asks those inside to leave. From then on nobody comes in.
+    pub(crate) end: CancellationToken,
+}
+
+/// The right to act in a namespace. It does not end before this is dropped.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    end: CancellationToken,
+    _inside: OwnedRwLockReadGuard<()>,
+}
+
+impl Hold {
+    /// Until the namespace is about to end: who waits does so no longer than this.
+    pub(crate) async fn ending(&self) {
+        self.end.cancelled().await;
+    }
+}
+
+impl Known {
+    fn new(namespace: Namespace) -> Self {
+        Self {
+            namespace,
+            gate: Gate::default(),
+        }
+    }
+
+    pub(crate) fn is_ending(&self) -> bool {
+        self.namespace.deleting || self.gate.end.is_cancelled()
+    }
+
+    fn enter(&self) -> Result<Hold, Refusal> {
+        let refused = || Refusal::NamespaceDeleting(self.namespace.name.clone());
+        if self.is_ending() {
+            return Err(refused());
+        }
+        let inside = Arc::clone(&self.gate.inside)
+            .try_read_owned()
+            .map_err(|_| refused())?;
+        Ok(Hold {
+            end: self.gate.end.clone(),
+            _inside: inside,
+        })
+    }
 }
 
 /// What every workflow may be searched by.
@@ -83,6 +153,7 @@ impl Namespaces {
                 .map_err(|_| Refusal::Internal(format!("namespace {} cannot be read", item.id)))?;
             all.insert(item.id, namespace);
         }
+        removal::finish_removals(store, &mut all).await?;
         for name in &options.namespaces {
             if !all.contains_key(name) {
                 let namespace = Namespace {
@@ -96,40 +167,64 @@ impl Namespaces {
                 all.insert(name.clone(), namespace);
             }
         }
+        let known = all
+            .into_iter()
+            .map(|(name, namespace)| (name, Known::new(namespace)));
         Ok(Self {
-            all: RwLock::new(all),
+            all: RwLock::new(known.collect()),
+            changing: Arc::default(),
         })
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, BTreeMap<String, Namespace>> {
+    fn read(&self) -> RwLockReadGuard<'_, BTreeMap<String, Known>> {
         self.all.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn check(&self, name: &str) -> Result<(), Refusal> {
-        if name.is_empty() {
-            return Err(Refusal::InvalidArgument(
-                "Namespace not set on request.".to_owned(),
-            ));
-        }
-        if self.read().contains_key(name) {
-            Ok(())
-        } else {
-            Err(Refusal::NamespaceNotFound(name.to_owned()))
-        }
+    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, BTreeMap<String, Known>> {
+        self.all.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether workflows of the one may reach those of the other.
-    pub(crate) fn are_neighbours(&self, one: &str, other: &str) -> bool {
+    /// The namespace that has this name now, for as long as the answer is held.
+    pub(crate) fn enter(&self, name: &str) -> Result<Hold, Refusal> {
+        if name.is_empty() {
+            return Err(unnamed());
+        }
         let all = self.read();
-        let project = |name| all.get(name).map(|namespace: &Namespace| &namespace.project);
-        one == other || project(one).is_some_and(|own| project(other) == Some(own))
+        let known = all.get(name).ok_or_else(|| missing(name))?;
+        known.enter()
+    }
+
+    /// The same, if it is still the one with this id.
+    pub(crate) fn enter_as(&self, name: &str, id: &str) -> Result<Hold, Refusal> {
+        let all = self.read();
+        let known = all.get(name).filter(|known| known.namespace.id == id);
+        known.ok_or_else(|| missing(name))?.enter()
+    }
+
+    /// The same, if workflows of the one may reach those of the other. The caller holds the one.
+    pub(crate) fn enter_beside(&self, one: &str, other: &str) -> Result<Hold, Refusal> {
+        let all = self.read();
+        let project = |name| all.get(name).map(|known: &Known| &known.namespace.project);
+        if one != other && project(one).is_none_or(|own| project(other) != Some(own)) {
+            return Err(missing(other));
+        }
+        all.get(other).ok_or_else(|| missing(other))?.enter()
     }
 
     pub(crate) fn retentions(&self) -> Vec<(String, Nanos)> {
         self.read()
             .values()
-            .map(|namespace| (namespace.name.clone(), namespace.retention))
+            .map(|known| (known.namespace.name.clone(), known.namespace.retention))
             .collect()
+    }
+
+    /// Remembers what was written.
+    fn keep(&self, namespace: Namespace) {
+        let mut all = self.write();
+        match all.get_mut(&namespace.name) {
+            Some(known) => known.namespace = namespace,
+            None => drop(all.insert(namespace.name.clone(), Known::new(namespace))),
+        }
     }
 
     /// What an attribute's values are, if the namespace knows it.
@@ -137,7 +232,7 @@ impl Namespaces {
         if let Some((_, kind)) = SYSTEM.iter().find(|(known, _)| *known == name) {
             return Some(*kind);
         }
-        let kind = *self.read().get(namespace)?.attributes.get(name)?;
+        let kind = *self.read().get(namespace)?.namespace.attributes.get(name)?;
         Type::try_from(kind).ok()
     }
 
@@ -178,43 +273,64 @@ pub(crate) fn type_name(kind: Type) -> &'static str {
     }
 }
 
-async fn save(store: &Store, namespace: &Namespace) -> Result<(), Refusal> {
-    let item = WorkflowItem {
+fn unnamed() -> Refusal {
+    Refusal::InvalidArgument("Namespace not set on request.".to_owned())
+}
+
+fn missing(name: &str) -> Refusal {
+    Refusal::NamespaceNotFound(name.to_owned())
+}
+
+fn item(namespace: &Namespace) -> WorkflowItem {
+    WorkflowItem {
         namespace: String::new(),
         id: namespace.name.clone(),
         body: namespace.encode_to_vec(),
-    };
-    store.put_workflow_item(KIND, item).await.map_err(unavailable)
+    }
+}
+
+pub(crate) async fn save(store: &Store, namespace: &Namespace) -> Result<(), Refusal> {
+    let written = store.put_workflow_item(KIND, item(namespace)).await;
+    written.map_err(unavailable)
+}
+
+fn check_size(namespace: &Namespace) -> Result<(), Refusal> {
+    let bytes = namespace.encoded_len();
+    if bytes > MOST_BYTES {
+        return Err(Refusal::InvalidArgument(format!(
+            "what a namespace says of itself, with its search attributes, would have {bytes} bytes, and may have \
+             {MOST_BYTES}"
+        )));
+    }
+    Ok(())
 }
 
 impl Engine {
+    /// All of them, with those that are being deleted.
     pub fn namespaces(&self) -> Vec<Namespace> {
-        self.inner.namespaces.read().values().cloned().collect()
+        let all = self.inner.namespaces.read();
+        all.values().map(|known| known.namespace.clone()).collect()
     }
 
-    /// By name, or by id.
+    /// By name, or by id; also one that is being deleted.
     pub fn namespace(&self, name: &str, id: &str) -> Result<Namespace, Refusal> {
         if name.is_empty() && id.is_empty() {
-            return Err(Refusal::InvalidArgument(
-                "Namespace not set on request.".to_owned(),
-            ));
+            return Err(unnamed());
         }
         let all = self.inner.namespaces.read();
         let found = if name.is_empty() {
-            all.values().find(|namespace| namespace.id == id)
+            all.values().find(|known| known.namespace.id == id)
         } else {
             all.get(name)
         };
         found
-            .cloned()
-            .ok_or_else(|| Refusal::NamespaceNotFound(if name.is_empty() { id } else { name }.to_owned()))
+            .map(|known| known.namespace.clone())
+            .ok_or_else(|| missing(if name.is_empty() { id } else { name }))
     }
 
     pub async fn register_namespace(&self, namespace: Namespace) -> Result<(), Refusal> {
         if namespace.name.is_empty() {
-            return Err(Refusal::InvalidArgument(
-                "Namespace not set on request.".to_owned(),
-            ));
+            return Err(unnamed());
         }
         if namespace.retention < HOUR {
             return Err(Refusal::InvalidArgument(
@@ -223,23 +339,43 @@ impl Engine {
             ));
         }
         self.inner.options.limits.check_id("Namespace", &namespace.name)?;
-        {
-            let all = self.inner.namespaces.read();
-            if all.contains_key(&namespace.name) {
-                return Err(Refusal::NamespaceExists(namespace.name));
-            }
-            let own = all.values().filter(|other| other.project == namespace.project);
-            if own.count() >= MOST {
-                return Err(Refusal::ResourceExhausted(format!(
-                    "this project has {MOST} namespaces, and may have no more: delete some"
-                )));
-            }
-        }
         let namespace = Namespace {
             id: fresh_id(),
+            deleting: false,
             ..namespace
         };
-        self.put_namespace(namespace).await
+        check_size(&namespace)?;
+        let engine = self.clone();
+        finish(async move {
+            let namespaces = &engine.inner.namespaces;
+            let _changing = namespaces.changing.lock().await;
+            {
+                let all = namespaces.read();
+                if let Some(known) = all.get(&namespace.name) {
+                    let own = known.namespace.project == namespace.project;
+                    return Err(if own && known.is_ending() {
+                        Refusal::NamespaceDeleting(namespace.name)
+                    } else {
+                        Refusal::NamespaceExists(namespace.name)
+                    });
+                }
+                let own = all
+                    .values()
+                    .filter(|other| other.namespace.project == namespace.project);
+                if own.count() >= MOST {
+                    return Err(Refusal::ResourceExhausted(format!(
+                        "this project has {MOST} namespaces, and may have no more: delete some"
+                    )));
+                }
+            }
+            let added = engine.inner.store.add_workflow_item(KIND, item(&namespace)).await;
+            if !added.map_err(unavailable)? {
+                return Err(Refusal::NamespaceExists(namespace.name));
+            }
+            namespaces.keep(namespace);
+            Ok(())
+        })
+        .await
     }
 
     /// Changes a namespace, all or nothing.
@@ -248,70 +384,27 @@ impl Engine {
         name: &str,
         change: impl FnOnce(&mut Namespace) -> Result<(), Refusal> + Send,
     ) -> Result<Namespace, Refusal> {
-        let mut namespace = self.namespace(name, "")?;
+        let meant = self.namespace(name, "")?;
+        let changing = Arc::clone(&self.inner.namespaces.changing).lock_owned().await;
+        let mut namespace = {
+            let all = self.inner.namespaces.read();
+            let known = all.get(name).filter(|known| known.namespace.id == meant.id);
+            let known = known.ok_or_else(|| missing(name))?;
+            if known.is_ending() {
+                return Err(Refusal::NamespaceDeleting(name.to_owned()));
+            }
+            known.namespace.clone()
+        };
         change(&mut namespace)?;
-        self.put_namespace(namespace.clone()).await?;
-        Ok(namespace)
-    }
-
-    async fn put_namespace(&self, namespace: Namespace) -> Result<(), Refusal> {
-        let bytes = namespace.encoded_len();
-        if bytes > MOST_BYTES {
-            return Err(Refusal::InvalidArgument(format!(
-                "what a namespace says of itself, with its search attributes, would have {bytes} bytes, and may have \
-                 {MOST_BYTES}"
-            )));
-        }
-        save(&self.inner.store, &namespace).await?;
-        let mut all = self
-            .inner
-            .namespaces
-            .all
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
-        all.insert(namespace.name.clone(), namespace);
-        Ok(())
-    }
-
-    /// Forgets a namespace that has no open workflows; its closed runs go with it.
-    pub async fn delete_namespace(&self, name: &str) -> Result<(), Refusal> {
-        self.inner.namespaces.check(name)?;
-        let open = self.inner.store.open_workflow_runs().await.map_err(unavailable)?;
-        if open.iter().any(|run| run.namespace == name) {
-            return Err(Refusal::FailedPrecondition(format!(
-                "namespace {name} has open workflows: terminate them first"
-            )));
-        }
-        self.inner
-            .store
-            .delete_workflow_item(KIND, String::new(), name.to_owned())
-            .await
-            .map_err(unavailable)?;
-        self.inner
-            .namespaces
-            .all
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(name);
-        loop {
-            let closed = self
-                .inner
-                .store
-                .expired_workflow_runs(name.to_owned(), i64::MAX, 500)
-                .await
-                .map_err(unavailable)?;
-            if closed.is_empty() {
-                return Ok(());
-            }
-            for (_, run_id) in closed {
-                self.inner
-                    .store
-                    .delete_workflow_run(run_id)
-                    .await
-                    .map_err(unavailable)?;
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        check_size(&namespace)?;
+        let engine = self.clone();
+        finish(async move {
+            save(&engine.inner.store, &namespace).await?;
+            engine.inner.namespaces.keep(namespace.clone());
+            drop(changing);
+            Ok(namespace)
+        })
+        .await
     }
 
     /// Adds what workflows of a namespace may be searched by. Adding the same again does nothing.

@@ -67,7 +67,7 @@ impl Engine {
         request: service::RespondWorkflowTaskCompletedRequest,
     ) -> Result<(), Refusal> {
         let limit = self.inner.options.limits.completion_bytes;
-        let mut locked = self.lock(&Key::new(&token.namespace, &token.workflow_id)).await;
+        let mut locked = self.lock(&Key::new(&token.namespace, &token.workflow_id)).await?;
         let run_id = locked.resolve(&token.run_id).await?;
         let slot = locked.slot(&run_id)?;
         slot.run.check_holder(token)?;
@@ -85,7 +85,7 @@ impl Engine {
         if request.page_number == 0 {
             return Ok(last);
         }
-        let mut locked = self.lock(&Key::new(&token.namespace, &token.workflow_id)).await;
+        let mut locked = self.lock(&Key::new(&token.namespace, &token.workflow_id)).await?;
         let run_id = locked.resolve(&token.run_id).await?;
         let slot = locked.slot(&run_id)?;
         slot.run.check_holder(token)?;

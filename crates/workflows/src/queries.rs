@@ -147,7 +147,7 @@ impl Engine {
         request: service::QueryWorkflowRequest,
         wait: Option<Duration>,
     ) -> Result<service::QueryWorkflowResponse, Refusal> {
-        self.inner.namespaces.check(&request.namespace)?;
+        let inside = self.inner.namespaces.enter(&request.namespace)?;
         let execution = request.execution.unwrap_or_default();
         let key = Key::new(&request.namespace, &execution.workflow_id);
         let query = request
@@ -157,7 +157,7 @@ impl Engine {
         self.inner.options.limits.check_input(query.query_args.as_ref())?;
         let (waiter, receiver) = self.inner.queries.ask(key.clone(), query);
         {
-            let mut locked = self.lock(&key).await;
+            let mut locked = self.lock(&key).await?;
             let run_id = locked.resolve(&execution.run_id).await?;
             let slot = locked.slot(&run_id)?;
             if let Some(status) = rejected(&slot.run, request.query_reject_condition) {
@@ -183,7 +183,11 @@ impl Engine {
             }
         }
         let patience = wait.map_or(PATIENCE, |wait| wait.saturating_sub(Duration::from_millis(200)));
-        match tokio::time::timeout(patience, receiver).await {
+        let answered = tokio::select! {
+            answered = tokio::time::timeout(patience, receiver) => answered,
+            () = inside.ending() => return Err(Refusal::NamespaceDeleting(request.namespace)),
+        };
+        match answered {
             Ok(Ok(Answer {
                 error: Some((message, failure)),
                 ..

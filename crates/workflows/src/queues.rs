@@ -13,6 +13,7 @@ use atoll_workflow_core::Nanos;
 use tokio::sync::oneshot;
 
 use crate::cells::Key;
+use crate::namespaces::Hold;
 
 /// A worker that has not asked for this long is not there any more.
 const STICKY_GONE: Duration = Duration::from_secs(10);
@@ -113,6 +114,11 @@ impl Queues {
         self.put(key, task, false);
     }
 
+    /// Puts a task back that could not be taken.
+    pub(crate) fn put_back(&self, key: &QueueKey, task: Task) {
+        self.put(key, task, true);
+    }
+
     fn put(&self, key: &QueueKey, task: Task, front: bool) {
         let mut all = self.lock();
         let queue = all.entry(key.clone()).or_default();
@@ -134,9 +140,22 @@ impl Queues {
         }
     }
 
-    /// The next task of the queue; `None` when the time is up or the worker leaves. Cancel-safe: a task that was given to
-    /// a poll which is dropped goes back.
-    pub(crate) async fn poll(&self, key: &QueueKey, asking: &Asking, wait: Duration) -> Option<Task> {
+    /// The next task of the queue; `None` when the time is up, the worker leaves or the namespace ends. Cancel-safe: a task
+    /// that was given to a poll which is dropped goes back.
+    pub(crate) async fn poll(
+        &self,
+        inside: &Hold,
+        key: &QueueKey,
+        asking: &Asking,
+        wait: Duration,
+    ) -> Option<Task> {
+        tokio::select! {
+            task = self.take(key, asking, wait) => task,
+            () = inside.ending() => None,
+        }
+    }
+
+    async fn take(&self, key: &QueueKey, asking: &Asking, wait: Duration) -> Option<Task> {
         let deadline = Instant::now() + wait;
         if self.has_stopped(&key.namespace, &asking.worker) {
             return None;
@@ -286,6 +305,13 @@ impl Queues {
             backlog: queue.tasks.len(),
             oldest: queue.tasks.front().map_or(Duration::ZERO, |(at, _)| now - *at),
         }
+    }
+
+    /// Forgets all of a namespace. Who polls one is answered, with nothing.
+    pub(crate) fn forget(&self, namespace: &str) {
+        self.lock().retain(|key, _| key.namespace != namespace);
+        let mut stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
+        stopped.retain(|(own, _), _| own != namespace);
     }
 
     /// Forgets queues that nobody uses: sticky ones are made by the thousand.

@@ -6,6 +6,7 @@ use temporalio_protos::temporal::api::workflowservice::v1 as service;
 
 use crate::Engine;
 use crate::cells::{Key, finish};
+use crate::namespaces::Hold;
 use crate::updates::check_first;
 
 impl Engine {
@@ -13,7 +14,7 @@ impl Engine {
         &self,
         request: service::SignalWorkflowExecutionRequest,
     ) -> Result<service::SignalWorkflowExecutionResponse, Refusal> {
-        self.inner.namespaces.check(&request.namespace)?;
+        let _inside = self.inner.namespaces.enter(&request.namespace)?;
         let execution = request.workflow_execution.unwrap_or_default();
         if request.signal_name.is_empty() {
             return Err(Refusal::InvalidArgument(
@@ -41,7 +42,7 @@ impl Engine {
         &self,
         request: service::RequestCancelWorkflowExecutionRequest,
     ) -> Result<service::RequestCancelWorkflowExecutionResponse, Refusal> {
-        self.inner.namespaces.check(&request.namespace)?;
+        let _inside = self.inner.namespaces.enter(&request.namespace)?;
         let execution = request.workflow_execution.unwrap_or_default();
         let key = Key::new(&request.namespace, &execution.workflow_id);
         let first = request.first_execution_run_id;
@@ -64,7 +65,7 @@ impl Engine {
         &self,
         request: service::TerminateWorkflowExecutionRequest,
     ) -> Result<service::TerminateWorkflowExecutionResponse, Refusal> {
-        self.inner.namespaces.check(&request.namespace)?;
+        let _inside = self.inner.namespaces.enter(&request.namespace)?;
         let execution = request.workflow_execution.unwrap_or_default();
         let key = Key::new(&request.namespace, &execution.workflow_id);
         let first = request.first_execution_run_id;
@@ -90,7 +91,7 @@ impl Engine {
         &self,
         request: service::DescribeWorkflowExecutionRequest,
     ) -> Result<service::DescribeWorkflowExecutionResponse, Refusal> {
-        self.inner.namespaces.check(&request.namespace)?;
+        let _inside = self.inner.namespaces.enter(&request.namespace)?;
         let execution = request.execution.unwrap_or_default();
         let key = Key::new(&request.namespace, &execution.workflow_id);
         self.see(&key, &execution.run_id, |slot| {
@@ -112,7 +113,7 @@ impl Engine {
         &self,
         request: service::ResetWorkflowExecutionRequest,
     ) -> Result<service::ResetWorkflowExecutionResponse, Refusal> {
-        self.inner.namespaces.check(&request.namespace)?;
+        let inside = self.inner.namespaces.enter(&request.namespace)?;
         let excluded = |kind: ResetReapplyExcludeType| {
             request
                 .reset_reapply_exclude_types
@@ -133,13 +134,19 @@ impl Engine {
         let execution = request.workflow_execution.unwrap_or_default();
         let key = Key::new(&request.namespace, &execution.workflow_id);
         let engine = self.clone();
-        let run_id = finish(async move { engine.reset(key, &execution.run_id, point).await }).await?;
+        let run_id = finish(async move { engine.reset(inside, key, &execution.run_id, point).await }).await?;
         Ok(service::ResetWorkflowExecutionResponse { run_id })
     }
 
     /// Makes the run that goes back, and ends the one that is current, in one commit.
-    async fn reset(&self, key: Key, run_id: &str, point: ResetPoint) -> Result<String, Refusal> {
-        let mut locked = self.lock(&key).await;
+    async fn reset(
+        &self,
+        inside: Hold,
+        key: Key,
+        run_id: &str,
+        point: ResetPoint,
+    ) -> Result<String, Refusal> {
+        let mut locked = self.lock_in(inside, &key).await;
         let base_id = locked.resolve(run_id).await?;
         let limits = self.inner.options.limits;
         let new_id = locked.fresh_run_id().to_owned();
@@ -177,7 +184,7 @@ impl Engine {
         &self,
         request: service::DeleteWorkflowExecutionRequest,
     ) -> Result<service::DeleteWorkflowExecutionResponse, Refusal> {
-        self.inner.namespaces.check(&request.namespace)?;
+        let _inside = self.inner.namespaces.enter(&request.namespace)?;
         let execution = request.workflow_execution.unwrap_or_default();
         let key = Key::new(&request.namespace, &execution.workflow_id);
         let seen = self
@@ -216,7 +223,7 @@ impl Engine {
         &self,
         request: service::ResetStickyTaskQueueRequest,
     ) -> Result<service::ResetStickyTaskQueueResponse, Refusal> {
-        self.inner.namespaces.check(&request.namespace)?;
+        let _inside = self.inner.namespaces.enter(&request.namespace)?;
         let execution = request.execution.unwrap_or_default();
         let key = Key::new(&request.namespace, &execution.workflow_id);
         self.change(key, &execution.run_id, |slot, turn| {

@@ -170,6 +170,19 @@ impl Schedules {
         (due, None)
     }
 
+    /// Forgets all of a namespace that nobody is in.
+    pub(crate) fn forget(&self, namespace: &str) {
+        let mut all = self.lock();
+        let gone: Vec<Name> = all
+            .behind(namespace, "")
+            .map(|scheduler| (scheduler.namespace.clone(), scheduler.id.clone()))
+            .collect();
+        for name in gone {
+            all.schedulers.remove(&name);
+            all.arm(&name, None);
+        }
+    }
+
     /// Wakes it later, unless it is gone or somebody has said better.
     fn rest(&self, name: &Name, until: Nanos) {
         let mut all = self.lock();
@@ -245,6 +258,7 @@ impl Engine {
         name: &Name,
         change: impl FnOnce(&mut Scheduler, Nanos) -> Result<T, Refusal> + Send,
     ) -> Result<T, Refusal> {
+        let _inside = self.inner.namespaces.enter(&name.0)?;
         let _turn = self.inner.schedules.turn(name).await;
         let mut scheduler = Scheduler::clone(&*self.inner.schedules.get(name)?);
         let result = doing(name, || change(&mut scheduler, self.now()))?;
@@ -256,7 +270,7 @@ impl Engine {
     async fn wake(self, name: Name) {
         match self.change_schedule(&name, |_, _| Ok(())).await {
             // Deleted in the meantime.
-            Ok(()) | Err(Refusal::NotFound(_)) => {}
+            Ok(()) | Err(Refusal::NotFound(_) | Refusal::NamespaceNotFound(_)) => {}
             Err(error) => {
                 tracing::warn!(namespace = name.0, schedule = name.1, %error, "a schedule could not act");
                 self.inner.schedules.rest(&name, self.now().saturating_add(REST));
@@ -418,6 +432,10 @@ impl Engine {
                 }
                 Ok((false, successor, ..)) if !successor.is_empty() => run_id = successor,
                 Ok((false, _, status, last)) => break (status, last),
+                // Not yet: it may stay.
+                Err(Refusal::NamespaceDeleting(_)) => {
+                    tokio::time::sleep(Duration::from_nanos(REST.unsigned_abs())).await;
+                }
                 Err(_) => break (Status::Unspecified, None),
             }
         };
@@ -464,7 +482,7 @@ impl Engine {
         &self,
         request: service::CreateScheduleRequest,
     ) -> Result<service::CreateScheduleResponse, Refusal> {
-        self.inner.namespaces.check(&request.namespace)?;
+        let _inside = self.inner.namespaces.enter(&request.namespace)?;
         if request.schedule_id.is_empty() {
             return Err(Refusal::InvalidArgument(
                 "ScheduleId is not set on request.".to_owned(),
@@ -518,7 +536,7 @@ impl Engine {
         &self,
         request: service::DescribeScheduleRequest,
     ) -> Result<service::DescribeScheduleResponse, Refusal> {
-        self.inner.namespaces.check(&request.namespace)?;
+        let _inside = self.inner.namespaces.enter(&request.namespace)?;
         let name = (request.namespace, request.schedule_id);
         // After whatever is being done.
         let _turn = self.inner.schedules.turn(&name).await;
@@ -538,7 +556,7 @@ impl Engine {
         &self,
         request: service::UpdateScheduleRequest,
     ) -> Result<service::UpdateScheduleResponse, Refusal> {
-        self.inner.namespaces.check(&request.namespace)?;
+        let _inside = self.inner.namespaces.enter(&request.namespace)?;
         let attributes = self
             .inner
             .namespaces
@@ -567,7 +585,7 @@ impl Engine {
         &self,
         request: service::PatchScheduleRequest,
     ) -> Result<service::PatchScheduleResponse, Refusal> {
-        self.inner.namespaces.check(&request.namespace)?;
+        let _inside = self.inner.namespaces.enter(&request.namespace)?;
         let name = (request.namespace, request.schedule_id);
         let patch = request.patch.unwrap_or_default();
         self.change_schedule(&name, move |scheduler, now| scheduler.patch(&patch, now))
@@ -579,7 +597,7 @@ impl Engine {
         &self,
         request: service::DeleteScheduleRequest,
     ) -> Result<service::DeleteScheduleResponse, Refusal> {
-        self.inner.namespaces.check(&request.namespace)?;
+        let _inside = self.inner.namespaces.enter(&request.namespace)?;
         let name = (request.namespace, request.schedule_id);
         let _turn = self.inner.schedules.turn(&name).await;
         self.inner.schedules.get(&name)?;
@@ -598,7 +616,7 @@ impl Engine {
         &self,
         request: service::ListScheduleMatchingTimesRequest,
     ) -> Result<service::ListScheduleMatchingTimesResponse, Refusal> {
-        self.inner.namespaces.check(&request.namespace)?;
+        let _inside = self.inner.namespaces.enter(&request.namespace)?;
         let name = (request.namespace, request.schedule_id);
         let scheduler = self.inner.schedules.get(&name)?;
         let from = unstamp(request.start_time.as_ref());
@@ -617,7 +635,7 @@ impl Engine {
         after: &str,
         limit: usize,
     ) -> Result<Vec<Arc<Scheduler>>, Refusal> {
-        self.inner.namespaces.check(namespace)?;
+        let _inside = self.inner.namespaces.enter(namespace)?;
         let filter = self
             .parse_query(namespace, &query.replace("ScheduleId", "WorkflowId"))?
             .filter;

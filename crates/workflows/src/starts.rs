@@ -10,6 +10,7 @@ use temporalio_protos::temporal::api::workflowservice::v1 as service;
 
 use crate::Engine;
 use crate::cells::{Key, Locked, finish};
+use crate::namespaces::Hold;
 
 /// What to do if the id is taken.
 #[derive(Debug, Clone, Copy)]
@@ -95,7 +96,18 @@ impl Engine {
         policy: Policy,
         along: Along,
     ) -> Result<Started, Refusal> {
-        self.inner.namespaces.check(&start.namespace)?;
+        let inside = self.inner.namespaces.enter(&start.namespace)?;
+        self.start_in(inside, start, policy, along).await
+    }
+
+    /// The same for who is in the namespace already.
+    pub(crate) async fn start_in(
+        &self,
+        inside: Hold,
+        start: Start,
+        policy: Policy,
+        along: Along,
+    ) -> Result<Started, Refusal> {
         start.check(&self.inner.options.limits)?;
         let mut start = start;
         start.search_attributes = self
@@ -106,7 +118,7 @@ impl Engine {
         // What a workflow is started with is large; futures that wait for it need not be.
         let placing = Box::pin(async move {
             let key = Key::new(&start.namespace, &start.workflow_id);
-            let mut locked = engine.lock(&key).await;
+            let mut locked = engine.lock_in(inside, &key).await;
             engine.place(&mut locked, start, policy, along).await
         });
         finish(placing).await

@@ -12,6 +12,7 @@ use temporalio_protos::temporal::api::workflowservice::v1 as service;
 
 use crate::Engine;
 use crate::cells::Key;
+use crate::namespaces::Namespace;
 
 /// Who did it, as histories say.
 pub(crate) const IDENTITY: &str = "atoll";
@@ -23,6 +24,8 @@ pub struct Step {
     /// What came with it: one JSON text. Nothing if nothing came.
     pub input: Option<Vec<u8>>,
     pub namespace: String,
+    /// Which of all that have had that name.
+    pub namespace_id: String,
     pub workflow_id: String,
     pub run_id: String,
     pub activity_id: String,
@@ -50,8 +53,11 @@ pub enum StepEnd {
 }
 
 impl Engine {
-    /// Waits for an activity on a queue. `Ok(None)`: there was none for a while.
-    pub async fn next_step(&self, namespace: &str, queue: &str) -> Result<Option<Step>, Refusal> {
+    /// Waits for an activity on a queue of this very namespace: one that comes to have its name is not found. `Ok(None)`:
+    /// there was none for a while.
+    pub async fn next_step(&self, whose: &Namespace, queue: &str) -> Result<Option<Step>, Refusal> {
+        let namespace = whose.name.as_str();
+        let _inside = self.inner.namespaces.enter_as(namespace, &whose.id)?;
         let polled = self
             .poll_activity_task(
                 service::PollActivityTaskQueueRequest {
@@ -75,6 +81,7 @@ impl Engine {
             name: polled.activity_type.map(|kind| kind.name).unwrap_or_default(),
             input: None,
             namespace: namespace.to_owned(),
+            namespace_id: whose.id.clone(),
             workflow_id: execution.workflow_id,
             run_id: execution.run_id,
             activity_id: polled.activity_id,
@@ -94,6 +101,12 @@ impl Engine {
                 Ok(None)
             }
         }
+    }
+
+    /// The project that a step is carried out for, as it is now. `None`: its namespace is gone, or about to be.
+    pub fn project_of_step(&self, step: &Step) -> Option<String> {
+        let found = self.namespace(&step.namespace, "").ok()?;
+        (found.id == step.namespace_id && !found.deleting).then_some(found.project)
     }
 
     /// Says that somebody is still at it. Whether it should stop.
@@ -158,6 +171,9 @@ impl Engine {
         if self.check_project(project, namespace).is_err() {
             return Ok(None);
         }
+        let Ok(_inside) = self.inner.namespaces.enter(namespace) else {
+            return Ok(None);
+        };
         let key = Key::new(namespace, workflow_id);
         let look = async |run_id: &str| {
             let seen = self

@@ -29,7 +29,7 @@ impl Engine {
         request: service::PollWorkflowTaskQueueRequest,
         wait: Option<Duration>,
     ) -> Result<service::PollWorkflowTaskQueueResponse, Refusal> {
-        self.inner.namespaces.check(&request.namespace)?;
+        let inside = self.inner.namespaces.enter(&request.namespace)?;
         let queue = request.task_queue.unwrap_or_default();
         if queue.name.is_empty() {
             return Err(Refusal::InvalidArgument(
@@ -51,12 +51,17 @@ impl Engine {
         let deadline = tokio::time::Instant::now() + self.poll_time(wait);
         loop {
             let left = deadline.saturating_duration_since(tokio::time::Instant::now());
-            let Some(task) = self.inner.queues.poll(&key, &asking, left).await else {
+            let Some(task) = self.inner.queues.poll(&inside, &key, &asking, left).await else {
                 return Ok(service::PollWorkflowTaskQueueResponse::default());
             };
-            match self.take_workflow_task(task, &request.identity).await {
+            match self.take_workflow_task(task.clone(), &request.identity).await {
                 // Somebody else was faster, or it is not needed any more.
                 Err(Refusal::NotFound(_)) => {}
+                // Should the namespace stay after all, somebody else has to find it.
+                Err(refusal @ Refusal::NamespaceDeleting(_)) => {
+                    self.inner.queues.put_back(&key, task);
+                    return Err(refusal);
+                }
                 other => return other,
             }
         }

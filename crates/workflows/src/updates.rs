@@ -14,6 +14,7 @@ use temporalio_protos::temporal::api::workflowservice::v1::execute_multi_operati
 
 use crate::Engine;
 use crate::cells::Key;
+use crate::namespaces::Hold;
 use crate::starts::{Along, Policy, start_of, start_response};
 
 impl Engine {
@@ -21,7 +22,7 @@ impl Engine {
         &self,
         request: service::UpdateWorkflowExecutionRequest,
     ) -> Result<service::UpdateWorkflowExecutionResponse, Refusal> {
-        self.inner.namespaces.check(&request.namespace)?;
+        let inside = self.inner.namespaces.enter(&request.namespace)?;
         let execution = request.workflow_execution.unwrap_or_default();
         let key = Key::new(&request.namespace, &execution.workflow_id);
         let update = named(request.request)?;
@@ -35,7 +36,7 @@ impl Engine {
             })
             .await?;
         let stage = wanted(request.wait_policy);
-        let (run_id, status) = self.await_update(&key, run_id, &id, stage).await?;
+        let (run_id, status) = self.await_update(&inside, &key, run_id, &id, stage).await?;
         Ok(update_response(&key, run_id, id, status))
     }
 
@@ -43,7 +44,7 @@ impl Engine {
         &self,
         request: service::PollWorkflowExecutionUpdateRequest,
     ) -> Result<service::PollWorkflowExecutionUpdateResponse, Refusal> {
-        self.inner.namespaces.check(&request.namespace)?;
+        let inside = self.inner.namespaces.enter(&request.namespace)?;
         let reference = request
             .update_ref
             .ok_or_else(|| Refusal::InvalidArgument("UpdateRef is not set on request.".to_owned()))?;
@@ -57,7 +58,7 @@ impl Engine {
             _ => Stage::Admitted,
         };
         let id = reference.update_id;
-        let (run_id, status) = self.await_update(&key, run_id, &id, stage).await?;
+        let (run_id, status) = self.await_update(&inside, &key, run_id, &id, stage).await?;
         let response = update_response(&key, run_id, id, status);
         Ok(service::PollWorkflowExecutionUpdateResponse {
             outcome: response.outcome,
@@ -71,6 +72,7 @@ impl Engine {
     /// again, however often, and never learn that its own time is over.
     async fn await_update(
         &self,
+        inside: &Hold,
         key: &Key,
         run_id: String,
         id: &str,
@@ -94,10 +96,13 @@ impl Engine {
             match status {
                 Some(status) if status.stage >= stage => return Ok((run_id, status)),
                 Some(status) => {
-                    if tokio::time::timeout_at(deadline, changes.changed())
-                        .await
-                        .is_err()
-                    {
+                    let waited = tokio::select! {
+                        waited = tokio::time::timeout_at(deadline, changes.changed()) => waited,
+                        () = inside.ending() => {
+                            return Err(Refusal::NamespaceDeleting(key.namespace.to_string()));
+                        }
+                    };
+                    if waited.is_err() {
                         return Ok((run_id, status));
                     }
                 }
@@ -156,6 +161,11 @@ impl Engine {
                 "WorkflowId is not consistent with previous operation(s)".to_owned(),
             )));
         }
+        let inside = self
+            .inner
+            .namespaces
+            .enter(&request.namespace)
+            .map_err(start_failed)?;
         let policy = Policy::new(start.workflow_id_reuse_policy, start.workflow_id_conflict_policy)
             .map_err(start_failed)?
             .or(Conflict::Fail);
@@ -201,7 +211,7 @@ impl Engine {
         };
         let stage = wanted(update.wait_policy);
         let (run_id, status) = self
-            .await_update(&key, started.run_id.clone(), &id, stage)
+            .await_update(&inside, &key, started.run_id.clone(), &id, stage)
             .await
             .map_err(update_failed)?;
         Ok(service::ExecuteMultiOperationResponse {

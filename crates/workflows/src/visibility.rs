@@ -58,7 +58,7 @@ impl Engine {
         page_size: i32,
         token: &[u8],
     ) -> Result<(Vec<WorkflowExecutionInfo>, Vec<u8>), Refusal> {
-        self.inner.namespaces.check(namespace)?;
+        let _inside = self.inner.namespaces.enter(namespace)?;
         let query = self.parse_query(namespace, query)?;
         let limit = usize::try_from(page_size)
             .ok()
@@ -84,7 +84,7 @@ impl Engine {
         &self,
         request: service::CountWorkflowExecutionsRequest,
     ) -> Result<service::CountWorkflowExecutionsResponse, Refusal> {
-        self.inner.namespaces.check(&request.namespace)?;
+        let _inside = self.inner.namespaces.enter(&request.namespace)?;
         let query = self.parse_query(&request.namespace, &request.query)?;
         let place = self.place_to_search().await?;
         let counts = self

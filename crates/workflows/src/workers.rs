@@ -20,7 +20,7 @@ impl Engine {
         &self,
         request: service::ShutdownWorkerRequest,
     ) -> Result<service::ShutdownWorkerResponse, Refusal> {
-        self.inner.namespaces.check(&request.namespace)?;
+        let _inside = self.inner.namespaces.enter(&request.namespace)?;
         let limits = &self.inner.options.limits;
         limits.check_id("WorkerInstanceKey", &request.worker_instance_key)?;
         if !request.sticky_task_queue.is_empty() {
@@ -48,7 +48,7 @@ impl Engine {
         request: service::PollNexusTaskQueueRequest,
         wait: Option<Duration>,
     ) -> Result<service::PollNexusTaskQueueResponse, Refusal> {
-        self.inner.namespaces.check(&request.namespace)?;
+        let inside = self.inner.namespaces.enter(&request.namespace)?;
         let key = QueueKey {
             namespace: request.namespace,
             name: request.task_queue.unwrap_or_default().name,
@@ -61,7 +61,10 @@ impl Engine {
             now: self.now(),
             rate: None,
         };
-        self.inner.queues.poll(&key, &asking, self.poll_time(wait)).await;
+        self.inner
+            .queues
+            .poll(&inside, &key, &asking, self.poll_time(wait))
+            .await;
         Ok(service::PollNexusTaskQueueResponse::default())
     }
 
@@ -76,7 +79,7 @@ impl Engine {
         &self,
         request: service::DescribeTaskQueueRequest,
     ) -> Result<service::DescribeTaskQueueResponse, Refusal> {
-        self.inner.namespaces.check(&request.namespace)?;
+        let _inside = self.inner.namespaces.enter(&request.namespace)?;
         let name = request.task_queue.unwrap_or_default().name;
         if name.is_empty() {
             return Err(Refusal::InvalidArgument(

@@ -72,7 +72,11 @@ fn info(known: &Namespace) -> namespace::NamespaceInfo {
     let completion = i64::try_from(limits.completion_bytes).unwrap_or(i64::MAX);
     namespace::NamespaceInfo {
         name: known.name.clone(),
-        state: NamespaceState::Registered.into(),
+        state: if known.deleting {
+            NamespaceState::Deleted.into()
+        } else {
+            NamespaceState::Registered.into()
+        },
         description: known.description.clone(),
         owner_email: known.owner.clone(),
         data: known.data.clone().into_iter().collect(),

@@ -15,7 +15,10 @@ use crate::client::segment;
 /// The most that an answer may hold: workflows keep it in their history.
 pub(super) const MOST: usize = 1024 * 1024;
 
-#[derive(Debug)]
+/// How often a sandbox that an attempt before this one has made, and that is lost, is replaced.
+const REPLACED: usize = 8;
+
+#[derive(Debug, Clone)]
 pub(super) struct Call {
     method: Method,
     path: String,
@@ -26,9 +29,11 @@ pub(super) struct Call {
     undo: Option<Box<Self>>,
     /// The answer is the content of a file.
     is_file: bool,
+    /// The answer is a sandbox that the step is to make, so one that can be used.
+    makes: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum Content {
     Json(Value),
     Bytes(Vec<u8>),
@@ -67,6 +72,7 @@ pub(super) fn plan(step: &Step, input: Value) -> Result<Call, StepEnd> {
         }
         let mut call = Call::new(Method::POST, "/v1/sandboxes".to_owned(), Some(fields));
         call.idempotency = Some(idempotency_key(step));
+        call.makes = true;
         return Ok(call);
     }
     let known = [
@@ -193,6 +199,7 @@ impl Call {
             idempotency: None,
             undo: None,
             is_file: false,
+            makes: false,
         }
     }
 
@@ -202,6 +209,32 @@ impl Call {
     }
 
     pub(super) async fn send(self, apis: &Apis, caller: Caller) -> StepEnd {
+        let mut call = self;
+        let mut number = 1;
+        loop {
+            number += 1;
+            // Under the next key, where a later attempt finds what this one makes now.
+            let next = call.makes.then(|| call.numbered(number));
+            let end = call.send_once(apis, caller.clone()).await;
+            match (next, lost(&end)) {
+                (Some(next), Some(_)) if number <= REPLACED => call = next,
+                (Some(_), Some(lost)) => return lost,
+                _ => return end,
+            }
+        }
+    }
+
+    fn numbered(&self, number: usize) -> Self {
+        let base = self.idempotency.as_deref().unwrap_or_default();
+        // `RUN/EVENT`, and then the number.
+        let base = base.split('/').take(2).collect::<Vec<_>>().join("/");
+        Self {
+            idempotency: Some(format!("{base}/{number}")),
+            ..self.clone()
+        }
+    }
+
+    async fn send_once(self, apis: &Apis, caller: Caller) -> StepEnd {
         let is_file = self.is_file;
         let request = match self.request(caller) {
             Ok(request) => request,
@@ -247,6 +280,24 @@ impl Call {
                 .body(Body::from(value.to_string())),
         }
     }
+}
+
+/// What to say of a sandbox that is of no use to who wanted one: an attempt before this one has made it, and it has ended since.
+fn lost(end: &StepEnd) -> Option<StepEnd> {
+    let StepEnd::Done(body) = end else {
+        return None;
+    };
+    let sandbox: Value = serde_json::from_slice(body).unwrap_or_default();
+    let state = sandbox["state"].as_str()?;
+    if !matches!(state, "failed" | "deleting" | "deleted") {
+        return None;
+    }
+    let id = sandbox["id"].as_str().unwrap_or_default();
+    Some(StepEnd::Failed {
+        kind: "SandboxLost".to_owned(),
+        message: format!("the sandbox {id} is {state}: it cannot be used"),
+        again: true,
+    })
 }
 
 /// The API's own words. Whether another attempt may help is said by the status.
@@ -330,6 +381,57 @@ mod tests {
                 "workflow": "order 7", "run": "0199"}})
         );
         assert_eq!(made(json!({"keep": true})), json!({}));
+    }
+
+    /// Makes a sandbox where the API has, under some keys, sandboxes in these states.
+    async fn make(states: &'static [(&'static str, &'static str)]) -> StepEnd {
+        let answer = move |request: Request<Body>| async move {
+            let key = request.headers()["idempotency-key"].to_str().unwrap().to_owned();
+            let known = states.iter().find(|(known, _)| *known == key);
+            let state = known.map_or("running", |(_, state)| *state);
+            axum::Json(json!({"id": key, "state": state}))
+        };
+        let api = atoll_front::Api {
+            name: "api",
+            claims: std::sync::Arc::new(|_| true),
+            router: axum::Router::new().fallback(answer),
+            write: |response, _, _| response,
+        };
+        let front = atoll_front::Front::new(atoll_front::Limits::for_machine(1 << 30, 1000));
+        let caller = Caller {
+            project: atoll_types::ProjectId::from_entropy([0; 20]),
+        };
+        let call = planned("sandbox.create", json!({})).unwrap();
+        call.send(&Apis::new(front, Vec::new(), [api]), caller).await
+    }
+
+    #[tokio::test]
+    async fn a_sandbox_that_is_lost_is_replaced_and_never_an_answer() {
+        let made = |end: StepEnd| match end {
+            StepEnd::Done(body) => serde_json::from_slice::<Value>(&body).unwrap()["id"].clone(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(made(make(&[]).await), "0199/3");
+        assert_eq!(made(make(&[("0199/3", "paused")]).await), "0199/3");
+        assert_eq!(made(make(&[("0199/3", "failed")]).await), "0199/3/2");
+        // The one that took its place was lost in turn.
+        let twice = &[("0199/3", "deleting"), ("0199/3/2", "deleted")];
+        assert_eq!(made(make(twice).await), "0199/3/3");
+        let never = make(&[
+            ("0199/3", "failed"),
+            ("0199/3/2", "failed"),
+            ("0199/3/3", "failed"),
+            ("0199/3/4", "failed"),
+            ("0199/3/5", "failed"),
+            ("0199/3/6", "failed"),
+            ("0199/3/7", "failed"),
+            ("0199/3/8", "failed"),
+        ])
+        .await;
+        assert!(
+            matches!(&never, StepEnd::Failed { kind, .. } if kind == "SandboxLost"),
+            "{never:?}"
+        );
     }
 
     #[test]

@@ -7,7 +7,7 @@ use temporalio_protos::temporal::api::query::v1::WorkflowQuery;
 
 use super::*;
 
-async fn add_namespace(engine: &Engine, name: &str, project: &str) {
+pub(crate) async fn add_namespace(engine: &Engine, name: &str, project: &str) {
     let namespace = Namespace {
         name: name.to_owned(),
         project: project.to_owned(),
@@ -140,7 +140,8 @@ async fn next_step(engine: &Engine, activity_id: &str) -> Step {
             ..Default::default()
         });
     complete(engine, &task.task_token, vec![wanted]).await;
-    engine.next_step("default", "atoll").await.unwrap().unwrap()
+    let namespace = engine.namespace("default", "").unwrap();
+    engine.next_step(&namespace, "atoll").await.unwrap().unwrap()
 }
 
 fn question(step: &Step, action: &serde_json::Value) -> Question {

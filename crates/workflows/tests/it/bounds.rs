@@ -82,7 +82,8 @@ async fn a_stored_schedule_that_never_matches_stops_nothing_and_can_be_deleted()
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("db");
     // As a server that looked at nothing has left them.
-    let store = Store::open(&path).unwrap();
+    let (engine, store) = open(&path).await;
+    engine.close();
     let poisoned = Scheduler {
         namespace: "default".to_owned(),
         id: "endless".to_owned(),

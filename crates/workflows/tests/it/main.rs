@@ -9,6 +9,7 @@
 
 mod bindings;
 mod bounds;
+mod names;
 
 use std::path::Path;
 use std::time::Duration;
