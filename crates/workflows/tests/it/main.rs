@@ -9,6 +9,7 @@
 
 mod bindings;
 mod bounds;
+mod bytes;
 
 use std::path::Path;
 use std::time::Duration;
