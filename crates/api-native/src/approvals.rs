@@ -30,6 +30,10 @@ pub(crate) struct ApprovalsQuery {
     #[serde(default)]
     #[param(default = false)]
     all: bool,
+    /// `next` of the page before.
+    cursor: Option<String>,
+    #[param(minimum = 1, maximum = 1000, default = 1000)]
+    limit: Option<u64>,
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -76,6 +80,9 @@ pub(crate) struct ApprovalItem {
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ApprovalList {
     items: Vec<ApprovalItem>,
+    /// Pass it as `cursor` to get what follows; absent at the end. A page ends early where its questions are large.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next: Option<String>,
 }
 
 impl ApprovalItem {
@@ -87,7 +94,7 @@ impl ApprovalItem {
             namespace: approval.namespace,
             workflow: approval.workflow_id,
             run: approval.run_id,
-            action: approval.action,
+            action: serde_json::from_str(&approval.action).unwrap_or_default(),
             digest: approval.digest,
             reason: approval.reason,
             asked_at: time(approval.asked_at),
@@ -108,20 +115,20 @@ impl ApprovalItem {
 /// Lists what workflows ask people, oldest first.
 #[utoipa::path(
     get, path = "/v1/approvals", tag = "approvals", params(ApprovalsQuery),
-    responses((status = 200, description = "The questions.", body = ApprovalList))
+    responses((status = 200, description = "A page of the questions.", body = ApprovalList))
 )]
 pub(crate) async fn list_approvals(
     State(app): State<App>,
     As(caller): As,
     Args(query): Args<ApprovalsQuery>,
 ) -> Answer<axum::Json<ApprovalList>> {
-    let found = any_engine(&app)?.approvals(caller.project.as_str());
-    let items = found
-        .into_iter()
-        .filter(|approval| query.all || approval.decision.is_none())
-        .map(ApprovalItem::of)
-        .collect();
-    Ok(axum::Json(ApprovalList { items }))
+    let limit = wire::within("limit", query.limit.unwrap_or(1000), 1..=1000)?;
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    let found =
+        any_engine(&app)?.approvals(caller.project.as_str(), query.all, query.cursor.as_deref(), limit);
+    let (found, next) = found.map_err(refused)?;
+    let items = found.into_iter().map(ApprovalItem::of).collect();
+    Ok(axum::Json(ApprovalList { items, next }))
 }
 
 /// Shows one question.

@@ -89,15 +89,14 @@ where
     C: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let incoming = connections.map(|connection| Ok::<_, std::io::Error>(Connection(connection)));
-    // Clients compress by default, and do not connect to a server that cannot read it.
+    // Clients compress by default, and do not connect to a server that cannot read it. Answers are not compressed: that is
+    // work for the threads that serve everybody, of a size that a tenant chooses.
     let workflow = WorkflowServiceServer::new(workflow::Service::new(engine.clone()))
         .accept_compressed(CompressionEncoding::Gzip)
-        .send_compressed(CompressionEncoding::Gzip)
         .max_decoding_message_size(MAX_REQUEST)
         .max_encoding_message_size(MAX_ANSWER);
     let operator = OperatorServiceServer::new(operator::Service::new(engine))
-        .accept_compressed(CompressionEncoding::Gzip)
-        .send_compressed(CompressionEncoding::Gzip);
+        .accept_compressed(CompressionEncoding::Gzip);
     let health = HealthServer::new(health::Service)
         .accept_compressed(CompressionEncoding::Gzip)
         .max_decoding_message_size(MAX_HEALTH);

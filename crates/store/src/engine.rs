@@ -120,6 +120,10 @@ impl Engine {
     ) -> Result<T, Error> {
         let (tell, told) = oneshot::channel();
         let job: ReadJob = Box::new(move |connection| {
+            // Nobody waits for it any more.
+            if tell.is_closed() {
+                return;
+            }
             let _ = tell.send(in_snapshot(connection, work).map_err(|error| named(what, error)));
         });
         self.readers

@@ -49,7 +49,7 @@ pub enum Error {
     #[error("the database could not commit ({what}): {detail}")]
     Commit { what: &'static str, detail: String },
     /// Given up: somebody's question would keep others waiting.
-    #[error("{what}: this takes more than {steps} steps of the database")]
+    #[error("{what}: this takes more than {steps} steps of the database, or too long")]
     TooMuchWork { what: &'static str, steps: u64 },
     #[error("the store is closed")]
     Closed,

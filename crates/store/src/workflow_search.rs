@@ -1,7 +1,12 @@
 //! Finding workflow runs: a tree of conditions becomes one SQL statement with parameters.
 //!
 //! Who asks chooses the conditions and has made the rows, and few threads read for everybody. So a statement is given up
-//! after [`MOST_STEPS`], and a page ends where it has [`PAGE_BYTES`].
+//! after [`MOST_STEPS`] or [`MOST_TIME`], or when nobody waits for it any more; a page ends where it has [`PAGE_BYTES`]; and
+//! no step takes long, because search objects of more than 256 KiB are not looked into, see [`SEARCHED`].
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use rusqlite::types::{ToSqlOutput, Value, ValueRef};
 use rusqlite::{Connection, ErrorCode, ToSql};
@@ -11,8 +16,10 @@ use crate::{Error, Store, WorkflowRunRow};
 
 /// Steps of SQLite's machine, some ten million a second at least: a plain list of a million runs takes fewer.
 const MOST_STEPS: u64 = 50_000_000;
+/// However fast they are.
+const MOST_TIME: Duration = Duration::from_secs(3);
 /// How often they are counted.
-const COUNTED: i32 = 100_000;
+const COUNTED: i32 = 1_000;
 /// What is read of the rows of one page.
 const PAGE_BYTES: usize = 16 * 1024 * 1024;
 
@@ -129,17 +136,38 @@ pub struct WorkflowPage {
     pub order: Vec<WorkflowOrder>,
 }
 
-/// Asks, and gives up if it takes too many steps.
+/// Whether somebody still waits.
+#[derive(Debug, Clone, Default)]
+struct Waits(Arc<AtomicBool>);
+
+/// Dropped with whoever waits.
+struct Waiter(Waits);
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        self.0.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Waits {
+    fn no_more(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Asks, and gives up if it takes too many steps, or too long, or nobody waits any more.
 fn bounded<T>(
     db: &Connection,
     what: &'static str,
     steps: u64,
+    waits: &Waits,
     ask: impl FnOnce(&Connection) -> Result<T, Error>,
 ) -> Result<T, Error> {
     let mut left = steps / u64::from(COUNTED.unsigned_abs());
+    let (waits, until) = (waits.clone(), Instant::now() + MOST_TIME);
     let count = move || {
         left = left.saturating_sub(1);
-        left == 0
+        left == 0 || waits.no_more() || Instant::now() >= until
     };
     db.progress_handler(COUNTED, Some(count));
     let answer = ask(db);
@@ -155,14 +183,19 @@ fn bounded<T>(
 }
 
 impl Store {
-    /// A page of them, which ends early where its rows are large; and whether there are more behind it.
+    /// A page of them, which ends early where its rows are large; and whether there are more behind it. `place` is held while
+    /// a thread is at it, which may be for longer than the caller waits.
     pub async fn find_workflow_runs(
         &self,
         namespace: String,
         filter: WorkflowFilter,
         page: WorkflowPage,
+        place: impl Send + 'static,
     ) -> Result<(Vec<WorkflowRunRow>, bool), Error> {
+        let waits = Waits::default();
+        let _waiter = Waiter(waits.clone());
         self.read("list workflows", move |db| {
+            let _place = place;
             let mut query = Query::new(&namespace);
             let condition = query.condition(&filter);
             let mut order: Vec<String> = page
@@ -181,7 +214,7 @@ impl Store {
                 i64::try_from(page.limit).unwrap_or(i64::MAX).saturating_add(1),
                 i64::try_from(page.offset).unwrap_or(i64::MAX)
             );
-            bounded(db, "list workflows", MOST_STEPS, |db| {
+            bounded(db, "list workflows", MOST_STEPS, &waits, |db| {
                 let mut statement = db.prepare(&text)?;
                 let rows = statement.query_map(query.values().as_slice(), read_run)?;
                 let (mut found, mut bytes) = (Vec::new(), 0);
@@ -199,20 +232,24 @@ impl Store {
         .await
     }
 
-    /// How many there are, per status.
+    /// How many there are, per status. `place` is as above.
     pub async fn count_workflow_runs(
         &self,
         namespace: String,
         filter: WorkflowFilter,
+        place: impl Send + 'static,
     ) -> Result<Vec<(i32, i64)>, Error> {
+        let waits = Waits::default();
+        let _waiter = Waiter(waits.clone());
         self.read("count workflows", move |db| {
+            let _place = place;
             let mut query = Query::new(&namespace);
             let condition = query.condition(&filter);
             let text = format!(
                 "SELECT status, COUNT(*) FROM workflow_runs WHERE namespace = ?1 AND {condition} GROUP BY status \
                  ORDER BY status"
             );
-            bounded(db, "count workflows", MOST_STEPS, |db| {
+            bounded(db, "count workflows", MOST_STEPS, &waits, |db| {
                 let mut statement = db.prepare(&text)?;
                 let rows =
                     statement.query_map(query.values().as_slice(), |row| Ok((row.get(0)?, row.get(1)?)))?;
@@ -222,6 +259,9 @@ impl Store {
         .await
     }
 }
+
+/// The search object of a row, unless it is too large to look into: whoever writes them allows less, but did not always.
+const SEARCHED: &str = "CASE WHEN octet_length(search) <= 262144 THEN search END";
 
 /// A statement in the making. Everything that came from outside is a parameter.
 struct Query {
@@ -249,7 +289,7 @@ impl Query {
             WorkflowField::Column(column) => format!("({})", column.sql()),
             WorkflowField::Attribute(name) | WorkflowField::List(name) | WorkflowField::Text(name) => {
                 let path = self.path(name);
-                format!("json_extract(search, {path})")
+                format!("json_extract({SEARCHED}, {path})")
             }
         }
     }
@@ -335,7 +375,7 @@ impl Query {
         let path = self.path(name);
         let values: Vec<_> = values.into_iter().map(|value| self.bind(value)).collect();
         format!(
-            "{not}EXISTS (SELECT 1 FROM json_each(search, {path}) WHERE json_each.value IN ({}))",
+            "{not}EXISTS (SELECT 1 FROM json_each({SEARCHED}, {path}) WHERE json_each.value IN ({}))",
             values.join(", ")
         )
     }
@@ -371,10 +411,27 @@ mod tests {
         let endless =
             "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n";
         let ask = |db: &Connection| Ok(db.query_row(endless, [], |row| row.get::<_, i64>(0))?);
-        let given_up = bounded(&db, "count", 1_000_000, ask).unwrap_err();
+        let waits = Waits::default();
+        let given_up = bounded(&db, "count", 1_000_000, &waits, ask).unwrap_err();
         assert!(matches!(given_up, Error::TooMuchWork { .. }), "{given_up:?}");
         // The next one starts anew.
         let ask = |db: &Connection| Ok(db.query_row("SELECT 1", [], |row| row.get::<_, i64>(0))?);
-        assert_eq!(bounded(&db, "count", 1_000_000, ask).unwrap(), 1);
+        assert_eq!(bounded(&db, "count", 1_000_000, &waits, ask).unwrap(), 1);
+    }
+
+    #[test]
+    fn a_statement_is_given_up_when_it_takes_too_long_or_nobody_waits() {
+        let db = Connection::open_in_memory().unwrap();
+        let slow = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n";
+        let ask = |db: &Connection| Ok(db.query_row(slow, [], |row| row.get::<_, i64>(0))?);
+        let waits = Waits::default();
+        let begun = Instant::now();
+        let given_up = bounded(&db, "count", u64::MAX, &waits, ask).unwrap_err();
+        assert!(matches!(given_up, Error::TooMuchWork { .. }), "{given_up:?}");
+        assert!(begun.elapsed() < MOST_TIME * 3);
+        drop(Waiter(waits.clone()));
+        let begun = Instant::now();
+        bounded(&db, "count", u64::MAX, &waits, ask).unwrap_err();
+        assert!(begun.elapsed() < MOST_TIME / 2);
     }
 }

@@ -13,6 +13,8 @@ use crate::{Error, Store, sql};
 
 /// How much history one commit deletes, and one run more.
 const DELETED_AT_ONCE: i64 = 16 * 1024 * 1024;
+/// What a page of items holds, about.
+const ITEMS_BYTES: usize = 4 * 1024 * 1024;
 
 /// A run as it is to be written.
 #[derive(Debug, Clone)]
@@ -303,22 +305,51 @@ impl Store {
         .await
     }
 
-    pub async fn workflow_items(&self, kind: &'static str) -> Result<Vec<WorkflowItem>, Error> {
+    /// The items of a kind behind one, in order: a page of them, which ends where it is large. An empty one is the last.
+    pub async fn workflow_items_behind(
+        &self,
+        kind: &'static str,
+        behind: Option<&WorkflowItem>,
+    ) -> Result<Vec<WorkflowItem>, Error> {
+        let (namespace, id) = behind.map_or((String::new(), String::new()), |item| {
+            (item.namespace.clone(), item.id.clone())
+        });
         self.read("read the items", move |db| {
-            sql::rows(
-                db,
-                "SELECT namespace, id, body FROM workflow_items WHERE kind = ?1 ORDER BY namespace, id",
-                &[&kind],
-                |row| {
-                    Ok(WorkflowItem {
-                        namespace: row.get(0)?,
-                        id: row.get(1)?,
-                        body: row.get(2)?,
-                    })
-                },
-            )
+            let mut statement = db.prepare_cached(
+                "SELECT namespace, id, body FROM workflow_items
+                 WHERE kind = ?1 AND (namespace, id) > (?2, ?3) ORDER BY namespace, id",
+            )?;
+            let rows = statement.query_map([kind, namespace.as_str(), id.as_str()], |row| {
+                Ok(WorkflowItem {
+                    namespace: row.get(0)?,
+                    id: row.get(1)?,
+                    body: row.get(2)?,
+                })
+            })?;
+            let (mut items, mut bytes) = (Vec::new(), 0);
+            for item in rows {
+                let item = item?;
+                bytes += item.body.len() + item.id.len() + item.namespace.len();
+                items.push(item);
+                if bytes > ITEMS_BYTES {
+                    break;
+                }
+            }
+            Ok(items)
         })
         .await
+    }
+
+    /// All of them, where they are small.
+    pub async fn workflow_items(&self, kind: &'static str) -> Result<Vec<WorkflowItem>, Error> {
+        let mut all: Vec<WorkflowItem> = Vec::new();
+        loop {
+            let page = self.workflow_items_behind(kind, all.last()).await?;
+            if page.is_empty() {
+                return Ok(all);
+            }
+            all.extend(page);
+        }
     }
 }
 

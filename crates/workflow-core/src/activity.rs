@@ -3,6 +3,8 @@
 //! Attempts are not events. `ActivityTaskStarted` is written together with the end, so that a history stays small however
 //! often something was tried.
 
+use prost::Message;
+
 use crate::commands::Bad;
 use crate::refusal::Refusal;
 use crate::retry::{self, timeout_name};
@@ -40,6 +42,16 @@ pub enum ActivityFinish {
         heartbeat: Option<common::Payloads>,
     },
     Canceled(Option<common::Payloads>),
+}
+
+impl ActivityFinish {
+    /// About what its event will have.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Completed(sent) | Self::Canceled(sent) => sent.as_ref().map_or(0, Message::encoded_len),
+            Self::Failed { failure, .. } => failure.encoded_len(),
+        }
+    }
 }
 
 /// What a worker learns when it says that it is alive.
@@ -183,6 +195,7 @@ impl Run {
         turn: Turn<'_>,
     ) -> Result<(), Refusal> {
         let activity = self.held(token)?.clone();
+        self.check_buffer(finish.bytes(), turn.limits)?;
         self.state.transitions += 1;
         let scheduled_id = activity.scheduled_id;
         let instead = match &finish {
@@ -249,6 +262,8 @@ impl Run {
                 self.activity_failed(scheduled_id, turn.limits.excerpt(failure), identity, turn);
             }
         }
+        // Whether or not anybody takes its workflow tasks.
+        self.is_too_long(turn);
         Ok(())
     }
 

@@ -153,6 +153,7 @@ impl Run {
         self.state.closed_at = turn.now;
         self.state.task = None;
         self.state.buffered.clear();
+        self.sizes.buffered = None;
         self.state.activities.clear();
         self.state.timers.clear();
         self.state.signals_out.clear();

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 
 use crate::retry;
 use crate::run::{Run, Turn};
+use crate::size::memo_bytes;
 use crate::state::{self, Outgoing};
 use crate::time::{Nanos, duration, nanos};
 use crate::words::command::Command;
@@ -372,7 +373,7 @@ impl Run {
         };
         let started_id = match (pending, unseen) {
             (Some(timer), _) => timer.started_id,
-            (None, Some(at)) => match self.state.buffered.remove(at).attributes {
+            (None, Some(at)) => match self.unbuffer(at).attributes {
                 Some(Event::TimerFiredEventAttributes(fired)) => fired.started_event_id,
                 _ => 0,
             },
@@ -412,6 +413,12 @@ impl Run {
                 "BadSearchAttributes: IndexedFields is not set on UpsertWorkflowSearchAttributesCommand.",
             ));
         };
+        if let Err(refusal) = turn.limits.check_search_attributes(Some(&self.merged(&fields))) {
+            return Err(Bad::new(
+                Cause::BadSearchAttributes,
+                format!("BadSearchAttributes: {refusal}"),
+            ));
+        }
         self.append(
             turn.now,
             Event::UpsertWorkflowSearchAttributesEventAttributes(
@@ -425,20 +432,16 @@ impl Run {
         Ok(())
     }
 
-    /// A null takes an attribute away.
+    /// What it would be searched by with these.
+    fn merged(&self, fields: &common::SearchAttributes) -> common::SearchAttributes {
+        let mut all = self.state.search_attributes.clone().unwrap_or_default();
+        merge(&mut all, fields.clone());
+        all
+    }
+
     pub(crate) fn merge_search_attributes(&mut self, fields: common::SearchAttributes) {
-        let known = &mut self
-            .state
-            .search_attributes
-            .get_or_insert_default()
-            .indexed_fields;
-        for (name, value) in fields.indexed_fields {
-            if is_null(&value) {
-                known.remove(&name);
-            } else {
-                known.insert(name, value);
-            }
-        }
+        self.search_changes += 1;
+        merge(self.state.search_attributes.get_or_insert_default(), fields);
     }
 
     fn modify_memo(
@@ -453,6 +456,13 @@ impl Run {
                 "BadModifyWorkflowPropertiesAttributes: ModifyWorkflowPropertiesCommandAttributes is not set",
             ));
         };
+        let bytes = self.merged_memo_bytes(&memo);
+        if bytes > turn.limits.blob_bytes {
+            return Err(Bad::fatal(
+                Cause::BadModifyWorkflowPropertiesAttributes,
+                "BadModifyWorkflowPropertiesAttributes: ModifyWorkflowPropertiesCommandAttributes exceeds size limit.",
+            ));
+        }
         self.append(
             turn.now,
             Event::WorkflowPropertiesModifiedEventAttributes(
@@ -466,7 +476,30 @@ impl Run {
         Ok(())
     }
 
+    /// What the memo would hold with these. All of it is counted once, then what changes.
+    fn merged_memo_bytes(&mut self, memo: &common::Memo) -> usize {
+        let known = self.state.memo.get_or_insert_default();
+        let all = |memo: &common::Memo| {
+            memo.fields
+                .iter()
+                .map(|(name, value)| memo_bytes(name, value))
+                .sum()
+        };
+        let mut bytes: usize = *self.sizes.memo.get_or_insert_with(|| all(known));
+        for (name, value) in &memo.fields {
+            let before = known.fields.get(name).map_or(0, |value| memo_bytes(name, value));
+            let after = if is_null(value) {
+                0
+            } else {
+                memo_bytes(name, value)
+            };
+            bytes = (bytes + after).saturating_sub(before);
+        }
+        bytes
+    }
+
     pub(crate) fn merge_memo(&mut self, memo: common::Memo) {
+        self.sizes.memo = Some(self.merged_memo_bytes(&memo));
         let known = &mut self.state.memo.get_or_insert_default().fields;
         for (name, value) in memo.fields {
             if is_null(&value) {
@@ -576,6 +609,17 @@ impl Run {
             },
             kind: enums::TaskQueueKind::Normal.into(),
             normal_name: String::new(),
+        }
+    }
+}
+
+/// A null takes an attribute away.
+fn merge(known: &mut common::SearchAttributes, fields: common::SearchAttributes) {
+    for (name, value) in fields.indexed_fields {
+        if is_null(&value) {
+            known.indexed_fields.remove(&name);
+        } else {
+            known.indexed_fields.insert(name, value);
         }
     }
 }

@@ -21,6 +21,18 @@ pub struct SignalRequest {
     pub sender: Option<common::WorkflowExecution>,
 }
 
+impl SignalRequest {
+    /// About what its event will have.
+    fn bytes(&self) -> usize {
+        self.input.as_ref().map_or(0, prost::Message::encoded_len)
+            + self.header.as_ref().map_or(0, prost::Message::encoded_len)
+            + self.links.iter().map(prost::Message::encoded_len).sum::<usize>()
+            + self.name.len()
+            + self.identity.len()
+            + self.request_id.len()
+    }
+}
+
 #[derive(Debug, Clone, Default)]
 pub struct CancelRequest {
     pub reason: String,
@@ -49,6 +61,7 @@ impl Run {
             return Ok(());
         }
         turn.limits.check_input(signal.input.as_ref())?;
+        self.check_room(signal.bytes(), turn.limits)?;
         if self.state.signals >= turn.limits.signals {
             return Err(Refusal::InvalidArgument(
                 "exceeded workflow execution limit for signal events".to_owned(),

@@ -11,6 +11,8 @@ pub struct Limits {
     pub updates: usize,
     pub history_events: i64,
     pub history_bytes: i64,
+    /// What arrives while a worker has the workflow task, and waits for its end. It is written again with each change.
+    pub buffered_bytes: usize,
     /// From here on workers are told to continue as new.
     pub suggest_events: i64,
     pub suggest_bytes: i64,
@@ -18,6 +20,10 @@ pub struct Limits {
     /// All that a worker may ask for in answer to one task.
     pub completion_bytes: usize,
     pub id_length: usize,
+    /// What a run is searched by: how many, what one may hold, and all of them.
+    pub attributes: usize,
+    pub attribute_bytes: usize,
+    pub attributes_bytes: usize,
 }
 
 impl Default for Limits {
@@ -32,11 +38,15 @@ impl Default for Limits {
             updates: 2_000,
             history_events: 51_200,
             history_bytes: 50 * 1024 * 1024,
+            buffered_bytes: 8 * 1024 * 1024,
             suggest_events: 4_096,
             suggest_bytes: 4 * 1024 * 1024,
             blob_bytes: 2 * 1024 * 1024,
             completion_bytes: 32 * 1024 * 1024,
             id_length: 1_000,
+            attributes: 100,
+            attribute_bytes: 2 * 1024,
+            attributes_bytes: 40 * 1024,
         }
     }
 }

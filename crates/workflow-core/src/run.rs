@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use prost::Message as _;
 
 use crate::limits::Limits;
+use crate::size::Sizes;
 use crate::state::{Letter, Outgoing, State};
 use crate::time::{Nanos, stamp};
 use crate::update::Registry;
@@ -52,6 +53,9 @@ pub struct Run {
     pub(crate) answering: String,
     /// How many of the events are durable.
     saved: usize,
+    pub(crate) sizes: Sizes,
+    /// Counts changes of what it is searched by.
+    pub search_changes: u64,
 }
 
 impl Run {
@@ -66,6 +70,8 @@ impl Run {
             holding: false,
             answering: String::new(),
             saved: 0,
+            sizes: Sizes::default(),
+            search_changes: 0,
         }
     }
 
@@ -220,6 +226,8 @@ impl Run {
     pub(crate) fn record_event(&mut self, event: HistoryEvent) {
         if self.holding || self.state.task.as_ref().is_some_and(|task| task.started_id != 0) {
             self.write_speculative();
+            let bytes = self.buffered_bytes() + event.encoded_len();
+            self.sizes.buffered = Some(bytes);
             self.state.buffered.push(event);
         } else {
             // A speculative task that nobody has yet is written behind it, when the next task is asked for.
@@ -227,10 +235,17 @@ impl Run {
         }
     }
 
+    /// Takes back what waits.
+    pub(crate) fn unbuffer(&mut self, at: usize) -> HistoryEvent {
+        self.sizes.buffered = None;
+        self.state.buffered.remove(at)
+    }
+
     /// Appends what was kept: what starts things first, then what ends them, each in the order of arrival. An end names
     /// the event of its start, which has its number only now.
     pub(crate) fn flush(&mut self) -> bool {
         let buffered = std::mem::take(&mut self.state.buffered);
+        self.sizes.buffered = None;
         if buffered.is_empty() {
             return false;
         }

@@ -10,7 +10,7 @@ use crate::limits::Limits;
 use crate::refusal::Refusal;
 use crate::words::Event;
 use crate::words::command::command::Attributes;
-use crate::words::common::{Memo, Payloads};
+use crate::words::common::{Memo, Payload, Payloads, SearchAttributes};
 use crate::words::enums::WorkflowTaskFailedCause as Cause;
 use crate::words::failure::failure::FailureInfo;
 use crate::words::failure::{ApplicationFailureInfo, Failure, ServerFailureInfo};
@@ -20,6 +20,11 @@ const EXCERPT: usize = 16 * 1024;
 /// How many causes of a failure are kept. Messages that are nested a hundred deep cannot be read again, and a failure is
 /// kept within others.
 const MOST_CAUSES: usize = 32;
+/// What every client says beside a value, its encoding and its type, is free.
+const FREE_METADATA: usize = 128;
+/// What the server itself adds to the workflows of a schedule is not held against their owner.
+const ADDED: [&str; 2] = ["TemporalScheduledStartTime", "TemporalScheduledById"];
+const ADDED_BYTES: usize = 16 * 1024;
 
 impl Limits {
     /// Refuses what somebody outside sends along with a request.
@@ -29,6 +34,69 @@ impl Limits {
 
     pub(crate) fn check_memo(&self, memo: Option<&Memo>) -> Result<(), Refusal> {
         self.check_bytes(memo.map_or(0, Memo::encoded_len))
+    }
+
+    /// Refuses to be told to search by more than anybody would.
+    pub fn check_search_attributes(&self, attributes: Option<&SearchAttributes>) -> Result<(), Refusal> {
+        let Some(attributes) = attributes else {
+            return Ok(());
+        };
+        let fields = &attributes.indexed_fields;
+        if fields.len() > self.attributes.saturating_add(ADDED.len()) {
+            return Err(Refusal::InvalidArgument(format!(
+                "number of search attributes {} exceeds limit {}",
+                fields.len(),
+                self.attributes
+            )));
+        }
+        let mut total = 0;
+        for (name, value) in fields {
+            let bytes = value_bytes(value);
+            if bytes > self.most_of(name) {
+                return Err(Refusal::InvalidArgument(format!(
+                    "search attribute {name} value size {bytes} exceeds size limit {}",
+                    self.most_of(name)
+                )));
+            }
+            if !ADDED.contains(&name.as_str()) {
+                total += name.len() + bytes;
+            }
+        }
+        if total > self.attributes_bytes {
+            return Err(Refusal::InvalidArgument(format!(
+                "total size of search attributes {total} exceeds size limit {}",
+                self.attributes_bytes
+            )));
+        }
+        Ok(())
+    }
+
+    /// Whether a value is small enough to be searched by. An earlier version has kept larger ones.
+    pub fn may_search(&self, name: &str, value: &Payload) -> bool {
+        value_bytes(value) <= self.most_of(name)
+    }
+
+    fn most_of(&self, name: &str) -> usize {
+        if ADDED.contains(&name) {
+            ADDED_BYTES
+        } else {
+            self.attribute_bytes
+        }
+    }
+
+    /// Refuses an update that is larger than what it may carry along.
+    pub(crate) fn check_update(&self, request: &crate::words::update::Request) -> Result<(), Refusal> {
+        let input = request.input.as_ref();
+        self.check_input(input.and_then(|input| input.args.as_ref()))?;
+        self.check_bytes(
+            input
+                .and_then(|input| input.header.as_ref())
+                .map_or(0, prost::Message::encoded_len),
+        )?;
+        let meta = request.meta.as_ref();
+        self.check_id("UpdateId", meta.map_or("", |meta| meta.update_id.as_str()))?;
+        self.check_id("Identity", meta.map_or("", |meta| meta.identity.as_str()))?;
+        self.check_id("Update Name", input.map_or("", |input| input.name.as_str()))
     }
 
     fn check_bytes(&self, bytes: usize) -> Result<(), Refusal> {
@@ -42,6 +110,7 @@ impl Limits {
 
     pub(crate) fn check_command(&self, attributes: &Attributes) -> Result<(), Bad> {
         let input = |input: &Option<Payloads>| input.as_ref().map_or(0, Payloads::encoded_len);
+        let memo = |memo: &Option<Memo>| memo.as_ref().map_or(0, Memo::encoded_len);
         let (bytes, cause, what) = match attributes {
             Attributes::ScheduleActivityTaskCommandAttributes(wanted) => (
                 input(&wanted.input),
@@ -65,7 +134,7 @@ impl Limits {
                 "BadRecordMarkerAttributes: RecordMarkerCommandAttributes.Details",
             ),
             Attributes::StartChildWorkflowExecutionCommandAttributes(wanted) => (
-                input(&wanted.input),
+                input(&wanted.input).max(memo(&wanted.memo)),
                 Cause::BadStartChildExecutionAttributes,
                 "BadStartChildExecutionAttributes: StartChildWorkflowExecutionCommandAttributes. Input",
             ),
@@ -75,12 +144,12 @@ impl Limits {
                 "BadSignalWorkflowExecutionAttributes: SignalExternalWorkflowExecutionCommandAttributes.Input",
             ),
             Attributes::ContinueAsNewWorkflowExecutionCommandAttributes(wanted) => (
-                input(&wanted.input),
+                input(&wanted.input).max(memo(&wanted.memo)),
                 Cause::BadContinueAsNewAttributes,
                 "BadContinueAsNewAttributes: ContinueAsNewWorkflowExecutionCommandAttributes. Input",
             ),
             Attributes::ModifyWorkflowPropertiesCommandAttributes(wanted) => (
-                wanted.upserted_memo.as_ref().map_or(0, Memo::encoded_len),
+                memo(&wanted.upserted_memo),
                 Cause::BadModifyWorkflowPropertiesAttributes,
                 "BadModifyWorkflowPropertiesAttributes: ModifyWorkflowPropertiesCommandAttributes",
             ),
@@ -184,6 +253,61 @@ pub(crate) fn make_event_shallow(event: &mut Event) {
     };
     if let Some(failure) = failure {
         make_shallow(failure);
+    }
+}
+
+fn value_bytes(value: &Payload) -> usize {
+    let beside: usize = value
+        .metadata
+        .iter()
+        .map(|(name, value)| name.len() + value.len())
+        .sum();
+    value.data.len() + beside.saturating_sub(FREE_METADATA)
+}
+
+/// How much parts of a run hold, as far as it was counted. What is not known is counted when it is asked for.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Sizes {
+    pub(crate) memo: Option<usize>,
+    pub(crate) buffered: Option<usize>,
+}
+
+/// A part of a memo.
+pub(crate) fn memo_bytes(name: &str, value: &Payload) -> usize {
+    name.len() + value.encoded_len()
+}
+
+impl crate::run::Run {
+    /// What waits for the end of the workflow task that a worker has.
+    pub(crate) fn buffered_bytes(&mut self) -> usize {
+        let buffered = &self.state.buffered;
+        let count = || buffered.iter().map(prost::Message::encoded_len).sum();
+        *self.sizes.buffered.get_or_insert_with(count)
+    }
+
+    /// Refuses what would have to wait with too much else: all of that is written again with each change.
+    pub(crate) fn check_buffer(&mut self, bytes: usize, limits: &Limits) -> Result<(), Refusal> {
+        let buffered = self.buffered_bytes();
+        if buffered > 0 && buffered.saturating_add(bytes) > limits.buffered_bytes {
+            return Err(Refusal::ResourceExhausted(format!(
+                "{buffered} bytes wait for the workflow task at hand to end: try again then"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Refuses what would make the run hold more than a run may, while it can still be refused.
+    pub(crate) fn check_room(&mut self, bytes: usize, limits: &Limits) -> Result<(), Refusal> {
+        self.check_buffer(bytes, limits)?;
+        let more = self.buffered_bytes().saturating_add(bytes);
+        let more = i64::try_from(more).unwrap_or(i64::MAX);
+        let events = i64::try_from(self.state.buffered.len()).unwrap_or(i64::MAX);
+        limits
+            .check_history(
+                self.last_event_id().saturating_add(events),
+                self.state.history_bytes.saturating_add(more),
+            )
+            .map_err(|reason| Refusal::InvalidArgument(reason.to_owned()))
     }
 }
 

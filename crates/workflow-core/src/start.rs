@@ -98,6 +98,7 @@ impl Start {
         }
         limits.check_input(self.input.as_ref())?;
         limits.check_memo(self.memo.as_ref())?;
+        limits.check_search_attributes(self.search_attributes.as_ref())?;
         if let Some(policy) = &self.retry_policy {
             retry::check(policy).map_err(Refusal::InvalidArgument)?;
         }

@@ -380,6 +380,7 @@ impl Run {
             Ok(reply) => Ok(reply),
             Err(bad) => {
                 (self.state, self.registry) = before;
+                self.sizes = crate::size::Sizes::default();
                 self.events.truncate(events);
                 self.effects.truncate(effects);
                 self.holding = false;
@@ -417,7 +418,7 @@ impl Run {
     }
 
     /// A history cannot grow for ever; its workflow was told to continue as new long before. If so, this has ended it.
-    fn is_too_long(&mut self, turn: Turn<'_>) -> bool {
+    pub(crate) fn is_too_long(&mut self, turn: Turn<'_>) -> bool {
         let long = turn
             .limits
             .check_history(self.last_event_id(), self.state.history_bytes);

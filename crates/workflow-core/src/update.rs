@@ -7,6 +7,7 @@
 //!
 //! Until it is accepted an update lives in memory only. If that is lost the caller sends it again under the same id.
 
+use prost::Message as _;
 use prost_wkt_types::Any;
 
 use crate::commands::Bad;
@@ -94,6 +95,7 @@ impl Run {
         if !self.is_running() {
             return Err(Refusal::completed());
         }
+        turn.limits.check_update(&request)?;
         if self.registry.pending.len() + self.updates_in_flight() >= turn.limits.updates_in_flight {
             return Err(Refusal::ResourceExhausted(format!(
                 "limit on number of concurrent in-flight updates has been reached ({})",
@@ -185,6 +187,14 @@ impl Run {
             .iter()
             .map(|update| update.request.clone())
             .collect()
+    }
+
+    /// What is in memory only.
+    pub fn memory_bytes(&self) -> usize {
+        let pending = self.registry.pending.iter();
+        let rejected = self.registry.rejected.iter();
+        pending.map(|update| update.request.encoded_len()).sum::<usize>()
+            + rejected.map(|(_, failure)| failure.encoded_len()).sum::<usize>()
     }
 
     /// Something about this run is in memory only, and somebody waits for it.

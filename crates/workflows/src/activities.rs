@@ -26,7 +26,7 @@ impl Engine {
                 "TaskQueue is not set on request.".to_owned(),
             ));
         }
-        self.check_poll(&queue.name, &request.identity)?;
+        self.check_poll(&request.namespace, &queue.name, &request.identity)?;
         let key = QueueKey {
             namespace: request.namespace,
             name: queue.name,

@@ -7,9 +7,10 @@
 //! - A yes is good for one activity, however often that is tried.
 //! - Silence means no. So does a workflow that has ended, or has taken its question back.
 //!
-//! They are few, and people are slow: all of them are in memory, and one task looks after them.
+//! They are few, and people are slow: all of them are in memory, and one task looks after them. What they hold is bounded,
+//! for each and for all of a project; where a project has too many, those go first that were decided longest ago.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -23,7 +24,7 @@ use tokio::sync::Notify;
 
 use crate::cells::Key;
 use crate::steps::{self, IDENTITY, Step};
-use crate::{Engine, unavailable};
+use crate::{Engine, shares, unavailable};
 
 const KIND: &str = "approval";
 /// How many questions of a namespace may be open.
@@ -32,10 +33,15 @@ const MOST_OPEN: usize = 10_000;
 const KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
 /// How often questions are looked at whose time is not up.
 const ROUND: Duration = Duration::from_secs(1);
-/// How many of those are looked at before what was decided is looked for again.
+/// How many of those are looked at in a round.
 const SOME: usize = 100;
 /// What an action may hold, as JSON: a person has to read it.
-const MOST_BYTES: usize = 256 * 1024;
+const MOST_BYTES: usize = 64 * 1024;
+/// What a person may say about a decision.
+const MOST_NOTE: usize = 16 * 1024;
+/// What one page of a list may hold, and how many.
+const PAGE: usize = 1_000;
+const PAGE_BYTES: usize = 4 * 1024 * 1024;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Approval {
@@ -47,8 +53,9 @@ pub struct Approval {
     /// The event that scheduled the activity. Zero in what was written before this was known.
     #[serde(default)]
     scheduled_id: i64,
-    /// What is to be done, exactly.
-    pub action: Value,
+    /// What is to be done, exactly: a JSON text. Taken apart it would be many times larger.
+    #[serde(with = "as_json")]
+    pub action: String,
     /// Of the action, see [`digest`].
     pub digest: String,
     /// Why, in words for the person.
@@ -65,6 +72,40 @@ pub struct Approval {
     /// The event that scheduled that activity. Zero while there is none, and in what was written before this was known.
     #[serde(default)]
     used_by_event: i64,
+}
+
+/// A text that is written as the JSON that it is.
+mod as_json {
+    use serde::de::Deserializer;
+    use serde::ser::{Error as _, Serializer};
+    use serde::{Deserialize as _, Serialize as _};
+    use serde_json::Value;
+
+    pub(super) fn serialize<S: Serializer>(text: &str, into: S) -> Result<S::Ok, S::Error> {
+        let value: Value = serde_json::from_str(text).map_err(S::Error::custom)?;
+        value.serialize(into)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+        Value::deserialize(from).map(|value| value.to_string())
+    }
+}
+
+impl Approval {
+    fn bytes(&self) -> usize {
+        let decision = self.decision.as_ref();
+        shares::LEAST
+            + self.action.len()
+            + self.reason.len()
+            + self.workflow_id.len()
+            + self.activity_id.len()
+            + decision.map_or(0, |decision| decision.by.len() + decision.note.len())
+    }
+
+    /// Where it stands in a list.
+    fn place(&self) -> (Nanos, &str) {
+        (self.asked_at, &self.id)
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -110,15 +151,23 @@ pub(crate) struct Approvals {
 
 impl Approvals {
     pub(crate) async fn load(store: &Store) -> Result<Self, Refusal> {
-        let items = store.workflow_items(KIND).await.map_err(unavailable)?;
         let mut all = BTreeMap::new();
-        for item in items {
-            // Without it nothing is granted.
-            match serde_json::from_slice::<Approval>(&item.body) {
-                Ok(approval) => drop(all.insert(item.id, approval)),
-                Err(error) => {
-                    tracing::error!(namespace = item.namespace, approval = item.id, %error, "an approval cannot be read and is left out");
+        let mut last = None;
+        loop {
+            let page = store.workflow_items_behind(KIND, last.as_ref()).await;
+            let mut page = page.map_err(unavailable)?;
+            for item in &page {
+                // Without it nothing is granted.
+                match serde_json::from_slice::<Approval>(&item.body) {
+                    Ok(approval) => drop(all.insert(item.id.clone(), approval)),
+                    Err(error) => {
+                        tracing::error!(namespace = item.namespace, approval = item.id, %error, "an approval cannot be read and is left out");
+                    }
                 }
+            }
+            last = page.pop();
+            if last.is_none() {
+                break;
             }
         }
         Ok(Self {
@@ -205,6 +254,15 @@ fn former_id_of(question: &Question) -> String {
     name_of([&question.namespace, &question.run_id, &question.activity_id])
 }
 
+fn read_cursor(text: &str) -> Result<(Nanos, String), Refusal> {
+    let parts = text.split_once('.');
+    let place = parts.and_then(|(at, id)| Some((at.parse().ok()?, id.to_owned())));
+    place.ok_or_else(|| {
+        let hint = "not a cursor of this server; leave it out to begin at the first page";
+        Refusal::InvalidArgument(hint.to_owned())
+    })
+}
+
 fn name_of(parts: [&str; 3]) -> String {
     let mut sum = Sha256::new();
     for part in parts {
@@ -224,7 +282,8 @@ fn name_of(parts: [&str; 3]) -> String {
 impl Engine {
     /// Asks, or finds what was asked before.
     pub async fn ask_approval(&self, question: Question) -> Result<Approval, Refusal> {
-        let bytes = question.action.to_string().len() + question.reason.len();
+        let action = question.action.to_string();
+        let bytes = action.len() + question.reason.len();
         if bytes > MOST_BYTES {
             return Err(Refusal::InvalidArgument(format!(
                 "the action and its reason have {bytes} bytes, and may have {MOST_BYTES}: name what is large instead of \
@@ -269,7 +328,7 @@ impl Engine {
             run_id: question.run_id,
             activity_id: question.activity_id,
             scheduled_id: question.scheduled_id,
-            action: question.action,
+            action,
             reason: question.reason,
             asked_at: now,
             deadline: now.saturating_add(limit),
@@ -278,22 +337,94 @@ impl Engine {
             used_by: None,
             used_by_event: 0,
         };
+        self.make_room(&approval).await?;
         self.keep_approval(approval.clone()).await?;
         Ok(approval)
     }
 
-    /// Those of a project, oldest first.
-    pub fn approvals(&self, project: &str) -> Vec<Approval> {
-        let mut found: Vec<_> = self
-            .inner
-            .approvals
-            .lock()
+    /// Forgets what was decided, longest ago first, until another one fits into the project's share.
+    async fn make_room(&self, new: &Approval) -> Result<(), Refusal> {
+        let (mut kept, decided) = {
+            let all = self.inner.approvals.lock();
+            let each = all.values().map(|one| (one.namespace.as_str(), one.bytes()));
+            let kept = self.share(&new.namespace, each) + new.bytes();
+            if kept <= shares::APPROVALS {
+                return Ok(());
+            }
+            let mut decided: Vec<_> = all
+                .values()
+                .filter(|one| {
+                    one.told
+                        && self
+                            .inner
+                            .namespaces
+                            .are_neighbours(&new.namespace, &one.namespace)
+                })
+                .filter_map(|one| {
+                    Some((
+                        one.decision.as_ref()?.at,
+                        one.id.clone(),
+                        one.namespace.clone(),
+                        one.bytes(),
+                    ))
+                })
+                .collect();
+            decided.sort_unstable();
+            (kept, decided)
+        };
+        for (_, id, namespace, bytes) in decided {
+            if kept <= shares::APPROVALS {
+                break;
+            }
+            self.drop_approval(namespace, id).await?;
+            kept -= bytes;
+        }
+        shares::check_share("approvals", kept, shares::APPROVALS)
+    }
+
+    /// Those of a project, oldest first, or those that wait: a page of them behind a cursor, and the cursor of the next.
+    pub fn approvals(
+        &self,
+        project: &str,
+        with_decided: bool,
+        cursor: Option<&str>,
+        limit: usize,
+    ) -> Result<(Vec<Approval>, Option<String>), Refusal> {
+        let behind = cursor.map(read_cursor).transpose()?;
+        let mut own: HashMap<String, bool> = HashMap::new();
+        let all = self.inner.approvals.lock();
+        let mut places: Vec<(Nanos, &str)> = all
             .values()
-            .filter(|approval| self.check_project(project, &approval.namespace).is_ok())
-            .cloned()
+            .filter(|approval| with_decided || approval.decision.is_none())
+            .filter(|approval| match own.get(&approval.namespace) {
+                Some(own) => *own,
+                None => {
+                    let is_own = self.check_project(project, &approval.namespace).is_ok();
+                    own.insert(approval.namespace.clone(), is_own);
+                    is_own
+                }
+            })
+            .map(Approval::place)
+            .filter(|(at, id)| {
+                behind
+                    .as_ref()
+                    .is_none_or(|(last, last_id)| (at, *id) > (last, last_id.as_str()))
+            })
             .collect();
-        found.sort_by(|one, other| (one.asked_at, &one.id).cmp(&(other.asked_at, &other.id)));
-        found
+        places.sort_unstable();
+        let limit = limit.clamp(1, PAGE);
+        let (mut found, mut bytes): (Vec<Approval>, usize) = (Vec::new(), 0);
+        for (_, id) in &places {
+            let Some(approval) = all.get(*id) else { continue };
+            bytes += approval.bytes();
+            if found.len() >= limit || (bytes > PAGE_BYTES && !found.is_empty()) {
+                break;
+            }
+            found.push(approval.clone());
+        }
+        let next = found.last().filter(|_| found.len() < places.len());
+        let next = next.map(|last| format!("{}.{}", last.asked_at, last.id));
+        Ok((found, next))
     }
 
     pub fn approval(&self, project: &str, id: &str) -> Result<Approval, Refusal> {
@@ -310,6 +441,12 @@ impl Engine {
         id: &str,
         verdict: Verdict,
     ) -> Result<Approval, Refusal> {
+        let said = verdict.by.len() + verdict.note.len();
+        if said > MOST_NOTE {
+            return Err(Refusal::InvalidArgument(format!(
+                "the note and the name have {said} bytes, and may have {MOST_NOTE}"
+            )));
+        }
         let changing = self.inner.approvals.changing.lock().await;
         let mut approval = self.approval(project, id)?;
         if let Some(decision) = &approval.decision {
@@ -400,16 +537,14 @@ impl Engine {
     }
 
     /// Tells workflows what was decided, and decides where nobody does. What was decided does not wait behind what was not,
-    /// of which others may have asked a lot.
+    /// of which others may have asked a lot; and of that, only some is looked at in each round: it takes the workflow.
     pub(crate) async fn keep_approvals(self) {
         let mut behind = String::new();
         loop {
-            if behind.is_empty() {
-                tokio::select! {
-                    () = self.inner.stop.cancelled() => return,
-                    () = self.inner.approvals.decided.notified() => {}
-                    () = tokio::time::sleep(ROUND) => {}
-                }
+            tokio::select! {
+                () = self.inner.stop.cancelled() => return,
+                () = self.inner.approvals.decided.notified() => {}
+                () = tokio::time::sleep(ROUND) => {}
             }
             let (pressing, open) = self.inner.approvals.to_look_after(self.now(), &behind);
             behind = open.last().cloned().unwrap_or_default();
@@ -495,7 +630,11 @@ impl Engine {
 
     async fn forget_approval(&self, approval: Approval) -> Result<(), Refusal> {
         let _changing = self.inner.approvals.changing.lock().await;
-        let (namespace, id) = (approval.namespace, approval.id);
+        self.drop_approval(approval.namespace, approval.id).await
+    }
+
+    /// Whoever calls this is changing them.
+    async fn drop_approval(&self, namespace: String, id: String) -> Result<(), Refusal> {
         let deleted = self
             .inner
             .store

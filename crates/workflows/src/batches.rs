@@ -9,6 +9,7 @@
 //! - It is durable before it is acknowledged, and a restart goes on with it. It begins anew then: what was ended already is
 //!   found ended, and signals and resets carry request ids that a run takes once.
 //! - Who is in it is decided when it begins, so that what it does changes nothing about that.
+//! - All of them are in memory, so what they hold is bounded, for each and for all of a project.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,7 +18,7 @@ use std::time::Duration;
 use atoll_store::{Store, WorkflowItem};
 use atoll_workflow_core::{Nanos, Refusal, stamp};
 use prost::Message as _;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use temporalio_protos::temporal::api::batch::v1::{BatchOperationInfo, BatchOperationReset};
 use temporalio_protos::temporal::api::common::v1::WorkflowExecution;
 use temporalio_protos::temporal::api::common::v1::reset_options::Target;
@@ -28,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::namespaces::Hold;
 use crate::views::WorkflowName;
-use crate::{Engine, unavailable};
+use crate::{Engine, shares, unavailable};
 
 const KIND: &str = "batch";
 /// How many of a namespace may run at once.
@@ -47,10 +48,13 @@ const PAGE: i32 = 1_000;
 
 type Key = (String, String);
 
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 struct Batch {
-    /// The request, as it came.
+    /// The request, as it came; less what only matters while it runs, once it has ended.
     request: Vec<u8>,
+    /// What is done, as the wire numbers it.
+    #[serde(skip)]
+    kind: i32,
     state: State,
     started_at: Nanos,
     closed_at: Option<Nanos>,
@@ -61,16 +65,128 @@ struct Batch {
     stopped: Option<(String, String)>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 enum State {
     Running,
     Completed,
     Failed,
 }
 
+/// A batch as it is written.
+#[derive(Clone, PartialEq, ::prost::Message)]
+struct Stored {
+    #[prost(bytes = "vec", tag = "1")]
+    request: Vec<u8>,
+    /// As the wire numbers it.
+    #[prost(int32, tag = "2")]
+    state: i32,
+    #[prost(int64, tag = "3")]
+    started_at: i64,
+    #[prost(int64, optional, tag = "4")]
+    closed_at: Option<i64>,
+    #[prost(int64, tag = "5")]
+    total: i64,
+    #[prost(int64, tag = "6")]
+    complete: i64,
+    #[prost(int64, tag = "7")]
+    failed: i64,
+    #[prost(message, optional, tag = "8")]
+    stopped: Option<Stopped>,
+}
+
+#[derive(Clone, PartialEq, Eq, ::prost::Message)]
+struct Stopped {
+    #[prost(string, tag = "1")]
+    reason: String,
+    #[prost(string, tag = "2")]
+    identity: String,
+}
+
 impl Batch {
+    fn new(request: &service::StartBatchOperationRequest, now: Nanos) -> Self {
+        Self {
+            request: request.encode_to_vec(),
+            kind: kind_in(request),
+            state: State::Running,
+            started_at: now,
+            closed_at: None,
+            total: 0,
+            complete: 0,
+            failed: 0,
+            stopped: None,
+        }
+    }
+
+    /// Earlier versions wrote JSON, which no message begins like.
+    fn read(body: &[u8]) -> Result<Self, String> {
+        let mut batch = if body.first() == Some(&b'{') {
+            serde_json::from_slice::<Self>(body).map_err(|error| error.to_string())?
+        } else {
+            let stored = Stored::decode(body).map_err(|error| error.to_string())?;
+            Self {
+                request: stored.request,
+                kind: 0,
+                state: match BatchOperationState::try_from(stored.state) {
+                    Ok(BatchOperationState::Running) => State::Running,
+                    Ok(BatchOperationState::Completed) => State::Completed,
+                    _ => State::Failed,
+                },
+                started_at: stored.started_at,
+                closed_at: stored.closed_at,
+                total: stored.total,
+                complete: stored.complete,
+                failed: stored.failed,
+                stopped: stored.stopped.map(|stopped| (stopped.reason, stopped.identity)),
+            }
+        };
+        if batch.closed_at.is_some() {
+            batch.lighten();
+        }
+        batch.kind = kind_in(&batch.request());
+        Ok(batch)
+    }
+
+    fn write(&self) -> Vec<u8> {
+        let stopped = self.stopped.clone();
+        let stored = Stored {
+            request: self.request.clone(),
+            state: self.state(),
+            started_at: self.started_at,
+            closed_at: self.closed_at,
+            total: self.total,
+            complete: self.complete,
+            failed: self.failed,
+            stopped: stopped.map(|(reason, identity)| Stopped { reason, identity }),
+        };
+        stored.encode_to_vec()
+    }
+
     fn request(&self) -> service::StartBatchOperationRequest {
         service::StartBatchOperationRequest::decode(self.request.as_slice()).unwrap_or_default()
+    }
+
+    fn close(&mut self, state: State, now: Nanos) {
+        self.state = state;
+        self.closed_at = Some(now);
+        self.lighten();
+    }
+
+    /// Leaves out what nobody is shown.
+    fn lighten(&mut self) {
+        let mut request = self.request();
+        match &mut request.operation {
+            Some(Operation::TerminationOperation(one)) => one.details = None,
+            Some(Operation::SignalOperation(one)) => (one.input, one.header) = (None, None),
+            Some(Operation::ResetOperation(one)) => one.post_reset_operations.clear(),
+            _ => {}
+        }
+        self.request = request.encode_to_vec();
+    }
+
+    fn bytes(&self) -> usize {
+        let stopped = self.stopped.as_ref();
+        let why = stopped.map_or(0, |(reason, identity)| reason.len() + identity.len());
+        shares::LEAST + self.request.len() + why
     }
 
     fn state(&self) -> i32 {
@@ -80,6 +196,11 @@ impl Batch {
             State::Failed => BatchOperationState::Failed,
         })
     }
+}
+
+fn kind_in(request: &service::StartBatchOperationRequest) -> i32 {
+    let operation = request.operation.as_ref();
+    operation.and_then(kind_of).map_or(0, i32::from)
 }
 
 #[derive(Debug, Default)]
@@ -93,14 +214,27 @@ pub(crate) struct Batches {
 
 impl Batches {
     pub(crate) async fn load(store: &Store) -> Result<Self, Refusal> {
-        let items = store.workflow_items(KIND).await.map_err(unavailable)?;
         let mut all = BTreeMap::new();
-        for item in items {
-            match serde_json::from_slice::<Batch>(&item.body) {
-                Ok(batch) => drop(all.insert((item.namespace, item.id), batch)),
-                Err(error) => {
-                    tracing::error!(namespace = item.namespace, job = item.id, %error, "a batch cannot be read and is left out");
+        let mut last = None;
+        loop {
+            let page = store.workflow_items_behind(KIND, last.as_ref()).await;
+            let mut page = page.map_err(unavailable)?;
+            for item in &page {
+                match Batch::read(&item.body) {
+                    Ok(batch) => drop(all.insert((item.namespace.clone(), item.id.clone()), batch)),
+                    Err(error) => {
+                        tracing::error!(
+                            namespace = item.namespace,
+                            job = item.id,
+                            error,
+                            "a batch cannot be read and is left out"
+                        );
+                    }
                 }
+            }
+            last = page.pop();
+            if last.is_none() {
+                break;
             }
         }
         Ok(Self {
@@ -179,7 +313,15 @@ impl Engine {
         if request.reason.is_empty() {
             return Err(missing("Reason"));
         }
-        self.inner.options.limits.check_id("JobId", &request.job_id)?;
+        let limits = &self.inner.options.limits;
+        limits.check_id("JobId", &request.job_id)?;
+        let bytes = request.encoded_len();
+        if bytes > limits.blob_bytes {
+            return Err(Refusal::InvalidArgument(format!(
+                "the request has {bytes} bytes, and a batch operation may have {}: name fewer executions, or send less along",
+                limits.blob_bytes
+            )));
+        }
         let operation = request
             .operation
             .as_ref()
@@ -231,17 +373,13 @@ impl Engine {
                     "{MOST_RUNNING} batch operations run in this namespace already"
                 )));
             }
+            let kept = all
+                .iter()
+                .map(|((namespace, _), batch)| (namespace.as_str(), batch.bytes()));
+            let kept = self.share(&key.0, kept);
+            shares::check_share("batch operations", kept + bytes + shares::LEAST, shares::BATCHES)?;
         }
-        let batch = Batch {
-            request: request.encode_to_vec(),
-            state: State::Running,
-            started_at: self.now(),
-            closed_at: None,
-            total: 0,
-            complete: 0,
-            failed: 0,
-            stopped: None,
-        };
+        let batch = Batch::new(&request, self.now());
         self.keep_batch(&key, batch).await?;
         drop(changing);
         tokio::spawn(self.clone().run_batch(inside, key));
@@ -253,6 +391,9 @@ impl Engine {
         request: service::StopBatchOperationRequest,
     ) -> Result<service::StopBatchOperationResponse, Refusal> {
         let _inside = self.inner.namespaces.enter(&request.namespace)?;
+        let limits = &self.inner.options.limits;
+        limits.check_id("Reason", &request.reason)?;
+        limits.check_id("Identity", &request.identity)?;
         let key = (request.namespace, request.job_id);
         let _changing = self.inner.batches.changing.lock().await;
         let mut batch = self.inner.batches.find(&key.0, &key.1)?;
@@ -262,8 +403,7 @@ impl Engine {
                 key.1
             )));
         }
-        batch.state = State::Failed;
-        batch.closed_at = Some(self.now());
+        batch.close(State::Failed, self.now());
         batch.stopped = Some((request.reason, request.identity));
         self.keep_batch(&key, batch).await?;
         self.inner.batches.stop_of(&key).cancel();
@@ -283,7 +423,7 @@ impl Engine {
             (asked.reason.clone(), identity)
         });
         Ok(service::DescribeBatchOperationResponse {
-            operation_type: operation.and_then(kind_of).map_or(0, i32::from),
+            operation_type: batch.kind,
             job_id: request.job_id,
             state: batch.state(),
             start_time: Some(stamp(batch.started_at)),
@@ -320,8 +460,8 @@ impl Engine {
             .inner
             .batches
             .lock()
-            .iter()
-            .filter(|((namespace, _), _)| *namespace == request.namespace)
+            .range((request.namespace.clone(), String::new())..)
+            .take_while(|((namespace, _), _)| *namespace == request.namespace)
             .map(|((_, job), batch)| (batch.started_at, info(job, batch)))
             .collect();
         found.sort_by_key(|(started_at, _)| std::cmp::Reverse(*started_at));
@@ -362,12 +502,10 @@ impl Engine {
 
     /// Writes it down, then remembers it.
     async fn keep_batch(&self, key: &Key, batch: Batch) -> Result<(), Refusal> {
-        let body = serde_json::to_vec(&batch)
-            .map_err(|error| Refusal::Internal(format!("a batch cannot be written: {error}")))?;
         let item = WorkflowItem {
             namespace: key.0.clone(),
             id: key.1.clone(),
-            body,
+            body: batch.write(),
         };
         let written = self.inner.store.put_workflow_item(KIND, item).await;
         written.map_err(unavailable)?;
@@ -426,12 +564,7 @@ impl Engine {
             }
         };
         let now = self.now();
-        let closed = self
-            .change_batch(&key, |batch| {
-                batch.state = state;
-                batch.closed_at = Some(now);
-            })
-            .await;
+        let closed = self.change_batch(&key, |batch| batch.close(state, now)).await;
         if let Err(error) = closed {
             tracing::warn!(namespace = key.0, job = key.1, %error, "the end of a batch operation was not written; the next start tries again");
         }
@@ -637,12 +770,11 @@ impl Engine {
 }
 
 fn info(job: &str, batch: &Batch) -> BatchOperationInfo {
-    let operation = batch.request().operation;
     BatchOperationInfo {
         job_id: job.to_owned(),
         state: batch.state(),
         start_time: Some(stamp(batch.started_at)),
         close_time: batch.closed_at.map(stamp),
-        operation_type: operation.as_ref().and_then(kind_of).map_or(0, i32::from),
+        operation_type: batch.kind,
     }
 }

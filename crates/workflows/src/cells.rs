@@ -1,11 +1,15 @@
 //! Workflows in memory: one cell per workflow id, whose runs change one transition at a time.
+//!
+//! What must hold: what all of them hold is bounded, in number and in bytes. Who waits for something to happen to a workflow
+//! does not keep it in memory.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use atoll_store::{WorkflowRunRow, WorkflowRunWrite};
-use atoll_workflow_core::{Effect, Refusal, Run, State, Turn};
+use atoll_workflow_core::{Effect, Limits, Refusal, Run, State, Turn};
 use prost::Message as _;
 use temporalio_protos::temporal::api::history::v1::History;
 use tokio::sync::watch;
@@ -18,6 +22,12 @@ use crate::{Engine, fresh_id, unavailable, visibility};
 
 /// One that was used later than this is likely to be used again at once.
 const RESTED: Duration = Duration::from_secs(1);
+/// Who has asked for an update, and not for its answer in this time, does not wait for it any more.
+const GIVEN_UP: Duration = Duration::from_secs(300);
+/// What an event costs beside its bytes, about.
+const EVENT: usize = 256;
+/// A workflow that holds more than such a part of what all may hold is looked at more closely.
+const LARGE: usize = 32;
 
 /// A workflow: a namespace and an id.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -40,7 +50,16 @@ pub(crate) struct Cell {
     pub(crate) key: Key,
     loaded: Arc<tokio::sync::Mutex<Loaded>>,
     /// Counts commits, for those who wait for something to happen.
-    changes: watch::Sender<u64>,
+    changes: Arc<watch::Sender<u64>>,
+    /// About what it holds, in bytes; and the sum over all cells.
+    weight: AtomicUsize,
+    total: Arc<AtomicUsize>,
+}
+
+impl Drop for Cell {
+    fn drop(&mut self) {
+        self.total.fetch_sub(*self.weight.get_mut(), Ordering::Relaxed);
+    }
 }
 
 /// The runs of a workflow that are in memory.
@@ -60,6 +79,10 @@ pub(crate) struct Slot {
     pub(crate) pages: Pages,
     /// The deadline that the clock knows.
     armed: i64,
+    /// What it is searched by, as it was after so many changes.
+    search: Option<(u64, String)>,
+    /// What its state has, as it was last written.
+    state_bytes: usize,
     /// Somebody is delivering its letters.
     pub(crate) posting: bool,
     is_new: bool,
@@ -72,6 +95,8 @@ impl Slot {
             queries: Vec::new(),
             pages: Pages::default(),
             armed: 0,
+            search: None,
+            state_bytes: 0,
             posting: false,
             is_new,
         }
@@ -80,15 +105,33 @@ impl Slot {
     pub(crate) fn rearm(&mut self, deadline: i64) {
         self.armed = deadline;
     }
+
+    fn bytes(&self) -> usize {
+        usize::try_from(self.run.state.history_bytes).unwrap_or(0)
+            + self.run.events.len() * EVENT
+            + self.state_bytes
+            + self.run.memory_bytes()
+            + self.pages.bytes()
+    }
+
+    /// It is in the middle of something that is not in the store.
+    fn is_busy(&self) -> bool {
+        self.posting || !self.queries.is_empty()
+    }
 }
+
+type All = HashMap<Key, (Arc<Cell>, Instant)>;
 
 #[derive(Debug, Default)]
 pub(crate) struct Cells {
-    all: Mutex<HashMap<Key, (Arc<Cell>, Instant)>>,
+    all: Mutex<All>,
+    /// Those who wait for something to happen to a workflow that has left the memory.
+    waited_for: Mutex<HashMap<Key, Weak<watch::Sender<u64>>>>,
+    total: Arc<AtomicUsize>,
 }
 
 impl Cells {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, (Arc<Cell>, Instant)>> {
+    fn lock(&self) -> MutexGuard<'_, All> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -99,10 +142,13 @@ impl Cells {
             *used = now;
             return Arc::clone(cell);
         }
+        let waited_for = self.waited_for().remove(key).and_then(|known| known.upgrade());
         let cell = Arc::new(Cell {
             key: key.clone(),
             loaded: Arc::default(),
-            changes: watch::Sender::new(0),
+            changes: waited_for.unwrap_or_else(|| Arc::new(watch::Sender::new(0))),
+            weight: AtomicUsize::new(0),
+            total: Arc::clone(&self.total),
         });
         all.insert(key.clone(), (Arc::clone(&cell), now));
         cell
@@ -110,38 +156,123 @@ impl Cells {
 
     /// Forgets all of a namespace that nobody is in. Who still waits for one of them looks again, and does not find it.
     pub(crate) fn forget(&self, namespace: &str) {
-        self.lock().retain(|key, (cell, _)| {
+        let mut all = self.lock();
+        let keys: Vec<Key> = all
+            .keys()
+            .filter(|key| *key.namespace == *namespace)
+            .cloned()
+            .collect();
+        let removed = self.remove(&mut all, keys);
+        drop(all);
+        for cell in removed {
+            cell.changes.send_modify(|count| *count += 1);
+        }
+        self.waited_for().retain(|key, waited_for| {
             let stays = *key.namespace != *namespace;
-            if !stays {
-                cell.changes.send_modify(|count| *count += 1);
+            if let (false, Some(changes)) = (stays, waited_for.upgrade()) {
+                changes.send_modify(|count| *count += 1);
             }
             stays
         });
     }
 
+    fn waited_for(&self) -> MutexGuard<'_, HashMap<Key, Weak<watch::Sender<u64>>>> {
+        self.waited_for.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes cells out; whoever calls this lets go of the lock before them.
+    fn remove(&self, all: &mut All, keys: impl IntoIterator<Item = Key>) -> Vec<Arc<Cell>> {
+        let mut waited_for = self.waited_for();
+        let mut removed = Vec::new();
+        for key in keys {
+            let Some((cell, _)) = all.remove(&key) else {
+                continue;
+            };
+            if Arc::strong_count(&cell.changes) > 1 {
+                waited_for.insert(key, Arc::downgrade(&cell.changes));
+            }
+            removed.push(cell);
+        }
+        removed
+    }
+
     /// Forgets cells that nobody holds or has used for a while, and the longest unused where there are more than `most`;
-    /// unless they are busy, or something would be lost with them.
+    /// unless they are busy, or something would be lost with them that somebody may wait for.
     pub(crate) fn evict(&self, idle: Duration, most: usize) {
         let mut all = self.lock();
-        all.retain(|_, (cell, used)| used.elapsed() < idle || !cell.may_be_forgotten());
+        let rests = |(_, (cell, used)): &(&Key, &(Arc<Cell>, Instant))| {
+            used.elapsed() >= idle && cell.may_be_forgotten(used.elapsed() >= GIVEN_UP)
+        };
+        let idle: Vec<Key> = all.iter().filter(rests).map(|(key, _)| key.clone()).collect();
+        let mut removed = self.remove(&mut all, idle);
+        if let Some(surplus) = all.len().checked_sub(most).filter(|surplus| *surplus > 0) {
+            let unused = longest_unused(&all, RESTED, false).into_iter().take(surplus);
+            removed.extend(self.remove(&mut all, unused.map(|(key, _)| key)));
+        }
+        self.waited_for().retain(|_, known| known.strong_count() > 0);
+        drop(all);
+        drop(removed);
+    }
+
+    /// Forgets the longest unused where all of them hold more than `most` bytes, however short ago that was. Last of all
+    /// those go that hold updates which nobody is waiting for at the moment: who asks again sends them again.
+    pub(crate) fn relieve(&self, most: usize) {
+        if self.total.load(Ordering::Relaxed) <= most {
+            return;
+        }
+        let mut all = self.lock();
+        // Some more than has to be, so that this is not done each time.
+        let enough = self.total.load(Ordering::Relaxed).saturating_sub(most - most / 8);
+        let (mut keys, mut freed) = (Vec::new(), 0);
+        for with_updates in [false, true] {
+            for (key, weight) in longest_unused(&all, Duration::ZERO, with_updates) {
+                if freed >= enough {
+                    break;
+                }
+                freed += weight;
+                keys.push(key);
+            }
+        }
+        let removed = self.remove(&mut all, keys);
+        drop(all);
+        drop(removed);
+    }
+
+    /// Forgets the longest unused where there are more than `most`, however short ago that was.
+    pub(crate) fn settle(&self, most: usize) {
+        let mut all = self.lock();
         let Some(surplus) = all.len().checked_sub(most).filter(|surplus| *surplus > 0) else {
             return;
         };
-        let mut unused: Vec<(Instant, Key)> = all
-            .iter()
-            .filter(|(_, (cell, used))| used.elapsed() >= RESTED && cell.may_be_forgotten())
-            .map(|(key, (_, used))| (*used, key.clone()))
-            .collect();
-        unused.sort_unstable_by_key(|(used, _)| *used);
-        for (_, key) in unused.into_iter().take(surplus) {
-            all.remove(&key);
-        }
+        let unused = longest_unused(&all, Duration::ZERO, false);
+        // Some more than has to be, as above.
+        let unused = unused.into_iter().take(surplus + most / 8);
+        let removed = self.remove(&mut all, unused.map(|(key, _)| key));
+        drop(all);
+        drop(removed);
+    }
+
+    /// What all of them hold, about.
+    pub(crate) fn bytes(&self) -> usize {
+        self.total.load(Ordering::Relaxed)
     }
 }
 
+/// Those that may be forgotten, with what they hold, the longest unused first.
+fn longest_unused(all: &All, rested: Duration, with_updates: bool) -> Vec<(Key, usize)> {
+    let mut unused: Vec<_> = all
+        .iter()
+        .filter(|(_, (cell, used))| used.elapsed() >= rested && cell.may_be_forgotten(with_updates))
+        .map(|(key, (cell, used))| (*used, key.clone(), cell.weight.load(Ordering::Relaxed)))
+        .collect();
+    unused.sort_unstable_by_key(|(used, _, _)| *used);
+    unused.into_iter().map(|(_, key, weight)| (key, weight)).collect()
+}
+
 impl Cell {
-    /// Nobody holds it, and all of it is in the store. Asked under the lock of all cells, so nobody takes it meanwhile.
-    fn may_be_forgotten(self: &Arc<Self>) -> bool {
+    /// Nobody holds it, and all of it is in the store, but for updates if those do not matter. Asked under the lock of all
+    /// cells, so nobody takes it meanwhile.
+    fn may_be_forgotten(self: &Arc<Self>, with_updates: bool) -> bool {
         if Arc::strong_count(self) > 1 {
             return false;
         }
@@ -151,11 +282,22 @@ impl Cell {
         !loaded
             .runs
             .values()
-            .any(|slot| slot.run.has_memory() || slot.posting || !slot.queries.is_empty())
+            .any(|slot| slot.is_busy() || (slot.run.has_memory() && !with_updates))
     }
 
     pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
+    }
+
+    /// For those who wait, and let the workflow leave the memory meanwhile. They have to hold this.
+    pub(crate) fn changes(&self) -> Arc<watch::Sender<u64>> {
+        Arc::clone(&self.changes)
+    }
+
+    fn weigh(&self, bytes: usize) {
+        let before = self.weight.swap(bytes, Ordering::Relaxed);
+        self.total.fetch_add(bytes, Ordering::Relaxed);
+        self.total.fetch_sub(before, Ordering::Relaxed);
     }
 }
 
@@ -263,6 +405,20 @@ impl Drop for Locked {
             self.loaded.runs.clear();
             self.loaded.current = None;
         }
+        let most = self.engine.inner.options.most_bytes;
+        let bytes = |loaded: &Loaded| loaded.runs.values().map(Slot::bytes).sum::<usize>();
+        let mut weight = bytes(&self.loaded);
+        if weight > most / LARGE {
+            // A chain of many runs: those that are over are read again when somebody asks.
+            let Loaded { current, runs } = &mut *self.loaded;
+            let current = current.as_ref().and_then(Option::as_ref);
+            runs.retain(|run_id, slot| {
+                Some(run_id) == current || slot.is_new || slot.run.is_running() || slot.is_busy()
+            });
+            weight = bytes(&self.loaded);
+        }
+        self.cell.weigh(weight);
+        self.engine.inner.cells.relieve(most);
     }
 }
 
@@ -384,7 +540,9 @@ impl Locked {
             events.extend(batch.events);
         }
         let run = Run::restore(state, events);
-        self.loaded.runs.insert(row.run_id.clone(), Slot::new(run, false));
+        let mut slot = Slot::new(run, false);
+        slot.state_bytes = row.state.len();
+        self.loaded.runs.insert(row.run_id.clone(), slot);
         Ok(row.run_id)
     }
 
@@ -454,10 +612,12 @@ impl Locked {
                 Some(current) => current == run_id,
                 None => false,
             };
-            if let Some(slot) = self.loaded.runs.get(run_id) {
+            let unknown = self.loaded.current.is_none();
+            if let Some(slot) = self.loaded.runs.get_mut(run_id) {
                 writes.push(write(
+                    &self.engine.inner.options.limits,
                     slot,
-                    is_current || self.loaded.current.is_none() && slot.is_new,
+                    is_current || unknown && slot.is_new,
                 ));
             }
         }
@@ -569,7 +729,18 @@ impl Engine {
     }
 }
 
-fn write(slot: &Slot, is_current: bool) -> WorkflowRunWrite {
+fn write(limits: &Limits, slot: &mut Slot, is_current: bool) -> WorkflowRunWrite {
+    let run = &slot.run;
+    let search = match slot.search.take() {
+        Some(known) if known.0 == run.search_changes => known,
+        _ => {
+            let attributes = run.state.search_attributes.as_ref();
+            (run.search_changes, visibility::search_object(limits, attributes))
+        }
+    };
+    let search = slot.search.insert(search).1.clone();
+    let encoded = slot.run.state.encode_to_vec();
+    slot.state_bytes = encoded.len();
     let run = &slot.run;
     let state = &run.state;
     let started = run.started();
@@ -595,8 +766,8 @@ fn write(slot: &Slot, is_current: bool) -> WorkflowRunWrite {
             transitions: state.transitions,
             parent: started.parent_workflow_execution.as_ref().map(pair),
             root: Some(pair(&run.root())),
-            search: visibility::search_object(state.search_attributes.as_ref()),
-            state: state.encode_to_vec(),
+            search,
+            state: encoded,
         },
         is_new: slot.is_new,
         is_open: run.is_running() || !state.outbox.is_empty(),

@@ -17,6 +17,8 @@ use temporalio_protos::temporal::api::enums::v1::{
 const MOST_BYTES: usize = 64 * 1024;
 const MOST_CONDITIONS: usize = 200;
 const MOST_VALUES: usize = 2_000;
+/// Each is looked for in each sentence.
+const MOST_WORDS: usize = 100;
 const MOST_ORDERS: usize = 10;
 const MOST_NESTED: usize = 50;
 
@@ -51,6 +53,7 @@ pub(crate) fn parse(text: &str, kind_of: &dyn Fn(&str) -> Option<Type>) -> Resul
         depth: 0,
         conditions: 0,
         values: 0,
+        words: 0,
         kind_of,
     };
     let filter = if parser.at_end() || parser.sees("ORDER") || parser.sees("GROUP") {
@@ -188,6 +191,7 @@ struct Parser<'a> {
     depth: usize,
     conditions: usize,
     values: usize,
+    words: usize,
     kind_of: &'a dyn Fn(&str) -> Option<Type>,
 }
 
@@ -367,10 +371,15 @@ impl Parser<'_> {
             return Err(invalid(&format!("a value for {name} expected")));
         };
         // Each word of a sentence is compared for itself.
-        self.values += match (kind, &token) {
-            (Type::Text, Token::Text(text)) => text.split_whitespace().count().max(1),
-            _ => 1,
-        };
+        self.values += 1;
+        if let (Type::Text, Token::Text(text)) = (kind, &token) {
+            self.words += text.split_whitespace().count();
+        }
+        if self.words > MOST_WORDS {
+            return Err(invalid(&format!(
+                "more than {MOST_WORDS} words: ask several times"
+            )));
+        }
         if self.values > MOST_VALUES {
             return Err(invalid(&format!(
                 "more than {MOST_VALUES} values: ask several times"
@@ -562,7 +571,7 @@ mod tests {
         assert!(refusal(&"NOT ".repeat(10_000)).contains("deep"));
         let values = vec!["'x'"; MOST_VALUES + 1].join(",");
         assert!(refusal(&format!("RunId IN ({values})")).contains("values"));
-        let words = "w ".repeat(MOST_VALUES + 1);
+        let words = "w ".repeat(MOST_WORDS + 1);
         let sentence = format!("Said = '{words}'");
         assert!(parse(&sentence, &|_| Some(Type::Text)).is_err());
         let order = ["RunId"; MOST_ORDERS + 1].join(",");

@@ -176,9 +176,15 @@ impl Engine {
             let run = &slot.run;
             let end = token.map_or(run.last_event_id(), |token| token.next_id);
             let end = usize::try_from(end).unwrap_or(0).min(run.events.len());
-            let start = end.saturating_sub(page);
-            let mut events = run.events[start..end].to_vec();
-            events.reverse();
+            let (mut bytes, mut events): (usize, Vec<HistoryEvent>) = (0, Vec::new());
+            for event in run.events[..end].iter().rev().take(page) {
+                bytes += event.encoded_len();
+                if bytes > PAGE_BYTES && !events.is_empty() {
+                    break;
+                }
+                events.push(event.clone());
+            }
+            let start = end - events.len();
             let token = (start > 0).then(|| HistoryToken {
                 run_id: run.state.run_id.clone(),
                 next_id: i64::try_from(start).unwrap_or(0),

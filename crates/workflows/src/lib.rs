@@ -39,6 +39,7 @@ mod queues;
 mod removal;
 mod requests;
 mod schedules;
+mod shares;
 mod starts;
 mod steps;
 mod tasks;
@@ -69,12 +70,10 @@ use namespaces::Namespaces;
 use queries::Queries;
 use queues::Queues;
 use schedules::Schedules;
+use visibility::Searching;
 
 /// How often what is idle is looked for.
 const HOUSEKEEPING: Duration = Duration::from_millis(500);
-
-/// How many search among runs at once: fewer than there are threads that read the store.
-const SEARCHING: usize = 2;
 
 /// How long the engine lets callers wait, and how much it keeps in memory.
 #[derive(Debug, Clone)]
@@ -88,6 +87,8 @@ pub struct Options {
     pub idle: Duration,
     /// So many of those that rest stay.
     pub most_in_memory: usize,
+    /// So many bytes of them, about.
+    pub most_bytes: usize,
     /// Namespaces that are made when the engine opens, if they are not there.
     pub namespaces: Vec<String>,
     /// The project that those belong to.
@@ -104,6 +105,7 @@ impl Default for Options {
             long_poll: Duration::from_secs(20),
             idle: Duration::from_secs(20),
             most_in_memory: 1_024,
+            most_bytes: 256 * 1024 * 1024,
             namespaces: vec!["default".to_owned()],
             project: String::new(),
             retention: Duration::from_secs(72 * 3600),
@@ -129,8 +131,7 @@ struct Inner {
     schedules: Schedules,
     approvals: Approvals,
     batches: Batches,
-    /// Places for those who search among runs.
-    searching: tokio::sync::Semaphore,
+    searching: Searching,
     last_time: AtomicI64,
     stop: CancellationToken,
 }
@@ -154,7 +155,7 @@ impl Engine {
                 schedules,
                 approvals,
                 batches,
-                searching: tokio::sync::Semaphore::new(SEARCHING),
+                searching: Searching::default(),
                 last_time: AtomicI64::new(0),
                 stop: CancellationToken::new(),
             }),
@@ -181,7 +182,12 @@ impl Engine {
         self.inner.last_time.fetch_max(now, Ordering::Relaxed).max(now)
     }
 
-    /// Puts back what a restart has taken out of memory.
+    /// What the workflows that are in memory hold, in bytes, about.
+    pub fn bytes_in_memory(&self) -> usize {
+        self.inner.cells.bytes()
+    }
+
+    /// Puts back what a restart has taken out of memory. A workflow stays there no longer than there is room.
     async fn resume(&self) -> Result<(), Refusal> {
         let open = self.inner.store.open_workflow_runs().await.map_err(unavailable)?;
         for run in open {
@@ -205,6 +211,7 @@ impl Engine {
                 }
                 other => other?,
             }
+            self.inner.cells.settle(self.inner.options.most_in_memory);
         }
         Ok(())
     }
@@ -219,6 +226,7 @@ impl Engine {
             }
             let options = &self.inner.options;
             self.inner.cells.evict(options.idle, options.most_in_memory);
+            self.inner.cells.relieve(options.most_bytes);
             rounds += 1;
             if rounds.is_multiple_of(120) {
                 self.inner.queues.sweep();

@@ -48,6 +48,10 @@ impl Pages {
         Ok(())
     }
 
+    pub(crate) fn bytes(&self) -> usize {
+        self.commands.values().map(|(bytes, _)| bytes).sum()
+    }
+
     /// All commands in their order, if none of the pieces before the last is missing.
     fn take(&mut self, token: &[u8], count: i32, last: Vec<Command>) -> Result<Vec<Command>, Refusal> {
         let pages = std::mem::take(self);

@@ -3,7 +3,9 @@
 //! A queue is memory only. What is on it follows from the states of runs, so a restart fills it again; and whoever takes a
 //! task asks its run whether it still stands, so a task that is there twice or too late does no harm.
 //!
-//! What must hold: a task is handed to a poll that somebody still listens to, or it stays.
+//! What must hold:
+//! - A task is handed to a poll that somebody still listens to, or it stays.
+//! - A poll that waits costs nothing. What a slow queue hands out is timed for the queue, once, and not for each poll.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,8 +23,14 @@ const STICKY_GONE: Duration = Duration::from_secs(10);
 const POLLER_SHOWN: Duration = Duration::from_secs(300);
 /// How many workers of a queue are listed.
 const MOST_POLLERS: usize = 1_000;
-/// How many workers are remembered to have stopped. One that is not waits for its last poll to end by itself.
-const MOST_STOPPED: usize = 10_000;
+/// How many workers of a project are remembered to have stopped. One that is not waits for its last poll to end by itself.
+pub(crate) const MOST_STOPPED: usize = 2_000;
+/// How many polls of a project may wait.
+pub(crate) const MOST_WAITING: usize = 10_000;
+/// Of one queue, so many polls that nobody listens to any more do no harm.
+const UNHEARD: usize = 64;
+/// The slowest that a queue is timed at.
+const SLOWEST: f64 = 0.001;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
@@ -65,6 +73,70 @@ struct Queue {
     /// At most this many tasks per second, as its workers ask for.
     rate: Option<f64>,
     next_at: Option<Instant>,
+    /// Somebody waits for that time.
+    is_timed: bool,
+    /// Those who wait are looked through when they are more than this.
+    look_at: usize,
+}
+
+impl Queue {
+    /// Forgets polls that nobody listens to, now and then.
+    fn clear(&mut self) {
+        if self.waiting.len() > self.look_at.max(UNHEARD) {
+            self.waiting.retain(|waiting| !waiting.give.is_closed());
+            self.look_at = self.waiting.len() * 2;
+        }
+    }
+
+    fn is_heard(&self) -> bool {
+        self.waiting.iter().any(|waiting| !waiting.give.is_closed())
+    }
+
+    /// When it may hand something out; never if nothing may be.
+    fn opens(&self, now: Instant) -> Option<Instant> {
+        match self.rate {
+            Some(rate) if rate <= 0.0 => None,
+            Some(_) => Some(self.next_at.unwrap_or(now)),
+            None => Some(now),
+        }
+    }
+
+    /// Counts what is handed out.
+    fn given(&mut self, now: Instant) {
+        if let Some(rate) = self.rate {
+            self.next_at = Some(now + Duration::from_secs_f64(1.0 / rate.max(SLOWEST)));
+        }
+    }
+
+    /// Hands a task to the first who listens; it comes back if nobody does.
+    fn give(&mut self, mut task: Task) -> Option<Task> {
+        while let Some(waiting) = self.waiting.pop_front() {
+            match waiting.give.send(Some(task)) {
+                Ok(()) => return None,
+                // Nobody listens any more.
+                Err(Some(back)) => task = back,
+                Err(None) => return None,
+            }
+        }
+        Some(task)
+    }
+
+    /// Hands out what may be by now. The time is given when to go on, if there is more to do.
+    fn hand_out(&mut self) -> Option<Instant> {
+        while !self.tasks.is_empty() && self.is_heard() {
+            let now = Instant::now();
+            let opens = self.opens(now)?;
+            if opens > now {
+                return Some(opens);
+            }
+            let (at, task) = self.tasks.pop_front()?;
+            match self.give(task) {
+                None => self.given(now),
+                Some(task) => self.tasks.push_front((at, task)),
+            }
+        }
+        None
+    }
 }
 
 #[derive(Debug)]
@@ -102,7 +174,9 @@ pub(crate) struct Queues {
     all: Arc<Mutex<HashMap<QueueKey, Queue>>>,
     /// Workers that have said that they stop, by namespace and their own name. Some ask once more afterwards, and would wait
     /// for the answer.
-    stopped: Arc<Mutex<HashMap<(String, String), Instant>>>,
+    stopped: Arc<Mutex<HashMap<String, HashMap<String, Instant>>>>,
+    /// How many polls of a namespace wait.
+    polls: Arc<Mutex<HashMap<String, usize>>>,
 }
 
 impl Queues {
@@ -122,22 +196,41 @@ impl Queues {
     fn put(&self, key: &QueueKey, task: Task, front: bool) {
         let mut all = self.lock();
         let queue = all.entry(key.clone()).or_default();
-        let mut task = task;
-        if queue.rate.is_none() {
-            while let Some(waiting) = queue.waiting.pop_front() {
-                match waiting.give.send(Some(task)) {
-                    Ok(()) => return,
-                    // Nobody listens any more.
-                    Err(Some(back)) => task = back,
-                    Err(None) => return,
-                }
-            }
-        }
+        let task = match queue.rate {
+            None => queue.give(task),
+            Some(_) => Some(task),
+        };
+        let Some(task) = task else { return };
         if front {
             queue.tasks.push_front((Instant::now(), task));
         } else {
             queue.tasks.push_back((Instant::now(), task));
         }
+        self.time(key, queue);
+    }
+
+    /// Hands out what a slow queue may, and sees to it that somebody goes on when it may again.
+    fn time(&self, key: &QueueKey, queue: &mut Queue) {
+        if queue.rate.is_none() || queue.is_timed {
+            return;
+        }
+        let Some(at) = queue.hand_out() else { return };
+        // Without a runtime everything ends.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+            return;
+        };
+        queue.is_timed = true;
+        let (queues, key) = (self.clone(), key.clone());
+        runtime.spawn(async move {
+            let mut at = Some(at);
+            while let Some(next) = at {
+                tokio::time::sleep_until(next.into()).await;
+                let mut all = queues.lock();
+                let Some(queue) = all.get_mut(&key) else { return };
+                at = queue.hand_out();
+                queue.is_timed = at.is_some();
+            }
+        });
     }
 
     /// The next task of the queue; `None` when the time is up, the worker leaves or the namespace ends. Cancel-safe: a task
@@ -160,37 +253,25 @@ impl Queues {
         if self.has_stopped(&key.namespace, &asking.worker) {
             return None;
         }
-        loop {
-            let (receiver, pause) = self.join(key, asking);
-            let limit = pause.map_or(deadline, |until| until.min(deadline));
-            let mut seat = Seat {
-                queues: self,
-                key,
-                receiver: Some(receiver),
-            };
-            // It may have stopped before it was in the line to be told.
-            if self.has_stopped(&key.namespace, &asking.worker) {
-                return None;
-            }
-            let answer = match seat.receiver.as_mut() {
-                Some(receiver) => tokio::time::timeout_at(limit.into(), receiver).await,
-                None => return None,
-            };
-            match answer {
-                Ok(Ok(task)) => {
-                    seat.receiver = None;
-                    return task;
-                }
-                Ok(Err(_)) => return None,
-                Err(_) if Instant::now() >= deadline => return None,
-                // The queue is slowed down: look again.
-                Err(_) => {}
-            }
+        let _counted = Counted::new(self, &key.namespace);
+        let mut seat = Seat {
+            queues: self,
+            key,
+            receiver: Some(self.join(key, asking)),
+        };
+        // It may have stopped before it was in the line to be told.
+        if self.has_stopped(&key.namespace, &asking.worker) {
+            return None;
         }
+        let receiver = seat.receiver.as_mut()?;
+        let answer = tokio::time::timeout_at(deadline.into(), receiver).await;
+        let task = answer.ok()?.ok()?;
+        seat.receiver = None;
+        task
     }
 
-    /// Takes a task at once, or a place in the line. The time is given when a slow queue may be asked again.
-    fn join(&self, key: &QueueKey, asking: &Asking) -> (oneshot::Receiver<Option<Task>>, Option<Instant>) {
+    /// Takes a task at once, or a place in the line.
+    fn join(&self, key: &QueueKey, asking: &Asking) -> oneshot::Receiver<Option<Task>> {
         let mut all = self.lock();
         let queue = all.entry(key.clone()).or_default();
         let now = Instant::now();
@@ -211,43 +292,34 @@ impl Queues {
             );
         }
         let (give, receiver) = oneshot::channel();
-        let mut pause = None;
-        if let Some(rate) = queue.rate {
-            let open_at = queue.next_at.unwrap_or(now);
-            if open_at > now || rate <= 0.0 {
-                pause = Some(open_at.max(now + Duration::from_millis(20)));
-            } else if !queue.tasks.is_empty() {
-                queue.next_at = Some(now + Duration::from_secs_f64(1.0 / rate.max(0.001)));
-            } else {
-                pause = Some(now + Duration::from_millis(50));
-            }
-        }
-        if pause.is_none()
-            && let Some((_, task)) = queue.tasks.pop_front()
-        {
-            // The receiver is in our hands: this cannot fail.
-            let _ = give.send(Some(task));
-            return (receiver, None);
-        }
-        queue.waiting.retain(|waiting| !waiting.give.is_closed());
+        queue.clear();
         queue.waiting.push_back(Waiting {
             give,
             worker: asking.worker.clone(),
         });
-        (receiver, pause)
+        if queue.rate.is_none() {
+            queue.hand_out();
+        } else {
+            self.time(key, queue);
+        }
+        receiver
+    }
+
+    /// How many polls wait, by namespace.
+    pub(crate) fn waiting(&self) -> MutexGuard<'_, HashMap<String, usize>> {
+        self.polls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the worker of a sticky queue may be expected to take a task.
     pub(crate) fn is_alive(&self, key: &QueueKey) -> bool {
-        let mut all = self.lock();
-        let Some(queue) = all.get_mut(key) else {
+        let all = self.lock();
+        let Some(queue) = all.get(key) else {
             return false;
         };
         if queue.left {
             return false;
         }
-        queue.waiting.retain(|waiting| !waiting.give.is_closed());
-        !queue.waiting.is_empty() || queue.last_poll.is_some_and(|at| at.elapsed() < STICKY_GONE)
+        queue.is_heard() || queue.last_poll.is_some_and(|at| at.elapsed() < STICKY_GONE)
     }
 
     /// The worker of a sticky queue leaves: its tasks go elsewhere.
@@ -261,21 +333,39 @@ impl Queues {
     }
 
     fn has_stopped(&self, namespace: &str, worker: &str) -> bool {
-        let stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
-        !worker.is_empty() && stopped.contains_key(&(namespace.to_owned(), worker.to_owned()))
+        let stopped = self.stopped();
+        !worker.is_empty()
+            && stopped
+                .get(namespace)
+                .is_some_and(|workers| workers.contains_key(worker))
+    }
+
+    fn stopped(&self) -> MutexGuard<'_, HashMap<String, HashMap<String, Instant>>> {
+        self.stopped.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many workers of each namespace are remembered to have stopped.
+    pub(crate) fn count_stopped(&self) -> Vec<(String, usize)> {
+        let mut stopped = self.stopped();
+        stopped.retain(|_, workers| {
+            workers.retain(|_, at| at.elapsed() < POLLER_SHOWN);
+            !workers.is_empty()
+        });
+        let each = stopped.iter();
+        each.map(|(namespace, workers)| (namespace.clone(), workers.len()))
+            .collect()
     }
 
     /// Answers the polls of a worker that stops, with nothing. Workers of other namespaces may be called the same.
-    pub(crate) fn release(&self, namespace: &str, worker: &str) {
+    pub(crate) fn release(&self, namespace: &str, worker: &str, remember: bool) {
         if worker.is_empty() {
             return;
         }
-        let mut stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
-        stopped.retain(|_, at| at.elapsed() < POLLER_SHOWN);
-        if stopped.len() < MOST_STOPPED {
-            stopped.insert((namespace.to_owned(), worker.to_owned()), Instant::now());
+        if remember {
+            let mut stopped = self.stopped();
+            let workers = stopped.entry(namespace.to_owned()).or_default();
+            workers.insert(worker.to_owned(), Instant::now());
         }
-        drop(stopped);
         let mut all = self.lock();
         let queues = all.iter_mut().filter(|(key, _)| key.namespace == namespace);
         for (_, queue) in queues {
@@ -325,6 +415,31 @@ impl Queues {
     }
 }
 
+/// A poll that waits is counted.
+struct Counted<'a> {
+    queues: &'a Queues,
+    namespace: &'a str,
+}
+
+impl<'a> Counted<'a> {
+    fn new(queues: &'a Queues, namespace: &'a str) -> Self {
+        *queues.waiting().entry(namespace.to_owned()).or_default() += 1;
+        Self { queues, namespace }
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        let mut waiting = self.queues.waiting();
+        if let Some(count) = waiting.get_mut(self.namespace) {
+            *count -= 1;
+            if *count == 0 {
+                waiting.remove(self.namespace);
+            }
+        }
+    }
+}
+
 /// A place in the line. If it is dropped with a task in it, the task goes back to the front.
 struct Seat<'a> {
     queues: &'a Queues,
@@ -340,5 +455,70 @@ impl Drop for Seat<'_> {
                 self.queues.put(self.key, task, true);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key() -> QueueKey {
+        QueueKey {
+            namespace: "n".to_owned(),
+            name: "q".to_owned(),
+            kind: Kind::Activity,
+        }
+    }
+
+    fn task(number: i64) -> Task {
+        Task {
+            key: Key::new("n", "w"),
+            run_id: "r".to_owned(),
+            what: What::Activity {
+                scheduled_id: number,
+                stamp: 0,
+            },
+        }
+    }
+
+    fn asking(rate: Option<f64>) -> Asking {
+        Asking {
+            rate,
+            ..Asking::default()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_slow_queue_hands_out_at_its_pace() {
+        let queues = Queues::default();
+        for number in 0..3 {
+            queues.push(&key(), task(number));
+        }
+        let (key, asking) = (key(), asking(Some(1_000.0)));
+        let polls = (0..3).map(|_| queues.poll(&key, &asking, Duration::from_secs(60)));
+        let mut taken = Vec::new();
+        for poll in polls {
+            taken.push(poll.await.expect("a task").what);
+        }
+        assert_eq!(taken.len(), 3);
+        assert!(queues.waiting().is_empty());
+    }
+
+    #[tokio::test]
+    async fn polls_of_a_queue_that_hands_out_nothing_wait_without_being_looked_at() {
+        let queues = Queues::default();
+        queues.push(&key(), task(1));
+        let (key, never) = (key(), asking(Some(0.0)));
+        let mut poll = std::pin::pin!(queues.poll(&key, &never, Duration::from_secs(60)));
+        let waits =
+            std::future::poll_fn(|context| std::task::Poll::Ready(poll.as_mut().poll(context).is_pending()));
+        assert!(waits.await);
+        assert_eq!(queues.waiting().get("n"), Some(&1));
+        assert!(!queues.lock()[&key].is_timed);
+        // Until some worker asks for more.
+        let faster = asking(Some(1_000.0));
+        let other = queues.poll(&key, &faster, Duration::from_millis(1));
+        let (first, second) = tokio::join!(poll, other);
+        assert!(first.is_some() && second.is_none());
     }
 }

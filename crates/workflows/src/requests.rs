@@ -21,6 +21,10 @@ impl Engine {
                 "SignalName is not set on request.".to_owned(),
             ));
         }
+        self.inner
+            .options
+            .limits
+            .check_id("RequestId", &request.request_id)?;
         let signal = SignalRequest {
             name: request.signal_name,
             input: request.input,

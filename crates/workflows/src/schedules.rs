@@ -5,20 +5,23 @@
 //!   alone.
 //! - When it is due is found out once for each change, not each time that any schedule is.
 //! - Whatever a stored schedule contains, the engine opens, and it can be listed, paused and deleted.
+//! - All of them are in memory, so what they hold is bounded, for each and for all of a project. The workflows that they have
+//!   started are waited for, and not kept there.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use atoll_store::{Store, WorkflowItem};
+use atoll_store::{Store, WorkflowFilter, WorkflowItem};
 use atoll_workflow_core::{
-    Act, Nanos, Refusal, Scheduler, Start, Waiting, Wake, nanos, stamp, time_text, unstamp,
+    Act, Limits, Nanos, Refusal, Scheduler, Start, Waiting, Wake, nanos, stamp, time_text, unstamp,
 };
 use prost::Message as _;
-use temporalio_protos::temporal::api::common::v1::{Payload, WorkflowExecution};
+use temporalio_protos::temporal::api::common::v1::{Payload, Payloads, WorkflowExecution};
 use temporalio_protos::temporal::api::enums::v1::{
     WorkflowExecutionStatus as Status, WorkflowIdConflictPolicy as Conflict, WorkflowIdReusePolicy as Reuse,
 };
+use temporalio_protos::temporal::api::failure::v1::Failure;
 use temporalio_protos::temporal::api::history::v1::history_event::Attributes;
 use temporalio_protos::temporal::api::schedule::v1 as proto;
 use temporalio_protos::temporal::api::workflowservice::v1 as service;
@@ -26,7 +29,7 @@ use tokio::sync::{Notify, OwnedMutexGuard};
 
 use crate::cells::Key;
 use crate::starts::{Along, Policy};
-use crate::{Engine, unavailable};
+use crate::{Engine, shares, unavailable};
 
 const KIND: &str = "schedule";
 const LISTED: usize = 5;
@@ -34,10 +37,14 @@ const LISTED: usize = 5;
 const MOST: usize = 10_000;
 /// How many are looked at before others get their turn.
 const AT_ONCE: usize = 32;
+/// What those may hold that is looked into, so many bytes: some milliseconds.
+const EFFORT: usize = 256 * 1024;
 /// How long one rests that could not act, or has to be looked at again.
 const REST: Nanos = 1_000_000_000;
 /// What one page of a list may hold.
 const PAGE_BYTES: usize = 4 * 1024 * 1024;
+/// What somebody may say about a pause.
+const MOST_NOTES: usize = 16 * 1024;
 
 type Name = (String, String);
 
@@ -53,12 +60,35 @@ pub(crate) struct Schedules {
 #[derive(Debug, Default)]
 struct All {
     schedulers: BTreeMap<Name, Arc<Scheduler>>,
+    /// What each holds, and those of each namespace.
+    bytes: HashMap<Name, usize>,
+    held: HashMap<String, usize>,
     /// When each is to be woken, soonest first; and the same by name.
     line: BTreeSet<(Nanos, Name)>,
     due: HashMap<Name, Nanos>,
 }
 
 impl All {
+    fn keep(&mut self, name: &Name, scheduler: Arc<Scheduler>, bytes: usize) {
+        self.forget(name);
+        let bytes = bytes + shares::LEAST;
+        self.bytes.insert(name.clone(), bytes);
+        *self.held.entry(name.0.clone()).or_default() += bytes;
+        self.schedulers.insert(name.clone(), scheduler);
+    }
+
+    fn forget(&mut self, name: &Name) {
+        self.schedulers.remove(name);
+        if let Some(bytes) = self.bytes.remove(name)
+            && let Some(held) = self.held.get_mut(&name.0)
+        {
+            *held -= bytes;
+            if *held == 0 {
+                self.held.remove(&name.0);
+            }
+        }
+    }
+
     fn arm(&mut self, name: &Name, at: Option<Nanos>) {
         if let Some(known) = self.due.remove(name) {
             self.line.remove(&(known, name.clone()));
@@ -111,22 +141,29 @@ impl Drop for Turn<'_> {
 
 impl Schedules {
     pub(crate) async fn load(store: &Store) -> Result<Self, Refusal> {
-        let mut schedulers = BTreeMap::new();
-        for item in store.workflow_items(KIND).await.map_err(unavailable)? {
-            let scheduler = Scheduler::decode(item.body.as_slice()).unwrap_or_else(|error| {
-                tracing::error!(
-                    namespace = item.namespace, schedule = item.id, %error,
-                    "a schedule cannot be read and does nothing; delete it and make it anew"
-                );
-                Scheduler::unreadable(&item.namespace, &item.id)
-            });
-            schedulers.insert((item.namespace, item.id), Arc::new(scheduler));
+        let mut all = All::default();
+        let mut last = None;
+        loop {
+            let page = store.workflow_items_behind(KIND, last.as_ref()).await;
+            let mut page = page.map_err(unavailable)?;
+            for item in &page {
+                let scheduler = Scheduler::decode(item.body.as_slice()).unwrap_or_else(|error| {
+                    tracing::error!(
+                        namespace = item.namespace, schedule = item.id, %error,
+                        "a schedule cannot be read and does nothing; delete it and make it anew"
+                    );
+                    Scheduler::unreadable(&item.namespace, &item.id)
+                });
+                let name = (item.namespace.clone(), item.id.clone());
+                all.keep(&name, Arc::new(scheduler), item.body.len());
+            }
+            last = page.pop();
+            if last.is_none() {
+                break;
+            }
         }
         Ok(Self {
-            all: Mutex::new(All {
-                schedulers,
-                ..All::default()
-            }),
+            all: Mutex::new(all),
             ..Default::default()
         })
     }
@@ -291,10 +328,11 @@ impl Engine {
             .await
             .map_err(unavailable)?;
         self.watch_all(&scheduler);
+        let bytes = scheduler.encoded_len();
         let at = due_at(&scheduler, self.now());
         {
             let mut all = self.inner.schedules.lock();
-            all.schedulers.insert(name.clone(), Arc::new(scheduler));
+            all.keep(&name, Arc::new(scheduler), bytes);
             all.arm(&name, at);
         }
         self.inner.schedules.changed.notify_one();
@@ -407,8 +445,8 @@ impl Engine {
     /// Waits for a workflow that a schedule has started, through all of its runs, to end.
     async fn watch(self, name: Name, workflow: WorkflowExecution, watched: (String, WorkflowKey)) {
         let key = Key::new(&name.0, &workflow.workflow_id);
-        let cell = self.inner.cells.get(&key);
-        let mut changes = cell.subscribe();
+        let signal = self.inner.cells.get(&key).changes();
+        let mut changes = signal.subscribe();
         let mut run_id = workflow.run_id.clone();
         let end = loop {
             changes.borrow_and_update();
@@ -419,7 +457,10 @@ impl Engine {
                         run.is_running(),
                         run.state.successor.clone(),
                         Status::try_from(run.state.status).unwrap_or_default(),
-                        run.events.last().and_then(|event| event.attributes.clone()),
+                        run.events
+                            .last()
+                            .filter(|_| !run.is_running())
+                            .and_then(|event| event.attributes.clone()),
                     ))
                 })
                 .await;
@@ -447,6 +488,10 @@ impl Engine {
             Some(Attributes::WorkflowExecutionFailedEventAttributes(failed)) => (None, failed.failure),
             _ => (None, None),
         };
+        // The next one does without what there is no room for.
+        let room = shares::SCHEDULES.saturating_sub(self.schedules_share(&name.0));
+        let result = result.filter(|result: &Payloads| result.encoded_len() <= room);
+        let failure = failure.filter(|failure: &Failure| failure.encoded_len() <= room);
         let noted = self
             .change_schedule(&name, |scheduler, _| {
                 scheduler.ended(&workflow, status, result, failure);
@@ -470,12 +515,31 @@ impl Engine {
         if let Some(proto::schedule_action::Action::StartWorkflow(workflow)) =
             schedule.action.as_mut().and_then(|action| action.action.as_mut())
         {
-            workflow.search_attributes = self
-                .inner
-                .namespaces
-                .typed(namespace, workflow.search_attributes.take())?;
+            workflow.search_attributes = self.typed(namespace, workflow.search_attributes.take())?;
         }
         Ok(schedule)
+    }
+
+    /// What the schedules of a project hold.
+    fn schedules_share(&self, namespace: &str) -> usize {
+        let all = self.inner.schedules.lock();
+        let each = all
+            .held
+            .iter()
+            .map(|(namespace, bytes)| (namespace.as_str(), *bytes));
+        self.share(namespace, each)
+    }
+
+    /// Refuses what is too large for one, or for all of a project. `former` is what is to be replaced.
+    fn check_schedule(&self, name: &Name, bytes: usize, former: usize) -> Result<(), Refusal> {
+        let most = self.inner.options.limits.blob_bytes;
+        if bytes > most {
+            return Err(Refusal::InvalidArgument(format!(
+                "the schedule has {bytes} bytes, and may have {most}: send less along"
+            )));
+        }
+        let others = self.schedules_share(&name.0).saturating_sub(former);
+        shares::check_share("schedules", others + bytes + shares::LEAST, shares::SCHEDULES)
     }
 
     pub async fn create_schedule(
@@ -492,6 +556,7 @@ impl Engine {
             .options
             .limits
             .check_id("ScheduleId", &request.schedule_id)?;
+        let bytes = request.encoded_len();
         let name = (request.namespace.clone(), request.schedule_id.clone());
         let _turn = self.inner.schedules.turn(&name).await;
         if let Ok(known) = self.inner.schedules.get(&name) {
@@ -512,6 +577,7 @@ impl Engine {
                 "this namespace has {MOST} schedules, and may have no more: delete some, or use another namespace"
             )));
         }
+        self.check_schedule(&name, bytes, 0)?;
         let now = self.now();
         let schedule = self.typed_action(&request.namespace, request.schedule.unwrap_or_default())?;
         let mut scheduler = doing(&name, || {
@@ -519,10 +585,7 @@ impl Engine {
         })?;
         scheduler.memo = request.memo;
         scheduler.request_id = request.request_id;
-        scheduler.search_attributes = self
-            .inner
-            .namespaces
-            .typed(&request.namespace, request.search_attributes)?;
+        scheduler.search_attributes = self.typed(&request.namespace, request.search_attributes)?;
         if let Some(patch) = request.initial_patch {
             doing(&name, || scheduler.patch(&patch, now))?;
         }
@@ -557,12 +620,11 @@ impl Engine {
         request: service::UpdateScheduleRequest,
     ) -> Result<service::UpdateScheduleResponse, Refusal> {
         let _inside = self.inner.namespaces.enter(&request.namespace)?;
-        let attributes = self
-            .inner
-            .namespaces
-            .typed(&request.namespace, request.search_attributes)?;
+        let name = (request.namespace.clone(), request.schedule_id.clone());
+        let former = self.inner.schedules.lock().bytes.get(&name).copied().unwrap_or(0);
+        self.check_schedule(&name, request.encoded_len(), former)?;
+        let attributes = self.typed(&request.namespace, request.search_attributes)?;
         let schedule = self.typed_action(&request.namespace, request.schedule.unwrap_or_default())?;
-        let name = (request.namespace, request.schedule_id);
         self.change_schedule(&name, move |scheduler, now| {
             if !request.conflict_token.is_empty() && request.conflict_token != token(scheduler) {
                 return Err(Refusal::FailedPrecondition(
@@ -588,6 +650,11 @@ impl Engine {
         let _inside = self.inner.namespaces.enter(&request.namespace)?;
         let name = (request.namespace, request.schedule_id);
         let patch = request.patch.unwrap_or_default();
+        if patch.pause.len().max(patch.unpause.len()) > MOST_NOTES {
+            return Err(Refusal::InvalidArgument(format!(
+                "the reason may have {MOST_NOTES} bytes"
+            )));
+        }
         self.change_schedule(&name, move |scheduler, now| scheduler.patch(&patch, now))
             .await?;
         Ok(service::PatchScheduleResponse {})
@@ -607,7 +674,7 @@ impl Engine {
             .await
             .map_err(unavailable)?;
         let mut all = self.inner.schedules.lock();
-        all.schedulers.remove(&name);
+        all.forget(&name);
         all.arm(&name, None);
         Ok(service::DeleteScheduleResponse {})
     }
@@ -646,17 +713,30 @@ impl Engine {
             .behind(namespace, after)
             .cloned()
             .collect();
-        let mut matching = Vec::new();
-        for some in all.chunks(AT_ONCE) {
-            let fits = |scheduler: &&Arc<Scheduler>| {
-                scheduler.id != after && crate::filter::fits(&filter, &searched(scheduler))
-            };
-            matching.extend(some.iter().filter(fits).cloned());
+        let all_fit = matches!(&filter, WorkflowFilter::All(parts) if parts.is_empty());
+        let limits = &self.inner.options.limits;
+        let (mut matching, mut effort) = (Vec::new(), 0);
+        for scheduler in all {
             if matching.len() >= limit {
-                matching.truncate(limit);
                 break;
             }
-            tokio::task::yield_now().await;
+            if scheduler.id == after {
+                continue;
+            }
+            if all_fit {
+                matching.push(scheduler);
+                continue;
+            }
+            let attributes = scheduler.search_attributes.as_ref();
+            let bytes = attributes.map_or(0, prost::Message::encoded_len);
+            effort += EFFORT / AT_ONCE + bytes * (1 + query.len() / 64);
+            if crate::filter::fits(&filter, &searched(limits, &scheduler)) {
+                matching.push(scheduler);
+            }
+            if effort >= EFFORT {
+                effort = 0;
+                tokio::task::yield_now().await;
+            }
         }
         Ok(matching)
     }
@@ -733,8 +813,8 @@ fn json(text: &str) -> Payload {
 }
 
 /// What a schedule is searched by.
-fn searched(scheduler: &Scheduler) -> serde_json::Map<String, serde_json::Value> {
-    let object = crate::visibility::search_object(scheduler.search_attributes.as_ref());
+fn searched(limits: &Limits, scheduler: &Scheduler) -> serde_json::Map<String, serde_json::Value> {
+    let object = crate::visibility::search_object(limits, scheduler.search_attributes.as_ref());
     let mut object: serde_json::Map<_, _> = serde_json::from_str(&object).unwrap_or_default();
     object.insert("TemporalSchedulePaused".to_owned(), scheduler.is_paused().into());
     object.insert("WorkflowId".to_owned(), scheduler.id.clone().into());

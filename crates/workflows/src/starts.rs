@@ -110,10 +110,7 @@ impl Engine {
     ) -> Result<Started, Refusal> {
         start.check(&self.inner.options.limits)?;
         let mut start = start;
-        start.search_attributes = self
-            .inner
-            .namespaces
-            .typed(&start.namespace, start.search_attributes.take())?;
+        start.search_attributes = self.typed(&start.namespace, start.search_attributes.take())?;
         let engine = self.clone();
         // What a workflow is started with is large; futures that wait for it need not be.
         let placing = Box::pin(async move {

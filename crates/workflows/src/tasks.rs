@@ -36,7 +36,7 @@ impl Engine {
                 "TaskQueue is not set on request.".to_owned(),
             ));
         }
-        self.check_poll(&queue.name, &request.identity)?;
+        self.check_poll(&request.namespace, &queue.name, &request.identity)?;
         let key = QueueKey {
             namespace: request.namespace,
             name: queue.name,
@@ -267,7 +267,7 @@ impl Engine {
             }
             _ => return Ok(()),
         };
-        *fields = self.inner.namespaces.typed(namespace, fields.take())?;
+        *fields = self.typed(namespace, fields.take())?;
         Ok(())
     }
 

@@ -1,7 +1,10 @@
 //! Finding workflows: what is searched by, lists and counts.
 
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
 use atoll_store::{WorkflowPage, WorkflowRunRow};
-use atoll_workflow_core::{Nanos, Refusal, State, duration, stamp};
+use atoll_workflow_core::{Limits, Nanos, Refusal, State, duration, stamp};
 use prost::Message as _;
 use serde_json::{Map, Value};
 use temporalio_protos::temporal::api::common::v1::{
@@ -14,10 +17,50 @@ use temporalio_protos::temporal::api::workflow::v1::WorkflowExecutionInfo;
 use temporalio_protos::temporal::api::workflowservice::v1 as service;
 use temporalio_protos::temporal::api::workflowservice::v1::count_workflow_executions_response::AggregationGroup;
 
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
 use crate::filter::{self, Query};
 use crate::{Engine, unavailable};
 
 const PAGE: usize = 1_000;
+
+/// How many search among runs at once: fewer than there are threads that read the store.
+const SEARCHING: usize = 2;
+
+/// Places for those who search among runs.
+#[derive(Debug)]
+pub(crate) struct Searching {
+    places: Arc<Semaphore>,
+    turns: Mutex<HashMap<String, Arc<Semaphore>>>,
+}
+
+impl Default for Searching {
+    fn default() -> Self {
+        Self {
+            places: Arc::new(Semaphore::new(SEARCHING)),
+            turns: Mutex::default(),
+        }
+    }
+}
+
+impl Searching {
+    /// One project's place.
+    fn turn(&self, project: &str) -> Arc<Semaphore> {
+        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        if !turns.contains_key(project) {
+            // Whoever searches, or waits to, holds it too.
+            turns.retain(|_, turn| Arc::strong_count(turn) > 1);
+        }
+        let turn = turns.entry(project.to_owned());
+        Arc::clone(turn.or_insert_with(|| Arc::new(Semaphore::new(1))))
+    }
+}
+
+/// The right to keep a thread busy.
+struct Place {
+    _turn: OwnedSemaphorePermit,
+    _place: OwnedSemaphorePermit,
+}
 
 impl Engine {
     pub(crate) fn parse_query(&self, namespace: &str, text: &str) -> Result<Query, Refusal> {
@@ -36,18 +79,41 @@ impl Engine {
             limit,
             order: query.order,
         };
-        let _place = self.place_to_search().await?;
+        let place = self.place_to_search(namespace).await?;
         self.inner
             .store
-            .find_workflow_runs(namespace.to_owned(), query.filter, page)
+            .find_workflow_runs(namespace.to_owned(), query.filter, page, place)
             .await
             .map_err(searched)
     }
 
-    /// Of the few threads that read the store, some are always left to those who go on with workflows.
-    async fn place_to_search(&self) -> Result<tokio::sync::SemaphorePermit<'_>, Refusal> {
-        let place = self.inner.searching.acquire().await;
-        place.map_err(|_| Refusal::Unavailable("the engine is closed".to_owned()))
+    /// Of the few threads that read the store, some are always left to those who go on with workflows; and of the places
+    /// for those who search, one is all that a project has at a time. Whoever does the work holds the place, until the end
+    /// of it, even if nobody waits for that any more.
+    async fn place_to_search(&self, namespace: &str) -> Result<Place, Refusal> {
+        let closed = |_| Refusal::Unavailable("the engine is closed".to_owned());
+        let project = self.namespace(namespace, "")?.project;
+        let turn = self.inner.searching.turn(&project);
+        let turn = turn.acquire_owned().await.map_err(closed)?;
+        let place = Arc::clone(&self.inner.searching.places);
+        let place = place.acquire_owned().await.map_err(closed)?;
+        Ok(Place {
+            _turn: turn,
+            _place: place,
+        })
+    }
+
+    /// The same attributes, each with its type; refused if they are too large, or not known.
+    pub(crate) fn typed(
+        &self,
+        namespace: &str,
+        attributes: Option<SearchAttributes>,
+    ) -> Result<Option<SearchAttributes>, Refusal> {
+        self.inner
+            .options
+            .limits
+            .check_search_attributes(attributes.as_ref())?;
+        self.inner.namespaces.typed(namespace, attributes)
     }
 
     /// A page of workflows, and where the next one begins.
@@ -86,14 +152,13 @@ impl Engine {
     ) -> Result<service::CountWorkflowExecutionsResponse, Refusal> {
         let _inside = self.inner.namespaces.enter(&request.namespace)?;
         let query = self.parse_query(&request.namespace, &request.query)?;
-        let place = self.place_to_search().await?;
+        let place = self.place_to_search(&request.namespace).await?;
         let counts = self
             .inner
             .store
-            .count_workflow_runs(request.namespace, query.filter)
+            .count_workflow_runs(request.namespace, query.filter, place)
             .await
             .map_err(searched)?;
-        drop(place);
         let count = counts.iter().map(|(_, count)| count).sum();
         let groups = if query.by_status {
             counts
@@ -172,13 +237,17 @@ fn info(row: WorkflowRunRow) -> WorkflowExecutionInfo {
     }
 }
 
-/// What a run is searched by, as the JSON object that the store looks into. Times are numbers, so that they compare.
-pub(crate) fn search_object(attributes: Option<&SearchAttributes>) -> String {
+/// What a run is searched by, as the JSON object that the store looks into. Times are numbers, so that they compare. Values
+/// that are too large, which an earlier version has let in, are left out.
+pub(crate) fn search_object(limits: &Limits, attributes: Option<&SearchAttributes>) -> String {
     let Some(attributes) = attributes.filter(|attributes| !attributes.indexed_fields.is_empty()) else {
         return "{}".to_owned();
     };
     let mut object = Map::new();
     for (name, payload) in &attributes.indexed_fields {
+        if !limits.may_search(name, payload) {
+            continue;
+        }
         let Ok(value) = serde_json::from_slice::<Value>(&payload.data) else {
             continue;
         };

@@ -12,7 +12,7 @@ use temporalio_protos::temporal::api::taskqueue::v1::{
 use temporalio_protos::temporal::api::workflowservice::v1 as service;
 
 use crate::Engine;
-use crate::queues::{Asking, Kind, QueueKey, What};
+use crate::queues::{Asking, Kind, MOST_STOPPED, MOST_WAITING, QueueKey, What};
 
 impl Engine {
     /// A worker stops: its polls are answered, and what waits for it goes to others.
@@ -35,9 +35,14 @@ impl Engine {
                 }
             }
         }
+        let stopped = self.inner.queues.count_stopped();
+        let stopped = stopped
+            .iter()
+            .map(|(namespace, count)| (namespace.as_str(), *count));
+        let remember = self.share(&request.namespace, stopped) < MOST_STOPPED;
         self.inner
             .queues
-            .release(&request.namespace, &request.worker_instance_key);
+            .release(&request.namespace, &request.worker_instance_key, remember);
         Ok(service::ShutdownWorkerResponse {})
     }
 
@@ -54,7 +59,7 @@ impl Engine {
             name: request.task_queue.unwrap_or_default().name,
             kind: Kind::Nexus,
         };
-        self.check_poll(&key.name, &request.identity)?;
+        self.check_poll(&key.namespace, &key.name, &request.identity)?;
         let asking = Asking {
             identity: request.identity,
             worker: request.worker_instance_key,
@@ -68,11 +73,25 @@ impl Engine {
         Ok(service::PollNexusTaskQueueResponse::default())
     }
 
-    /// What names a queue or a worker is kept for a while, so it may not be long.
-    pub(crate) fn check_poll(&self, queue: &str, identity: &str) -> Result<(), Refusal> {
+    /// What names a queue or a worker is kept for a while, so it may not be long; and a project's polls may not be so many
+    /// that others find no room.
+    pub(crate) fn check_poll(&self, namespace: &str, queue: &str, identity: &str) -> Result<(), Refusal> {
         let limits = &self.inner.options.limits;
         limits.check_id("TaskQueue", queue)?;
-        limits.check_id("Identity", identity)
+        limits.check_id("Identity", identity)?;
+        let waiting = self.inner.queues.waiting();
+        if waiting.values().sum::<usize>() < MOST_WAITING {
+            return Ok(());
+        }
+        let each = waiting
+            .iter()
+            .map(|(namespace, count)| (namespace.as_str(), *count));
+        if self.share(namespace, each) >= MOST_WAITING {
+            return Err(Refusal::ResourceExhausted(format!(
+                "{MOST_WAITING} polls of this project wait already: let workers poll with fewer"
+            )));
+        }
+        Ok(())
     }
 
     pub fn describe_task_queue(

@@ -28,12 +28,23 @@ fn path(id: &str) -> String {
 }
 
 async fn list(client: &Client, output: Output, all: bool) -> Result<()> {
-    let request = client.request(Method::GET, "/v1/approvals");
-    let mut answer = client.json(request.query(&[("all", all)])).await?;
-    let approvals = match answer["items"].take() {
-        Value::Array(found) => found,
-        _ => Vec::new(),
-    };
+    let (mut approvals, mut cursor) = (Vec::new(), None::<String>);
+    loop {
+        let mut request = client
+            .request(Method::GET, "/v1/approvals")
+            .query(&[("all", all)]);
+        if let Some(cursor) = &cursor {
+            request = request.query(&[("cursor", cursor)]);
+        }
+        let mut answer = client.json(request).await?;
+        if let Value::Array(found) = answer["items"].take() {
+            approvals.extend(found);
+        }
+        cursor = answer["next"].as_str().map(str::to_owned);
+        if cursor.is_none() {
+            break;
+        }
+    }
     let rows: Vec<_> = approvals
         .iter()
         .map(|approval| {

@@ -211,7 +211,7 @@ async fn an_approval_is_good_for_one_activity_whatever_the_next_is_called() {
     let second = engine.ask_approval(question(&asks_again, &other)).await.unwrap();
     assert_ne!(second.id, approval.id);
     assert_eq!(second.decision, None);
-    assert_eq!(second.action, other);
+    assert_eq!(second.action, other.to_string());
     engine.close();
     store.close().await;
 }

@@ -9,6 +9,7 @@
 
 mod bindings;
 mod bounds;
+mod bytes;
 mod names;
 
 use std::path::Path;
