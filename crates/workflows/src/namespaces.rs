@@ -90,6 +90,18 @@ impl Hold {
     }
 }
 
+#[cfg(test)]
+impl Hold {
+    /// For what needs to be in some namespace, and it does not matter which.
+    pub(crate) fn of_nobody() -> Self {
+        let gate = Gate::default();
+        Self {
+            end: gate.end,
+            _inside: gate.inside.try_read_owned().expect("nobody else has it"),
+        }
+    }
+}
+
 impl Known {
     fn new(namespace: Namespace) -> Self {
         Self {
@@ -209,6 +221,13 @@ impl Namespaces {
             return Err(missing(other));
         }
         all.get(other).ok_or_else(|| missing(other))?.enter()
+    }
+
+    /// Whether workflows of the one may reach those of the other.
+    pub(crate) fn are_neighbours(&self, one: &str, other: &str) -> bool {
+        let all = self.read();
+        let project = |name: &str| all.get(name).map(|known| &known.namespace.project);
+        one == other || project(one).is_some_and(|own| project(other) == Some(own))
     }
 
     pub(crate) fn retentions(&self) -> Vec<(String, Nanos)> {

@@ -400,8 +400,7 @@ impl Queues {
     /// Forgets all of a namespace. Who polls one is answered, with nothing.
     pub(crate) fn forget(&self, namespace: &str) {
         self.lock().retain(|key, _| key.namespace != namespace);
-        let mut stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
-        stopped.retain(|(own, _), _| own != namespace);
+        self.stopped().remove(namespace);
     }
 
     /// Forgets queues that nobody uses: sticky ones are made by the thousand.
@@ -495,7 +494,8 @@ mod tests {
             queues.push(&key(), task(number));
         }
         let (key, asking) = (key(), asking(Some(1_000.0)));
-        let polls = (0..3).map(|_| queues.poll(&key, &asking, Duration::from_secs(60)));
+        let inside = Hold::of_nobody();
+        let polls = (0..3).map(|_| queues.poll(&inside, &key, &asking, Duration::from_secs(60)));
         let mut taken = Vec::new();
         for poll in polls {
             taken.push(poll.await.expect("a task").what);
@@ -509,7 +509,8 @@ mod tests {
         let queues = Queues::default();
         queues.push(&key(), task(1));
         let (key, never) = (key(), asking(Some(0.0)));
-        let mut poll = std::pin::pin!(queues.poll(&key, &never, Duration::from_secs(60)));
+        let inside = Hold::of_nobody();
+        let mut poll = std::pin::pin!(queues.poll(&inside, &key, &never, Duration::from_secs(60)));
         let waits =
             std::future::poll_fn(|context| std::task::Poll::Ready(poll.as_mut().poll(context).is_pending()));
         assert!(waits.await);
@@ -517,7 +518,7 @@ mod tests {
         assert!(!queues.lock()[&key].is_timed);
         // Until some worker asks for more.
         let faster = asking(Some(1_000.0));
-        let other = queues.poll(&key, &faster, Duration::from_millis(1));
+        let other = queues.poll(&inside, &key, &faster, Duration::from_millis(1));
         let (first, second) = tokio::join!(poll, other);
         assert!(first.is_some() && second.is_none());
     }

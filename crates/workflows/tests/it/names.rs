@@ -243,11 +243,11 @@ async fn whoever_has_the_name_next_finds_nothing() {
     assert!(matches!(refused, Refusal::NamespaceNotFound(_)), "{refused:?}");
     add_namespace(&engine, NAME, "mallory").await;
     assert!(is_empty(&engine, &store).await);
-    assert_eq!(engine.approvals("mallory"), []);
+    assert_eq!(engine.approvals("mallory", true, None, 100).unwrap().0, []);
     assert!(engine.approval("mallory", &approval.id).is_err());
     // A step that asks late does not put its question before the new owner.
     engine.ask_approval(question).await.unwrap_err();
-    assert_eq!(engine.approvals("mallory"), []);
+    assert_eq!(engine.approvals("mallory", true, None, 100).unwrap().0, []);
     // The same id is a workflow that there was never one of.
     let refused = history_of(&engine, "asks").await.unwrap_err();
     assert!(matches!(refused, Refusal::NotFound(_)), "{refused:?}");
