@@ -27,24 +27,18 @@ const OUTPUT: i128 = 10_000_000;
 const SEARCH: i128 = 10_000_000_000;
 
 /// Words by which answers say that they are over, and what was used.
-const WORDS: &[&str] = &[
-    "message_stop",
-    "message_delta",
-    "message_start",
-    "usage",
-    "error",
-    "type",
-    "response.completed",
-    "response.incomplete",
-    "response.failed",
-    "[DONE]",
-    "finish_reason",
-    "stop",
-    "messageStop",
-    "metadata",
-    "usageMetadata",
-    "finishReason",
-];
+fn words_of(dialect: Dialect) -> &'static [&'static str] {
+    match dialect {
+        Dialect::Messages => &["message_stop", "message_stop", "message_delta", "usage", "error"],
+        Dialect::Responses => &[
+            "response.completed",
+            "response.failed",
+            "response.incomplete",
+            "error",
+        ],
+        _ => &["[DONE]", "finish_reason", "usage", "messageStop", "finishReason"],
+    }
+}
 
 /// What was charged, by conversation.
 #[derive(Default)]
@@ -151,7 +145,10 @@ async fn send(stream: &mut TcpStream, told: Told) -> std::io::Result<()> {
     for piece in told.pieces {
         let chunk = [format!("{:x}\r\n", piece.len()).as_bytes(), &piece, b"\r\n"].concat();
         stream.write_all(&chunk).await?;
-        tokio::task::yield_now().await;
+        // Others get their turn, so that what is sent in pieces mostly arrives in pieces.
+        for _ in 0..5 {
+            tokio::task::yield_now().await;
+        }
     }
     stream.write_all(b"0\r\n\r\n").await
 }
@@ -213,7 +210,7 @@ fn question(dice: &mut Dice, run: &str) -> (Dialect, String) {
         6..=9 => "echo",
         10..=13 => "full",
         14 | 15 => "think",
-        16..=23 => "deep-tool",
+        16..=25 => "deep-tool",
         _ => "deep",
     };
     let words = "word ".repeat(usize::try_from(dice.below(40)).unwrap());
@@ -243,8 +240,9 @@ fn question(dice: &mut Dice, run: &str) -> (Dialect, String) {
     }
     if role == "deep-tool" || dice.one_in(6) {
         // What callers name comes back in answers, among the words of the wire itself.
-        let name = *dice.of(WORDS);
-        let schema = json!({"type": "object", "title": dice.of(WORDS), "properties": {}});
+        let words = words_of(dialect);
+        let name = *dice.of(words);
+        let schema = json!({"type": "object", "title": dice.of(words), "properties": {}});
         fields.push(match dialect {
             Dialect::Responses => (
                 "tools",
@@ -256,7 +254,7 @@ fn question(dice: &mut Dice, run: &str) -> (Dialect, String) {
                 json!([{"type": "function", "function": {"name": name, "parameters": schema}}]),
             ),
         });
-        let (key, value) = (*dice.of(WORDS), *dice.of(WORDS));
+        let (key, value) = (*dice.of(words), *dice.of(words));
         fields.push(match dialect {
             Dialect::Messages => ("metadata", json!({"user_id": value})),
             _ => ("metadata", json!({key: value})),
