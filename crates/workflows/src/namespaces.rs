@@ -1,6 +1,6 @@
 //! Namespaces: worlds of workflows that do not see each other, each with what its workflows may be searched by.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
@@ -16,6 +16,8 @@ const KIND: &str = "namespace";
 /// How many a project may have, and what each may hold: all of them are in memory, and looked through often.
 const MOST: usize = 1_000;
 const MOST_BYTES: usize = 64 * 1024;
+/// The same for what it says of itself in words.
+const MOST_SAID: usize = 8 * 1024;
 const DAY: Nanos = 24 * 3600 * 1_000_000_000;
 const HOUR: Nanos = 3600 * 1_000_000_000;
 
@@ -165,6 +167,16 @@ impl Namespaces {
     }
 }
 
+fn check_retention(retention: Nanos) -> Result<(), Refusal> {
+    if retention < HOUR {
+        return Err(Refusal::InvalidArgument(
+            "A minimal retention of one hour is needed to keep what has ended long enough to be read."
+                .to_owned(),
+        ));
+    }
+    Ok(())
+}
+
 pub(crate) fn type_name(kind: Type) -> &'static str {
     match kind {
         Type::Text => "Text",
@@ -188,6 +200,18 @@ async fn save(store: &Store, namespace: &Namespace) -> Result<(), Refusal> {
 }
 
 impl Engine {
+    /// Those who have namespaces.
+    pub fn projects(&self) -> BTreeSet<String> {
+        let all = self.inner.namespaces.read();
+        let mut projects = BTreeSet::new();
+        for namespace in all.values() {
+            if !projects.contains(&namespace.project) {
+                projects.insert(namespace.project.clone());
+            }
+        }
+        projects
+    }
+
     pub fn namespaces(&self) -> Vec<Namespace> {
         self.inner.namespaces.read().values().cloned().collect()
     }
@@ -216,12 +240,7 @@ impl Engine {
                 "Namespace not set on request.".to_owned(),
             ));
         }
-        if namespace.retention < HOUR {
-            return Err(Refusal::InvalidArgument(
-                "A minimal retention of one hour is needed to keep what has ended long enough to be read."
-                    .to_owned(),
-            ));
-        }
+        check_retention(namespace.retention)?;
         self.inner.options.limits.check_id("Namespace", &namespace.name)?;
         {
             let all = self.inner.namespaces.read();
@@ -249,12 +268,26 @@ impl Engine {
         change: impl FnOnce(&mut Namespace) -> Result<(), Refusal> + Send,
     ) -> Result<Namespace, Refusal> {
         let mut namespace = self.namespace(name, "")?;
+        let before = namespace.clone();
         change(&mut namespace)?;
+        if namespace.retention != before.retention {
+            check_retention(namespace.retention)?;
+        }
         self.put_namespace(namespace.clone()).await?;
         Ok(namespace)
     }
 
     async fn put_namespace(&self, namespace: Namespace) -> Result<(), Refusal> {
+        let said = namespace.description.len() + namespace.owner.len();
+        let said = namespace
+            .data
+            .iter()
+            .fold(said, |sum, (name, value)| sum + name.len() + value.len());
+        if said > MOST_SAID {
+            return Err(Refusal::InvalidArgument(format!(
+                "the description, owner and data of a namespace would have {said} bytes, and may have {MOST_SAID}"
+            )));
+        }
         let bytes = namespace.encoded_len();
         if bytes > MOST_BYTES {
             return Err(Refusal::InvalidArgument(format!(
