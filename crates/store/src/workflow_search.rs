@@ -434,4 +434,69 @@ mod tests {
         bounded(&db, "count", u64::MAX, &waits, ask).unwrap_err();
         assert!(begun.elapsed() < MOST_TIME / 2);
     }
+
+    fn run(id: &str, search: String) -> crate::WorkflowRunWrite {
+        crate::WorkflowRunWrite {
+            row: WorkflowRunRow {
+                run_id: id.to_owned(),
+                namespace: "n".to_owned(),
+                workflow_id: id.to_owned(),
+                is_current: true,
+                status: 1,
+                workflow_type: "W".to_owned(),
+                task_queue: "q".to_owned(),
+                started_at: 1,
+                execution_at: 1,
+                closed_at: None,
+                history_length: 1,
+                history_bytes: 1,
+                transitions: 1,
+                parent: None,
+                root: None,
+                search,
+                state: Vec::new(),
+            },
+            is_new: true,
+            is_open: true,
+            is_ready: false,
+            deadline: None,
+            events: None,
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_too_large_is_not_looked_into_and_a_place_is_held_to_the_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(&directory.path().join("db")).unwrap();
+        let said = |words: usize| format!("{{\"Said\":\"{}\"}}", "word ".repeat(words));
+        let runs = vec![run("small", said(10)), run("large", said(100_000))];
+        store.write_workflow_runs(runs).await.unwrap();
+        let field = WorkflowField::Text("Said".to_owned());
+        let filter = WorkflowFilter::Is(field, WorkflowTest::Equal(WorkflowValue::Text("word".to_owned())));
+        let page = WorkflowPage {
+            limit: 10,
+            ..WorkflowPage::default()
+        };
+        let place = Arc::new(());
+        let (found, _) = store
+            .find_workflow_runs("n".to_owned(), filter.clone(), page.clone(), Arc::clone(&place))
+            .await
+            .unwrap();
+        let found: Vec<_> = found.iter().map(|row| row.run_id.as_str()).collect();
+        assert_eq!(found, ["small"]);
+        let counts = store
+            .count_workflow_runs("n".to_owned(), filter, Arc::clone(&place))
+            .await
+            .unwrap();
+        assert_eq!(counts, [(1, 1)]);
+        // Both are there all the same.
+        let all = WorkflowFilter::All(Vec::new());
+        let (found, _) = store
+            .find_workflow_runs("n".to_owned(), all, page, ())
+            .await
+            .unwrap();
+        assert_eq!(found.len(), 2);
+        store.close().await;
+        assert_eq!(Arc::strong_count(&place), 1);
+    }
 }

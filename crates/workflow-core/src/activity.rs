@@ -17,6 +17,9 @@ use crate::words::failure::failure::FailureInfo;
 use crate::words::failure::{Failure, TimeoutFailureInfo};
 use crate::words::{Event, common, history, server_failure};
 
+/// Signs of life that come faster are not written down, each with all of the run's state.
+const FRESH: Nanos = crate::time::seconds(1);
+
 /// An activity in the hands of a worker.
 #[derive(Debug, Clone)]
 pub struct ActivityStart {
@@ -159,12 +162,47 @@ impl Run {
             })
     }
 
+    /// What to answer to a sign of life that says nothing, and that need not be written down: the last one is so fresh that
+    /// nobody could tell the difference.
+    pub fn fresh_heartbeat(&self, token: &TaskToken, now: Nanos) -> Option<Heartbeat> {
+        let activity = self.state.activities.get(&token.scheduled_id)?;
+        let is_held = activity.stamp == token.stamp && activity.attempt == token.attempt;
+        let limit = match self.attributes(activity.scheduled_id) {
+            Some(Event::ActivityTaskScheduledEventAttributes(scheduled)) => {
+                nanos(scheduled.heartbeat_timeout.as_ref())
+            }
+            _ => return None,
+        };
+        let fresh = if limit == 0 { FRESH } else { FRESH.min(limit / 8) };
+        let is_fresh = activity.heartbeat_at != 0 && now < activity.heartbeat_at.saturating_add(fresh);
+        // What was said before stays as it is, so there must be nothing that silence would take back.
+        (self.is_running() && is_held && is_fresh && activity.started_at != 0 && activity.heartbeat.is_none())
+            .then_some(Heartbeat {
+                cancel_requested: activity.cancel_requested_id != 0,
+                paused: activity.paused,
+                reset: activity.reset,
+            })
+    }
+
     pub fn heartbeat(
         &mut self,
         token: &TaskToken,
         details: Option<common::Payloads>,
         turn: Turn<'_>,
     ) -> Result<Heartbeat, Refusal> {
+        let scheduled_id = self.held(token)?.scheduled_id;
+        let others = self.state.activities.values();
+        let others = others.filter(|other| other.scheduled_id != scheduled_id);
+        let said: usize = others
+            .filter_map(|other| other.heartbeat.as_ref())
+            .map(Message::encoded_len)
+            .sum();
+        let bytes = details.as_ref().map_or(0, Message::encoded_len);
+        if bytes > 0 && said.saturating_add(bytes) > turn.limits.completion_bytes {
+            return Err(Refusal::ResourceExhausted(format!(
+                "the activities of this workflow have said {said} bytes in their heartbeats: say less"
+            )));
+        }
         let activity = self.held(token)?;
         if let Some(failure) = turn
             .limits

@@ -9,7 +9,7 @@ use temporalio_protos::temporal::api::common::v1::{Payloads, WorkflowExecution, 
 use temporalio_protos::temporal::api::workflowservice::v1 as service;
 
 use crate::Engine;
-use crate::cells::Key;
+use crate::cells::{Key, Slot};
 use crate::queues::{Asking, Kind, QueueKey, Task, What};
 
 impl Engine {
@@ -91,6 +91,13 @@ impl Engine {
     async fn heartbeat(&self, token: TaskToken, details: Option<Payloads>) -> Result<Heartbeat, Refusal> {
         let key = Key::new(&token.namespace, &token.workflow_id);
         let run_id = token.run_id.clone();
+        if details.is_none() {
+            let now = self.now();
+            let look = |slot: &Slot| Ok(slot.run.fresh_heartbeat(&token, now));
+            if let Some(beat) = self.see(&key, &run_id, look).await? {
+                return Ok(beat);
+            }
+        }
         self.change(key, &run_id, move |slot, turn| {
             slot.run.heartbeat(&token, details, turn)
         })

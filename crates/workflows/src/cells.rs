@@ -128,6 +128,8 @@ pub(crate) struct Cells {
     /// Those who wait for something to happen to a workflow that has left the memory.
     waited_for: Mutex<HashMap<Key, Weak<watch::Sender<u64>>>>,
     total: Arc<AtomicUsize>,
+    /// What could not be forgotten when it was last tried and was too much.
+    in_use: AtomicUsize,
 }
 
 impl Cells {
@@ -214,26 +216,39 @@ impl Cells {
         drop(removed);
     }
 
-    /// Forgets the longest unused where all of them hold more than `most` bytes, however short ago that was. Last of all
-    /// those go that hold updates which nobody is waiting for at the moment: who asks again sends them again.
-    pub(crate) fn relieve(&self, most: usize) {
-        if self.total.load(Ordering::Relaxed) <= most {
+    /// Forgets the longest unused where all of them hold more than `most` bytes, however short ago that was. Then those go
+    /// that hold updates which nobody is waiting for at the moment: who asks again sends them again.
+    pub(crate) fn relieve(&self, most: usize, anyway: bool) {
+        let before = self.total.load(Ordering::Relaxed);
+        // All of it was in use a moment ago: that need not be found out each time.
+        let in_use = self.in_use.load(Ordering::Relaxed);
+        if before <= most || (!anyway && before < in_use.saturating_add(most / 16)) {
             return;
         }
+        // Some more than has to be, for the same reason.
+        let (mut left, goal) = (before, most - most / 8);
+        let mut removed = Vec::new();
         let mut all = self.lock();
-        // Some more than has to be, so that this is not done each time.
-        let enough = self.total.load(Ordering::Relaxed).saturating_sub(most - most / 8);
-        let (mut keys, mut freed) = (Vec::new(), 0);
-        for with_updates in [false, true] {
-            for (key, weight) in longest_unused(&all, Duration::ZERO, with_updates) {
-                if freed >= enough {
+        for (rested, with_updates, unless) in [
+            (Duration::ZERO, false, goal),
+            (RESTED, true, goal),
+            (Duration::ZERO, true, most.saturating_mul(2)),
+        ] {
+            let mut keys = Vec::new();
+            if left <= unless {
+                break;
+            }
+            for (key, weight) in longest_unused(&all, rested, with_updates) {
+                if left <= goal {
                     break;
                 }
-                freed += weight;
+                left = left.saturating_sub(weight);
                 keys.push(key);
             }
+            removed.extend(self.remove(&mut all, keys));
         }
-        let removed = self.remove(&mut all, keys);
+        self.in_use
+            .store(if left > most { left } else { 0 }, Ordering::Relaxed);
         drop(all);
         drop(removed);
     }
@@ -418,7 +433,7 @@ impl Drop for Locked {
             weight = bytes(&self.loaded);
         }
         self.cell.weigh(weight);
-        self.engine.inner.cells.relieve(most);
+        self.engine.inner.cells.relieve(most, false);
     }
 }
 

@@ -56,8 +56,9 @@ impl Engine {
             .ok()
             .filter(|size| (1..=PAGE).contains(size))
             .unwrap_or(PAGE);
-        let cell = self.inner.cells.get(&key);
-        let mut changes = cell.subscribe();
+        // Who waits for more does not keep the workflow in memory.
+        let signal = self.inner.cells.get(&key).changes();
+        let mut changes = signal.subscribe();
         let deadline = tokio::time::Instant::now() + self.hold(wait);
         loop {
             changes.borrow_and_update();

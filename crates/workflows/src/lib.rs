@@ -226,7 +226,7 @@ impl Engine {
             }
             let options = &self.inner.options;
             self.inner.cells.evict(options.idle, options.most_in_memory);
-            self.inner.cells.relieve(options.most_bytes);
+            self.inner.cells.relieve(options.most_bytes, true);
             rounds += 1;
             if rounds.is_multiple_of(120) {
                 self.inner.queues.sweep();

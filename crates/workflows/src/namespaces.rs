@@ -6,8 +6,9 @@
 //!   so that a name means the same namespace all the while. Who waits for something lets go when the namespace ends.
 //! - A name is free when nobody holds the namespace and nothing is left of it (see `removal`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
 
 use atoll_store::{Store, WorkflowItem};
 use atoll_workflow_core::{Nanos, Refusal};
@@ -25,6 +26,8 @@ pub(crate) const KIND: &str = "namespace";
 /// How many a project may have, and what each may hold: all of them are in memory, and looked through often.
 const MOST: usize = 1_000;
 const MOST_BYTES: usize = 64 * 1024;
+/// The same for what it says of itself in words.
+const MOST_SAID: usize = 8 * 1024;
 const DAY: Nanos = 24 * 3600 * 1_000_000_000;
 const HOUR: Nanos = 3600 * 1_000_000_000;
 
@@ -279,6 +282,16 @@ impl Namespaces {
     }
 }
 
+fn check_retention(retention: Nanos) -> Result<(), Refusal> {
+    if retention < HOUR {
+        return Err(Refusal::InvalidArgument(
+            "A minimal retention of one hour is needed to keep what has ended long enough to be read."
+                .to_owned(),
+        ));
+    }
+    Ok(())
+}
+
 pub(crate) fn type_name(kind: Type) -> &'static str {
     match kind {
         Type::Text => "Text",
@@ -314,6 +327,16 @@ pub(crate) async fn save(store: &Store, namespace: &Namespace) -> Result<(), Ref
 }
 
 fn check_size(namespace: &Namespace) -> Result<(), Refusal> {
+    let said = namespace.description.len() + namespace.owner.len();
+    let said = namespace
+        .data
+        .iter()
+        .fold(said, |sum, (name, value)| sum + name.len() + value.len());
+    if said > MOST_SAID {
+        return Err(Refusal::InvalidArgument(format!(
+            "the description, owner and data of a namespace would have {said} bytes, and may have {MOST_SAID}"
+        )));
+    }
     let bytes = namespace.encoded_len();
     if bytes > MOST_BYTES {
         return Err(Refusal::InvalidArgument(format!(
@@ -325,6 +348,18 @@ fn check_size(namespace: &Namespace) -> Result<(), Refusal> {
 }
 
 impl Engine {
+    /// Those who have namespaces.
+    pub fn projects(&self) -> BTreeSet<String> {
+        let all = self.inner.namespaces.read();
+        let mut projects = BTreeSet::new();
+        for known in all.values() {
+            if !projects.contains(&known.namespace.project) {
+                projects.insert(known.namespace.project.clone());
+            }
+        }
+        projects
+    }
+
     /// All of them, with those that are being deleted.
     pub fn namespaces(&self) -> Vec<Namespace> {
         let all = self.inner.namespaces.read();
@@ -351,12 +386,7 @@ impl Engine {
         if namespace.name.is_empty() {
             return Err(unnamed());
         }
-        if namespace.retention < HOUR {
-            return Err(Refusal::InvalidArgument(
-                "A minimal retention of one hour is needed to keep what has ended long enough to be read."
-                    .to_owned(),
-            ));
-        }
+        check_retention(namespace.retention)?;
         self.inner.options.limits.check_id("Namespace", &namespace.name)?;
         let namespace = Namespace {
             id: fresh_id(),
@@ -414,7 +444,11 @@ impl Engine {
             }
             known.namespace.clone()
         };
+        let before = namespace.retention;
         change(&mut namespace)?;
+        if namespace.retention != before {
+            check_retention(namespace.retention)?;
+        }
         check_size(&namespace)?;
         let engine = self.clone();
         finish(async move {

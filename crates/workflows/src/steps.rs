@@ -17,6 +17,9 @@ use crate::namespaces::Namespace;
 /// Who did it, as histories say.
 pub(crate) const IDENTITY: &str = "atoll";
 
+/// Nobody is told more often that somebody is still at it, whatever the workflow wants: each time is a write.
+const PACE: Duration = Duration::from_millis(600);
+
 /// An activity that was taken and has to be answered.
 #[derive(Debug, Clone, Default)]
 pub struct Step {
@@ -86,7 +89,7 @@ impl Engine {
             run_id: execution.run_id,
             activity_id: polled.activity_id,
             scheduled_id: TaskToken::decode(namespace, &polled.task_token)?.scheduled_id,
-            heartbeat: (heartbeat > 0).then(|| Duration::from_nanos(heartbeat)),
+            heartbeat: (heartbeat > 0).then(|| Duration::from_nanos(heartbeat).max(PACE)),
             token: polled.task_token,
         };
         match input(polled.input) {

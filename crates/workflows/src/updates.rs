@@ -28,6 +28,8 @@ impl Engine {
         let update = named(request.request)?;
         let id = update.meta.clone().unwrap_or_default().update_id;
         let first = request.first_execution_run_id;
+        // The update is in memory only: the workflow stays there for as long as somebody waits.
+        let _held = self.inner.cells.get(&key);
         let run_id = self
             .change(key.clone(), &execution.run_id, move |slot, turn| {
                 check_first(&slot.run, &first)?;
@@ -176,6 +178,7 @@ impl Engine {
             update: Some(asked),
             ..Default::default()
         };
+        let _held = self.inner.cells.get(&key);
         // An update that is known already is only looked up, whatever became of its workflow.
         let known = self
             .see(&key, "", |slot| {

@@ -6,7 +6,7 @@
 //! atoll.workflow  NAMESPACE:RUN:WORKFLOW
 //! ```
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use atoll_sandboxes::{Caller, ListSandboxes, Sandboxes};
@@ -50,12 +50,7 @@ pub(super) async fn sweep(engine: Engine, sandboxes: Sandboxes, stop: Cancellati
             () = stop.cancelled() => return,
             () = tokio::time::sleep(ROUND) => {}
         }
-        let projects: BTreeSet<String> = engine
-            .namespaces()
-            .into_iter()
-            .map(|namespace| namespace.project)
-            .collect();
-        for project in projects {
+        for project in engine.projects() {
             let Ok(project) = project.parse::<ProjectId>() else {
                 continue;
             };

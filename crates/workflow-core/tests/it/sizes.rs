@@ -372,3 +372,41 @@ fn an_update_that_is_too_big_is_refused() {
     world.decide(|run, turn| run.update(asked(None), turn)).unwrap();
     assert!(world.run.memory_bytes() > 0);
 }
+
+#[test]
+fn signs_of_life_are_not_written_down_faster_than_anybody_could_tell() {
+    let mut world = World::start();
+    let task = held(&mut world);
+    assert_eq!(world.run.fresh_heartbeat(&task.token, world.now), None);
+    world
+        .decide(|run, turn| run.heartbeat(&task.token, None, turn))
+        .unwrap();
+    assert!(world.run.fresh_heartbeat(&task.token, world.now + 1).is_some());
+    assert_eq!(world.run.fresh_heartbeat(&task.token, world.now + SECOND), None);
+    let mut other = task.token.clone();
+    other.attempt += 1;
+    assert_eq!(world.run.fresh_heartbeat(&other, world.now + 1), None);
+}
+
+#[test]
+fn heartbeats_of_all_activities_are_bounded_together() {
+    let mut world = World::start();
+    world.step(vec![activity("a"), activity("b")]);
+    let pending: Vec<_> = world
+        .run
+        .state
+        .activities
+        .values()
+        .map(|found| (found.scheduled_id, found.stamp))
+        .collect();
+    world.limits.completion_bytes = 1_500;
+    let mut beat = |(id, stamp): (i64, i64)| {
+        let started = world
+            .decide(|run, turn| run.start_activity(id, stamp, "worker", turn))
+            .unwrap();
+        world.decide(|run, turn| run.heartbeat(&started.token, signal(1_000).input, turn))
+    };
+    beat(pending[0]).unwrap();
+    let refused = beat(pending[1]).unwrap_err();
+    assert!(matches!(refused, Refusal::ResourceExhausted(_)), "{refused:?}");
+}

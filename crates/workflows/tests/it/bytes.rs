@@ -410,7 +410,11 @@ async fn updates_that_nobody_waits_for_leave_the_memory() {
             ..Default::default()
         };
         engine.update_workflow(request).await.unwrap();
-        assert!(engine.bytes_in_memory() < 6 * MIB, "{}", engine.bytes_in_memory());
+        assert!(
+            engine.bytes_in_memory() < 10 * MIB,
+            "{}",
+            engine.bytes_in_memory()
+        );
     }
     engine.close();
     store.close().await;
@@ -453,6 +457,31 @@ async fn a_schedule_hears_of_workflows_that_have_left_the_memory() {
     while running().await > 0 {
         tokio::task::yield_now().await;
     }
+    engine.close();
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_namespace_is_small_and_keeps_what_has_ended_for_an_hour() {
+    let place = tempfile::tempdir().unwrap();
+    let (engine, store) = open(&place.path().join("db")).await;
+    for retention in [-1, 0, 60 * SECOND] {
+        let changed = engine.change_namespace("default", |namespace| {
+            namespace.retention = retention;
+            Ok(())
+        });
+        let refused = changed.await.unwrap_err();
+        assert!(refused.to_string().contains("one hour"), "{refused}");
+    }
+    let changed = engine.change_namespace("default", |namespace| {
+        namespace.data.insert("much".to_owned(), "x".repeat(10_000));
+        Ok(())
+    });
+    let refused = changed.await.unwrap_err();
+    assert!(refused.to_string().contains("bytes"), "{refused}");
+    let known = engine.namespace("default", "").unwrap();
+    assert!(known.retention > 60 * SECOND && known.data.is_empty());
+    assert_eq!(engine.projects().len(), 1);
     engine.close();
     store.close().await;
 }
