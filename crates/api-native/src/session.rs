@@ -13,9 +13,14 @@
 //!
 //! Binary messages are bytes behind one byte that names the channel; text messages are JSON. Each side reads the next
 //! message only when it has passed the last one on, so back-pressure goes through in both directions.
+//!
+//! What must hold: a session pays from its beginning for the largest message that it may be in the middle of, since nobody sees
+//! how far that has come.
 
 use std::time::Duration;
 
+use atoll_front::body::json_weight;
+use atoll_front::{Permit, Visit};
 use atoll_sandboxes::{Caller, ExecEvent, ExecEvents, ExecInput, Execution, OutputStream};
 use atoll_types::{CommandId, Fault, FaultKind, SandboxId};
 use axum::extract::State;
@@ -34,11 +39,18 @@ use crate::App;
 use crate::commands::SignalName;
 use crate::error::{Answer, ErrorDetail, Failure};
 use crate::exec::{ExecRequest, ExitView, PtyRequest, Run, StartedView, started};
-use crate::extract::{Args, As, At, JSON_BYTES, parse_json};
+use crate::extract::{Args, As, At, Paying, parse_json};
 
 const STDIN: u8 = 0;
 const STDOUT: u8 = 1;
 const STDERR: u8 = 2;
+
+/// The largest message from a client. Input may come in as many as it likes.
+const MESSAGE_BYTES: usize = 256 * 1024;
+/// What is read and written at once.
+const BUFFER_BYTES: usize = 16 * 1024;
+/// What a session takes: a message that comes, a frame of it, and buffers.
+const SESSION_BYTES: u64 = 2 * (MESSAGE_BYTES + BUFFER_BYTES) as u64;
 
 /// How long a client may take to say what it wants, and to say goodbye.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -93,7 +105,7 @@ type Upgrade = Result<WebSocketUpgrade, WebSocketUpgradeRejection>;
 
 /// Runs a command over a WebSocket, with stdin, terminal and signals.
 ///
-/// The first text message is the request, as for `POST exec`. Then binary messages carry bytes behind a channel byte
+/// The first text message is the request, as for `POST exec`; a message may have at most 256 KiB. Then binary messages carry bytes behind a channel byte
 /// (0 stdin, 1 stdout, 2 stderr), and text messages are control: `{"resize":{"rows","cols"}}`, `{"signal":15}` and
 /// `{"close_stdin":true}` from the client; `started`, `exited` and `error` from the server. Hanging up ends the command
 /// unless it runs in the background.
@@ -104,15 +116,16 @@ type Upgrade = Result<WebSocketUpgrade, WebSocketUpgradeRejection>;
 pub(crate) async fn exec_ws(
     State(app): State<App>,
     As(caller): As,
+    Paying(visit): Paying,
     At(id): At<SandboxId>,
     Args(NoQuery {}): Args<NoQuery>,
     upgrade: Upgrade,
 ) -> Answer<Response> {
-    let upgrade = accept(upgrade)?;
+    let (upgrade, permit) = accept(&visit, upgrade)?;
     // so that a sandbox that is not there is a plain 404
     app.sandboxes.get(&caller, &id).await?;
     Ok(upgrade.on_upgrade(move |socket| async move {
-        run(&app, &caller, &id, socket).await;
+        run(&app, &caller, &id, socket, permit).await;
     }))
 }
 
@@ -124,11 +137,12 @@ pub(crate) async fn exec_ws(
 pub(crate) async fn attach_ws(
     State(app): State<App>,
     As(caller): As,
+    Paying(visit): Paying,
     At((id, command)): At<(SandboxId, CommandId)>,
     Args(query): Args<AttachQuery>,
     upgrade: Upgrade,
 ) -> Answer<Response> {
-    let upgrade = accept(upgrade)?;
+    let (upgrade, permit) = accept(&visit, upgrade)?;
     let from = query.from.unwrap_or(0);
     let execution = app.sandboxes.attach(&caller, &id, &command, from).await?;
     Ok(upgrade.on_upgrade(move |socket| async move {
@@ -136,12 +150,21 @@ pub(crate) async fn attach_ws(
             command: execution.command.to_string(),
         };
         drive(socket, execution, first, Bytes::new()).await;
+        drop(permit);
     }))
 }
 
-fn accept(upgrade: Upgrade) -> Answer<WebSocketUpgrade> {
+fn accept(visit: &Visit, upgrade: Upgrade) -> Answer<(WebSocketUpgrade, Permit)> {
     match upgrade {
-        Ok(upgrade) => Ok(upgrade.max_message_size(JSON_BYTES).max_frame_size(JSON_BYTES)),
+        Ok(upgrade) => {
+            let permit = session(visit)?;
+            let upgrade = upgrade
+                .max_message_size(MESSAGE_BYTES)
+                .max_frame_size(MESSAGE_BYTES)
+                .read_buffer_size(BUFFER_BYTES)
+                .write_buffer_size(BUFFER_BYTES);
+            Ok((upgrade, permit))
+        }
         Err(rejection) => Err(Failure::invalid(
             "websocket_required",
             format!("this route speaks WebSocket: {}", rejection.body_text()),
@@ -149,9 +172,18 @@ fn accept(upgrade: Upgrade) -> Answer<WebSocketUpgrade> {
     }
 }
 
-async fn run(app: &App, caller: &Caller, id: &SandboxId, mut socket: WebSocket) {
+/// What a session holds from its beginning to its end.
+fn session(visit: &Visit) -> Answer<Permit> {
+    let mut permit = visit.permit()?;
+    permit.grow(SESSION_BYTES)?;
+    Ok(permit)
+}
+
+async fn run(app: &App, caller: &Caller, id: &SandboxId, mut socket: WebSocket, mut permit: Permit) {
     let begun = async {
         let request = first_message(&mut socket).await?;
+        // What it becomes is there until the command has read its input.
+        permit.grow(request.len() as u64 + json_weight(&request))?;
         let Run { mut spec, stdin } = parse_json::<ExecRequest>(&request)?.into_run()?;
         spec.stdin = true;
         let mut execution = app.sandboxes.exec(caller, id, spec).await?;
@@ -350,6 +382,27 @@ mod tests {
         ] {
             assert!(parse_json::<FromClient>(bad.as_bytes()).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn sessions_are_paid_for() {
+        let mut limits = atoll_front::Limits::for_machine(1 << 30, 1000);
+        limits.memory = atoll_front::memory::Limits::within(20 * SESSION_BYTES);
+        let front = atoll_front::Front::new(limits);
+        let open = || {
+            let visit = front.visit(None);
+            let project = atoll_types::ProjectId::from_entropy([1; 20]);
+            visit.admit(&project, None).unwrap();
+            let permit = session(&visit);
+            // The request is over when the session begins.
+            visit.answered();
+            permit
+        };
+        let sessions: Vec<_> = (0..10).map(|_| open().unwrap()).collect();
+        assert_eq!(open().unwrap_err().fault().code, "too_much_buffered");
+        drop(sessions);
+        open().unwrap();
+        assert_eq!(front.memory.held(), 0);
     }
 
     #[test]
