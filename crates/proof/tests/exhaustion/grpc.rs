@@ -1,5 +1,6 @@
 //! The gRPC of durable workflows, frame by frame: calls that are begun and not finished.
 
+use atoll_proof::{Server, Value};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -35,6 +36,29 @@ pub(crate) async fn connect(authority: &str) -> TcpStream {
     hello.extend(frame(4, 0, 0, &[]));
     tcp.write_all(&hello).await.unwrap();
     tcp
+}
+
+/// Where the server listens for it.
+pub(crate) fn authority(server: &Server) -> String {
+    let announced = std::fs::read_to_string(server.data().join("server.json")).unwrap();
+    let announced: Value = serde_json::from_str(&announced).unwrap();
+    let url = announced["workflows"].as_str().unwrap();
+    url.strip_prefix("http://").unwrap().to_owned()
+}
+
+/// A whole call with one message.
+pub(crate) fn whole_call(stream: u32, path: &str, authorization: &str, message: &[u8]) -> Vec<u8> {
+    let mut sent = vec![0];
+    sent.extend(u32::try_from(message.len()).unwrap().to_be_bytes());
+    sent.extend_from_slice(message);
+    let mut call = call(stream, path, Some(authorization), &[]);
+    // The largest frame that every server takes.
+    for piece in sent.chunks(16_384) {
+        call.extend(frame(0, 0, stream, piece));
+    }
+    const END_STREAM: u8 = 1;
+    call.extend(frame(0, END_STREAM, stream, &[]));
+    call
 }
 
 /// The beginning of a call: its head, and as much of a message as is given.

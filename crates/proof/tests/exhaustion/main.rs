@@ -5,6 +5,7 @@
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod answers;
 mod grpc;
 mod raw;
 mod routes;
@@ -17,12 +18,19 @@ use futures_util::StreamExt as _;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 
+use answers::{
+    answers_that_nobody_reads_are_paid_for, short_messages_that_stand_for_much_are_not_decoded,
+    what_is_kept_for_a_sandbox_is_bounded,
+};
 use raw::{ATTACKS, Attack, Outcome, attack, until_closed};
 
 on_every_tier!(
     with crate::options();
     no_route_is_exhausted,
     the_calls_of_workflows_are_not_exhausted,
+    short_messages_that_stand_for_much_are_not_decoded,
+    answers_that_nobody_reads_are_paid_for,
+    what_is_kept_for_a_sandbox_is_bounded,
     connections_do_not_run_out,
     large_calls_of_models_stay_within_limits,
     a_sandbox_cannot_fill_the_server,
@@ -79,13 +87,18 @@ async fn assert_nothing_held(server: &Server, before: u64) {
 
 /// A sandbox of a project that has no part in it.
 async fn neighbour(server: &Server) -> Sandbox {
+    tenant(server, "neighbour").await
+}
+
+/// A sandbox of a project of its own.
+async fn tenant(server: &Server, name: &str) -> Sandbox {
     let operator = server.client();
     operator
-        .post("/v1/projects", &json!({"name": "neighbour"}))
+        .post("/v1/projects", &json!({"name": name}))
         .await
         .expect(201);
     let key = operator
-        .post("/v1/keys", &json!({"name": "neighbour", "project": "neighbour"}))
+        .post("/v1/keys", &json!({"name": name, "project": name}))
         .await
         .ok();
     let client = operator.with_key(key["secret"].as_str());
@@ -198,13 +211,7 @@ async fn no_route_is_exhausted(server: &Server) {
 
 async fn the_calls_of_workflows_are_not_exhausted(server: &Server) {
     let neighbour = neighbour(server).await;
-    let announced = std::fs::read_to_string(server.data().join("server.json")).unwrap();
-    let announced: atoll_proof::Value = serde_json::from_str(&announced).unwrap();
-    let authority = announced["workflows"]
-        .as_str()
-        .and_then(|url| url.strip_prefix("http://"))
-        .unwrap()
-        .to_owned();
+    let authority = grpc::authority(server);
     let before = server.memory();
     let right = format!("Bearer {}", server.client().key().unwrap());
     let start = "/temporal.api.workflowservice.v1.WorkflowService/StartWorkflowExecution";
