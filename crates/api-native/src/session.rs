@@ -157,8 +157,7 @@ pub(crate) async fn attach_ws(
 fn accept(visit: &Visit, upgrade: Upgrade) -> Answer<(WebSocketUpgrade, Permit)> {
     match upgrade {
         Ok(upgrade) => {
-            let mut permit = visit.permit()?;
-            permit.grow(SESSION_BYTES)?;
+            let permit = session(visit)?;
             let upgrade = upgrade
                 .max_message_size(MESSAGE_BYTES)
                 .max_frame_size(MESSAGE_BYTES)
@@ -171,6 +170,13 @@ fn accept(visit: &Visit, upgrade: Upgrade) -> Answer<(WebSocketUpgrade, Permit)>
             format!("this route speaks WebSocket: {}", rejection.body_text()),
         )),
     }
+}
+
+/// What a session holds from its beginning to its end.
+fn session(visit: &Visit) -> Answer<Permit> {
+    let mut permit = visit.permit()?;
+    permit.grow(SESSION_BYTES)?;
+    Ok(permit)
 }
 
 async fn run(app: &App, caller: &Caller, id: &SandboxId, mut socket: WebSocket, mut permit: Permit) {
@@ -376,6 +382,27 @@ mod tests {
         ] {
             assert!(parse_json::<FromClient>(bad.as_bytes()).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn sessions_are_paid_for() {
+        let mut limits = atoll_front::Limits::for_machine(1 << 30, 1000);
+        limits.memory = atoll_front::memory::Limits::within(20 * SESSION_BYTES);
+        let front = atoll_front::Front::new(limits);
+        let open = || {
+            let visit = front.visit(None);
+            let project = atoll_types::ProjectId::from_entropy([1; 20]);
+            visit.admit(&project, None).unwrap();
+            let permit = session(&visit);
+            // The request is over when the session begins.
+            visit.answered();
+            permit
+        };
+        let sessions: Vec<_> = (0..10).map(|_| open().unwrap()).collect();
+        assert_eq!(open().unwrap_err().fault().code, "too_much_buffered");
+        drop(sessions);
+        open().unwrap();
+        assert_eq!(front.memory.held(), 0);
     }
 
     #[test]
