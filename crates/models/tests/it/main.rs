@@ -12,5 +12,6 @@ mod calls;
 mod conversations;
 mod evasion;
 mod guards;
+mod isolation;
 mod places;
 mod support;
