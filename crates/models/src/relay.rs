@@ -111,7 +111,7 @@ impl Models {
             kept: _,
         } = begun;
         let call = open.row.id.clone();
-        let answered = self.attempt(&mut open, &request, &targets, stream).await;
+        let answered = Box::pin(self.attempt(&mut open, &request, &targets, stream)).await;
         let durable = open.durable().await;
         let (reply, outgoing) = match (answered, durable) {
             (Ok(answered), Ok(())) => answered,
