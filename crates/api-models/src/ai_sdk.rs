@@ -3,7 +3,7 @@
 use atoll_dialects::Dialect;
 use atoll_models::{ModelView, Who};
 use atoll_store::{SpendBy, SpendQuery};
-use atoll_types::{BudgetScope, Fault, KeyId, ModelCallId, SandboxId, Timestamp, Usd};
+use atoll_types::{Fault, KeyId, ModelCallId, SandboxId, Timestamp, Usd};
 use axum::extract::{Query, Request, State};
 use axum::http::{HeaderMap, Uri};
 use axum::response::{IntoResponse, Response};
@@ -94,34 +94,15 @@ fn entry(view: &ModelView, version: &str) -> Value {
     entry
 }
 
-/// What is left of the tightest budget, and what was ever spent: of the project, for its own keys; of themselves alone for
-/// sandboxes and for holders of virtual keys.
+/// What may still be spent, which is what is left of the tightest budget that applies to the caller, and what was ever spent: by
+/// the project, for its own keys; by themselves alone for sandboxes and holders of virtual keys. The clients want a text that
+/// is a number, so where no budget applies it is `Infinity`.
 pub(crate) async fn credits(State(app): State<App>, headers: HeaderMap) -> Result<Response, Failure> {
     let who = who(&app, &headers).await?;
     let project = &who.spender.project;
     let (sandbox, key) = only(&who);
-    let (scope, own) = match (&sandbox, &key) {
-        (Some(sandbox), _) => (BudgetScope::Sandbox, sandbox.as_str()),
-        (None, Some(key)) => (BudgetScope::Key, key.as_str()),
-        (None, None) => (BudgetScope::Project, project.as_str()),
-    };
-    let left = app
-        .models
-        .list_budgets(project)
-        .into_iter()
-        .filter(|budget| {
-            budget.scope == scope && budget.subject.as_deref().is_none_or(|subject| subject == own)
-        })
-        .map(|budget| {
-            let used: Usd = budget
-                .standing
-                .iter()
-                .filter(|standing| standing.subject == own)
-                .map(|standing| standing.spent + standing.reserved)
-                .sum();
-            budget.limit.minus(used).max(Usd::ZERO)
-        })
-        .min();
+    let left = app.models.left_for(&who);
+    let balance = left.map_or_else(|| "Infinity".to_owned(), |left| left.to_string());
     let query = SpendQuery {
         project: project.clone(),
         from: Timestamp(0),
@@ -139,10 +120,7 @@ pub(crate) async fn credits(State(app): State<App>, headers: HeaderMap) -> Resul
         .await
         .map_err(|fault| WIRE.refuse(fault))?;
     let used: Usd = spent.iter().map(|row| row.cost).sum();
-    Ok(
-        axum::Json(json!({"balance": left.unwrap_or_default().to_string(), "total_used": used.to_string()}))
-            .into_response(),
-    )
+    Ok(axum::Json(json!({"balance": balance, "total_used": used.to_string()})).into_response())
 }
 
 /// Whose calls a caller may know of, if not all of the project's: a sandbox its own, a virtual key those made with it.

@@ -34,7 +34,7 @@ pub use key::MasterKey;
 pub use secret::Secret;
 
 pub(crate) use inject::{Head, Use, carries};
-pub(crate) use redact::{Redactor, Scanner};
+pub use redact::{Redactor, Scanner};
 
 use crate::TrustId;
 use redact::Needles;
@@ -92,6 +92,7 @@ struct Held {
 struct Lent {
     value: Arc<Secret>,
     version: u64,
+    needles: Arc<Needles>,
 }
 
 impl fmt::Debug for Broker {
@@ -131,14 +132,14 @@ impl Broker {
         self.sealer.seal(project, id, &shape, value)
     }
 
-    /// Makes a sealed value the one that requests get from now on.
+    /// Makes a sealed value the one that requests get from now on, and says which version of the secret it is.
     pub fn load(
         &self,
         project: &ProjectId,
         id: &SecretId,
         sealed: &[u8],
         expires: Option<Timestamp>,
-    ) -> Result<(), BrokerError> {
+    ) -> Result<u64, BrokerError> {
         let (shape, value) = self.sealer.open(project, id, sealed)?;
         let needles = Arc::new(Needles::of(&value));
         let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
@@ -159,7 +160,7 @@ impl Broker {
         );
         drop(held);
         self.changes.send_modify(|change| *change += 1);
-        Ok(())
+        Ok(version)
     }
 
     /// Tells when a value was replaced or forgotten.
@@ -184,10 +185,20 @@ impl Broker {
         }
     }
 
-    /// Lends a value to one of the server's own requests, for as long as `put` takes; `None` where there is none to lend.
-    pub fn lend<T>(&self, id: &SecretId, now: Timestamp, put: impl FnOnce(&[u8]) -> T) -> Option<T> {
-        let lent = self.current(id, now)?;
-        Some(put(lent.value.expose()))
+    /// Lends a value to one of the server's own requests, for as long as `put` takes, with what blots it out of the answer;
+    /// `None` where there is none to lend, or another one than the `version` that was loaded: whoever knew where that one
+    /// goes does not know where this one does.
+    pub fn lend<T>(
+        &self,
+        id: &SecretId,
+        version: u64,
+        now: Timestamp,
+        put: impl FnOnce(&[u8], Redactor) -> T,
+    ) -> Option<T> {
+        let lent = self.current(id, now).filter(|lent| lent.version == version)?;
+        let mut redactor = Redactor::default();
+        redactor.add(lent.needles);
+        Some(put(lent.value.expose(), redactor))
     }
 
     /// Requests that need it are refused from now on, and those that it went out with are cut.
@@ -211,6 +222,7 @@ impl Broker {
         held.expires.is_none_or(|expires| now < expires).then(|| Lent {
             value: held.value.clone(),
             version: held.version,
+            needles: held.needles.clone(),
         })
     }
 

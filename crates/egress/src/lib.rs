@@ -50,7 +50,7 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-pub use broker::{Broker, BrokerError, MasterKey, Secret};
+pub use broker::{Broker, BrokerError, MasterKey, Redactor, Scanner, Secret};
 pub use config::{Answers, AsDialled, Callers, Config, Origin, Service, Sockets, Timeouts};
 pub use dial::is_own;
 pub use error::{Error, Result};

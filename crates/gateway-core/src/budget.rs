@@ -8,7 +8,8 @@
 //! A budget with a subject caps that one key, workflow, run or sandbox; one without caps each of them alike.
 //!
 //! What must hold: `spent + reserved <= limit` after every reservation; what was reserved is settled exactly once; a call
-//! counts in the window in which it began. A clock that goes back opens no old window.
+//! counts in the window in which it began. A clock that goes back opens no old window. Calls under way are known whether or
+//! not a budget applies to them: one that is set meanwhile reserves for them, and counts them when they end.
 
 use std::collections::HashMap;
 
@@ -55,12 +56,14 @@ impl Spender {
     }
 }
 
-/// Money set aside. To be given to [`Books::settle`], once.
+/// Money set aside for a call. To be given to [`Books::settle`], once. The default is that of a call that costs nothing.
 #[derive(Debug, Default, PartialEq, Eq)]
 #[must_use = "what is reserved must be settled"]
 pub struct Reservation {
+    /// Which of the calls under way.
+    call: Option<u64>,
     amount: Usd,
-    from: Vec<(BudgetId, String, Timestamp)>,
+    is_capped: bool,
 }
 
 impl Reservation {
@@ -68,9 +71,9 @@ impl Reservation {
         self.amount
     }
 
-    /// Whether any budget stands behind it.
+    /// Whether any budget stood behind it when it was made.
     pub fn is_capped(&self) -> bool {
-        !self.from.is_empty()
+        self.is_capped
     }
 }
 
@@ -107,6 +110,20 @@ pub struct Standing {
 pub struct Books {
     entries: HashMap<BudgetId, Entry>,
     of_project: HashMap<ProjectId, Vec<BudgetId>>,
+    /// Calls under way, by number.
+    under_way: HashMap<u64, UnderWay>,
+    /// The number of the next.
+    next: u64,
+}
+
+/// A call that has begun and is not settled.
+#[derive(Debug, Clone)]
+struct UnderWay {
+    spender: Spender,
+    amount: Usd,
+    began: Timestamp,
+    /// Where it is set aside, for which subject, and in which window the call counts there.
+    from: Vec<(BudgetId, String, Timestamp)>,
 }
 
 #[derive(Debug, Clone)]
@@ -124,8 +141,9 @@ struct Counter {
 }
 
 impl Books {
-    /// Adds a budget, or changes one. `spent` is what each subject has spent in its present window; where the budget was here
-    /// and counts the same things as before, what was counted here stays instead, with what is reserved.
+    /// Adds a budget, or changes one. `spent` is what each subject has spent in its present window, without calls under way,
+    /// for which is reserved here; where the budget was here and counts the same things as before, what was counted here stays
+    /// instead, with what is reserved.
     pub fn set(&mut self, budget: Budget, spent: impl IntoIterator<Item = (String, Usd)>, now: Timestamp) {
         let what = |budget: &Budget| (budget.scope, budget.subject.clone(), budget.window);
         if let Some(entry) = self.entries.get_mut(&budget.id)
@@ -156,7 +174,17 @@ impl Books {
                 (subject, counter)
             })
             .collect();
-        self.entries.insert(budget.id.clone(), Entry { budget, counters });
+        let mut entry = Entry { budget, counters };
+        for call in self.under_way.values_mut() {
+            let Some(subject) = entry.budget.applies(&call.spender) else {
+                continue;
+            };
+            let counter = entry.counter(&subject, now);
+            counter.reserved += call.amount;
+            let began = Window::containing(entry.budget.window, call.began).start;
+            call.from.push((entry.budget.id.clone(), subject, began));
+        }
+        self.entries.insert(entry.budget.id.clone(), entry);
     }
 
     pub fn remove(&mut self, id: &BudgetId) {
@@ -165,24 +193,37 @@ impl Books {
         {
             ids.retain(|one| one != id);
         }
+        for call in self.under_way.values_mut() {
+            call.from.retain(|(one, ..)| one != id);
+        }
     }
 
     /// Whether any budget would be asked about this spender.
     pub fn caps(&self, spender: &Spender) -> bool {
-        self.applying(spender).next().is_some()
+        !self.applying(spender).is_empty()
     }
 
-    /// Sets `amount` aside in every budget that applies, or in none.
+    /// What a spender may still spend: what is left of the tightest budget that applies; `None`: none does.
+    pub fn left(&mut self, spender: &Spender, now: Timestamp) -> Option<Usd> {
+        let applying = self.applying(spender);
+        let left = applying.into_iter().filter_map(|(id, subject)| {
+            let entry = self.entries.get_mut(&id)?;
+            let limit = entry.budget.limit;
+            let counter = entry.counter(&subject, now);
+            Some(limit.minus(counter.spent + counter.reserved).max(Usd::ZERO))
+        });
+        left.min()
+    }
+
+    /// Begins a call that costs `amount` at most: sets that aside in every budget that applies, or in none. Where none does,
+    /// `amount` may be a guess.
     pub fn reserve(
         &mut self,
         spender: &Spender,
         amount: Usd,
         now: Timestamp,
     ) -> Result<Reservation, Box<Exhausted>> {
-        let applying: Vec<(BudgetId, String)> = self
-            .applying(spender)
-            .map(|(id, subject)| (id.clone(), subject.to_owned()))
-            .collect();
+        let applying = self.applying(spender);
         for (id, subject) in &applying {
             let Some(entry) = self.entries.get_mut(id) else {
                 continue;
@@ -209,19 +250,38 @@ impl Books {
                 from.push((id, subject, counter.window.start));
             }
         }
-        Ok(Reservation { amount, from })
+        let (call, is_capped) = (self.next, !from.is_empty());
+        self.next += 1;
+        self.under_way.insert(
+            call,
+            UnderWay {
+                spender: spender.clone(),
+                amount,
+                began: now,
+                from,
+            },
+        );
+        Ok(Reservation {
+            call: Some(call),
+            amount,
+            is_capped,
+        })
     }
 
     /// Gives back what was set aside and takes what the call has cost.
     pub fn settle(&mut self, reservation: &Reservation, cost: Usd, now: Timestamp) -> Vec<Alert> {
         let mut alerts = Vec::new();
-        for (id, subject, began_in) in &reservation.from {
+        let call = reservation.call.and_then(|call| self.under_way.remove(&call));
+        let Some(UnderWay { amount, from, .. }) = call else {
+            return alerts;
+        };
+        for (id, subject, began_in) in &from {
             let Some(entry) = self.entries.get_mut(id) else {
                 continue;
             };
             let (limit, share) = (entry.budget.limit, entry.budget.alert_percent);
             let counter = entry.counter(subject, now);
-            counter.reserved = counter.reserved.minus(reservation.amount).max(Usd::ZERO);
+            counter.reserved = counter.reserved.minus(amount).max(Usd::ZERO);
             // One that began in an earlier window was counted there.
             if counter.window.start != *began_in {
                 continue;
@@ -266,17 +326,25 @@ impl Books {
         standing
     }
 
-    fn applying<'a>(&'a self, spender: &'a Spender) -> impl Iterator<Item = (&'a BudgetId, &'a str)> {
+    fn applying(&self, spender: &Spender) -> Vec<(BudgetId, String)> {
         let ids = self.of_project.get(&spender.project);
-        ids.into_iter().flatten().filter_map(|id| {
-            let budget = &self.entries.get(id)?.budget;
-            let subject = spender.subject(budget.scope)?;
-            budget
-                .subject
-                .as_deref()
-                .is_none_or(|only| only == subject)
-                .then_some((id, subject))
-        })
+        ids.into_iter()
+            .flatten()
+            .filter_map(|id| {
+                let subject = self.entries.get(id)?.budget.applies(spender)?;
+                Some((id.clone(), subject))
+            })
+            .collect()
+    }
+}
+
+impl Budget {
+    /// As whose spending it counts what this one spends; `None`: it does not.
+    fn applies(&self, spender: &Spender) -> Option<String> {
+        let subject = spender.subject(self.scope)?;
+        let is_meant =
+            self.project == spender.project && self.subject.as_deref().is_none_or(|only| only == subject);
+        is_meant.then(|| subject.to_owned())
     }
 }
 
@@ -442,6 +510,51 @@ mod tests {
             books.standing(&BudgetId::from_entropy([1; 20]), NOW)[0].spent,
             Usd::from_pico(1)
         );
+    }
+
+    /// Calls that were under way when a budget came, or when it began to count something else, are in it.
+    #[test]
+    fn a_budget_that_is_set_meanwhile_counts_calls_under_way() {
+        let mut books = Books::default();
+        let id = BudgetId::from_entropy([1; 20]);
+        let now = |books: &mut Books| {
+            let standing = books.standing(&id, NOW);
+            standing
+                .iter()
+                .map(|one| (one.spent.pico(), one.reserved.pico()))
+                .fold((0, 0), |(a, b), (c, d)| (a + c, b + d))
+        };
+        let first = books.reserve(&spender("a"), Usd::from_pico(6), NOW).unwrap();
+        assert!(!first.is_capped());
+        books.set(budget(1, BudgetScope::Project, BudgetWindow::Day, 10), [], NOW);
+        assert_eq!(now(&mut books), (0, 6));
+        assert_eq!(books.left(&spender("a"), NOW), Some(Usd::from_pico(4)));
+        assert!(books.reserve(&spender("b"), Usd::from_pico(5), NOW).is_err());
+        let second = books.reserve(&spender("b"), Usd::from_pico(4), NOW).unwrap();
+        // Another scope, another window, gone and back again: the calls stay, each once.
+        books.set(budget(1, BudgetScope::Run, BudgetWindow::Day, 10), [], NOW);
+        assert_eq!(now(&mut books), (0, 10));
+        books.set(budget(1, BudgetScope::Project, BudgetWindow::Total, 10), [], NOW);
+        assert_eq!(now(&mut books), (0, 10));
+        books.remove(&id);
+        assert_eq!(books.left(&spender("a"), NOW), None);
+        books.set(budget(1, BudgetScope::Project, BudgetWindow::Day, 10), [], NOW);
+        assert_eq!(now(&mut books), (0, 10));
+        let _ = books.settle(&first, Usd::from_pico(5), NOW);
+        assert_eq!(now(&mut books), (5, 4));
+        let _ = books.settle(&first, Usd::from_pico(5), NOW);
+        let _ = books.settle(&second, Usd::from_pico(1), NOW);
+        assert_eq!(now(&mut books), (6, 0));
+        // One that is not meant is not counted.
+        let other = books.reserve(&spender("b"), Usd::from_pico(1), NOW).unwrap();
+        let only = Budget {
+            subject: Some("a".into()),
+            ..budget(1, BudgetScope::Run, BudgetWindow::Day, 10)
+        };
+        books.set(only, [], NOW);
+        assert_eq!(now(&mut books), (0, 0));
+        let _ = books.settle(&other, Usd::from_pico(1), NOW);
+        assert!(books.under_way.is_empty());
     }
 
     #[test]

@@ -72,6 +72,10 @@ impl Rate {
 
 impl Bucket {
     fn wait(&mut self, count: u64, now: Timestamp) -> u64 {
+        if self.per_minute == 0 {
+            // Nothing ever comes in. Keys that are made now have more, but there may be older ones.
+            return if count == 0 { 0 } else { MINUTE };
+        }
         let full = i128::from(self.per_minute) * 1000;
         let gained = i128::from(now.millis_since(self.at)) * full / i128::from(MINUTE);
         // A clock that went back gives nothing, and does not give it twice either.
@@ -80,9 +84,6 @@ impl Bucket {
         let missing = (i128::from(count) * 1000).min(full) - self.level;
         if missing <= 0 {
             return 0;
-        }
-        if full == 0 {
-            return MINUTE;
         }
         u64::try_from((missing * i128::from(MINUTE) + full - 1) / full).unwrap_or(MINUTE)
     }
@@ -107,6 +108,18 @@ mod tests {
         assert_eq!(rate.take(10, start.plus_millis(20_000)), Ok(()));
         // The clock going back neither gives nor takes.
         assert_eq!(rate.take(10, start), Err(20_000));
+    }
+
+    #[test]
+    fn nothing_a_minute_is_nothing() {
+        let limit = |requests_per_minute, tokens_per_minute| RateLimit {
+            requests_per_minute,
+            tokens_per_minute,
+        };
+        for limit in [limit(Some(0), None), limit(None, Some(0))] {
+            let mut rate = Rate::new(limit, Timestamp(0));
+            assert_eq!(rate.take(1, Timestamp(0)), Err(MINUTE), "{limit:?}");
+        }
     }
 
     #[test]

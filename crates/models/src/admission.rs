@@ -13,7 +13,9 @@ use atoll_types::{Fault, FaultKind, Usd};
 use bytes::Bytes;
 
 use crate::faults::Refusal;
+use crate::health::Asked;
 use crate::keys::ModelKey;
+use crate::outgoing::wire_between;
 use crate::setup::ProjectSetup;
 use crate::{Models, faults, outgoing, random, wishes};
 
@@ -111,9 +113,15 @@ impl Models {
         let setup = self.setup(&who.spender.project);
         let project = &who.spender.project;
         let health = |target: &Target| {
-            self.inner
-                .healths
-                .of(project, target, setup.price_of(target), now)
+            let provider = setup.providers.get(&target.provider);
+            let speaks = provider.and_then(|provider| wire_between(request.dialect, &provider.row).ok());
+            let asked = Asked {
+                project,
+                target,
+                // Who speaks no wire for it is not asked.
+                speaks: speaks.unwrap_or(request.dialect),
+            };
+            self.inner.healths.of(asked, setup.price_of(target), now)
         };
         let targets = setup
             .catalogue
@@ -165,8 +173,21 @@ impl Models {
         targets: &[Target],
         demand: &Demand,
     ) -> Result<Money, Refusal> {
-        if !self.books().caps(&who.spender) {
-            return Ok(Money::default());
+        {
+            let mut books = self.books();
+            if !books.caps(&who.spender) {
+                // A budget that is set meanwhile knows of the call, and as well as can be what it may cost.
+                let guesses = targets.iter().filter_map(|target| {
+                    let price = setup.price_of(target)?;
+                    price.at_most(&most(demand, price, &target.model))
+                });
+                let guess = guesses.max().unwrap_or_default();
+                let reserved = books.reserve(&who.spender, guess, self.now());
+                return Ok(Money {
+                    reservation: reserved?,
+                    limit: None,
+                });
+            }
         }
         let refuse = |code: &'static str, reason: String, hint: &'static str, field: Option<String>| {
             self.note_refusal(who, asked, "budget", &reason);

@@ -13,6 +13,7 @@ use bytes::Bytes;
 use serde_json::Value;
 
 use crate::faults::Refusal;
+use crate::health::{Asked, Sign};
 use crate::outgoing::Outgoing;
 use crate::settlement::Open;
 use crate::{Models, Request, random};
@@ -37,7 +38,7 @@ pub struct Upstream {
 
 /// What is to be done after a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Next {
+pub(crate) enum Next {
     /// The request itself is at fault.
     GiveUp,
     /// Somebody else may do better.
@@ -58,7 +59,8 @@ impl Models {
         for round in 0..ROUNDS {
             let mut again = false;
             for target in targets {
-                if open.row.attempts >= MOST_ATTEMPTS || (open.row.attempts > 0 && !self.retries().withdraw())
+                if open.row.attempts >= MOST_ATTEMPTS
+                    || (open.row.attempts > 0 && !self.inner.retries.withdraw(&open.row.project))
                 {
                     return Err(last.unwrap_or_else(nobody));
                 }
@@ -108,7 +110,21 @@ impl Models {
             );
             return Err((fault.into(), Next::Elsewhere));
         };
-        if !self.inner.healths.enter(&project, target, self.now()) {
+        let outgoing = Outgoing::prepare(
+            request,
+            &provider.row,
+            target,
+            setup.price_of(target),
+            stream,
+            open.limit,
+        )
+        .map_err(|refusal| (refusal, Next::Elsewhere))?;
+        let asked = Asked {
+            project: &project,
+            target,
+            speaks: outgoing.speaks,
+        };
+        if !self.inner.healths.enter(asked, self.now()) {
             let message = format!(
                 "provider `{}` has failed too often and is left alone for a moment",
                 target.provider
@@ -116,49 +132,35 @@ impl Models {
             let fault = Fault::new(FaultKind::Unavailable, "provider_resting", message);
             return Err((fault.into(), Next::Elsewhere));
         }
-        let outgoing = Outgoing::prepare(
-            request,
-            provider,
-            target,
-            setup.price_of(target),
-            stream,
-            open.limit,
-        )
-        .map_err(|refusal| (refusal, Next::Elsewhere))?;
         let same_wire = outgoing.speaks == request.dialect;
         let call = Call {
-            kind: provider.kind,
-            base_url: &provider.base_url,
+            kind: provider.row.kind,
+            base_url: &provider.row.base_url,
             path: &outgoing.path,
             headers: if same_wire { &request.headers } else { &[] },
             body: outgoing.body.clone(),
             stream,
         };
-        let ready = match &provider.sealed {
-            None => call.with_key(None, self.now()),
-            Some(_) => match self.inner.broker.lend(&provider.id, self.now(), |key| {
-                call.with_key(Some(key), self.now())
-            }) {
-                Some(ready) => ready,
-                None => Err(Error::Unusable("its key cannot be opened".into())),
-            },
-        };
+        let ready = self.with_key(provider, call);
         open.row.attempts += 1;
         let began = Instant::now();
         open.seen.owed = true;
         let sent = match ready {
-            Ok(ready) => self.inner.providers.send(ready, self.reach_of(&project)).await,
+            Ok(ready) => {
+                let reach = self.reach_of(&project);
+                self.inner.providers.send(ready, &project, reach).await
+            }
             Err(error) => Err(error),
         };
         let millis = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let record = |worked| {
-            self.inner
-                .healths
-                .record(&project, target, worked, millis, self.now());
+        let record = |sign: Option<Sign>| {
+            if let Some(sign) = sign {
+                self.inner.healths.record(asked, sign, self.now());
+            }
         };
         match sent {
             Ok(reply) if (200..300).contains(&reply.status) => {
-                record(true);
+                record(Some(Sign::Works { millis }));
                 open.answered_by(target);
                 Ok((reply, outgoing))
             }
@@ -170,7 +172,7 @@ impl Models {
                     _ => open.seen.owed = false,
                 }
                 let next = after_status(reply.status);
-                record(next == Next::GiveUp);
+                record(sign_of_status(reply.status));
                 Err((refused(target, reply, same_wire).await, next))
             }
             Err(error) => {
@@ -179,7 +181,7 @@ impl Models {
                 } else {
                     open.seen.owed = false;
                 }
-                record(false);
+                record(sign_of_error(&error));
                 Err(failed(target, &error))
             }
         }
@@ -195,7 +197,26 @@ fn after_status(status: u16) -> Next {
     }
 }
 
-async fn refused(target: &Target, reply: Reply, same_wire: bool) -> Refusal {
+/// What a refusal tells about who refuses. Whoever may call can have a request refused, so that says nothing.
+fn sign_of_status(status: u16) -> Option<Sign> {
+    matches!(status, 408 | 429 | 500..=599).then_some(Sign::Fails)
+}
+
+fn sign_of_error(error: &Error) -> Option<Sign> {
+    match error {
+        Error::Unreachable(_) | Error::TooSlow(_) | Error::Stalled(_) | Error::BrokeOff(_) => {
+            Some(Sign::Fails)
+        }
+        // Ours, or an answer to what the caller sent.
+        Error::Unusable(_)
+        | Error::OutOfBounds(_)
+        | Error::Crowded(_)
+        | Error::WrongKind(_)
+        | Error::TooLarge(_) => None,
+    }
+}
+
+pub(crate) async fn refused(target: &Target, reply: Reply, same_wire: bool) -> Refusal {
     let (status, retry_after) = (reply.status, reply.retry_after);
     let body = reply.explanation().await;
     let said = explanation(&body);
@@ -233,11 +254,14 @@ async fn refused(target: &Target, reply: Reply, same_wire: bool) -> Refusal {
     }
 }
 
-fn failed(target: &Target, error: &Error) -> (Refusal, Next) {
+pub(crate) fn failed(target: &Target, error: &Error) -> (Refusal, Next) {
     let message = format!("provider `{}`: {error}", target.provider);
     let (kind, code, next) = match error {
         Error::TooSlow(_) | Error::Stalled(_) => (FaultKind::TimedOut, "provider_timed_out", Next::Elsewhere),
         Error::Unusable(_) => (FaultKind::Unavailable, "provider_unusable", Next::Elsewhere),
+        // It will not be allowed the next time either.
+        Error::OutOfBounds(_) => (FaultKind::Unavailable, "provider_failed", Next::Elsewhere),
+        Error::Crowded(_) => (FaultKind::LimitExceeded, "too_many_connections", Next::GiveUp),
         Error::WrongKind(_) | Error::TooLarge(_) => {
             (FaultKind::Unavailable, "provider_failed", Next::Elsewhere)
         }

@@ -115,6 +115,13 @@ impl Models {
                 "a key's name has 1 to 100 printable characters",
             ));
         }
+        if [request.requests_per_minute, request.tokens_per_minute].contains(&Some(0)) {
+            return Err(Fault::invalid(
+                "key_rate_invalid",
+                "a key that may do nothing is of no use: a rate is at least 1 a minute",
+            )
+            .hint("leave the rate out where there is no limit, and revoke a key that is to stop"));
+        }
         if request.models.len() > 100 {
             return Err(Fault::invalid(
                 "key_models_invalid",

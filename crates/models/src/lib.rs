@@ -25,6 +25,8 @@ mod faults;
 mod guards;
 mod health;
 mod keys;
+mod lending;
+mod listening;
 mod outgoing;
 mod reach;
 mod relay;
@@ -40,7 +42,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use atoll_egress::Broker;
-use atoll_gateway_core::{Books, Budget, RetryBudget, Window};
+use atoll_gateway_core::{Books, Budget, Window};
 use atoll_policy::Floor;
 use atoll_providers::{Providers, Reach, Timeouts};
 use atoll_store::{Fact, ModelBudgetRow, NewFact, Store};
@@ -60,7 +62,7 @@ use bodies::Bodies;
 use cache::Cache;
 use conduct::Unheard;
 use faults::from_store;
-use health::Healths;
+use health::{Healths, Retries};
 use keys::Keys;
 use setup::ProjectSetup;
 
@@ -93,10 +95,13 @@ struct Inner {
     setups: RwLock<HashMap<ProjectId, Arc<ProjectSetup>>>,
     keys: Keys,
     books: Mutex<Books>,
+    /// Held by each call from when the books know what it cost until its row says so; alone while what was spent is read, so
+    /// that no call is in neither.
+    settling: Arc<tokio::sync::RwLock<()>>,
     healths: Healths,
     cache: Cache,
     bodies: Option<Bodies>,
-    retries: Mutex<RetryBudget>,
+    retries: Retries,
     /// Held while the setup changes, so that of two changes the later one stays.
     setup_lock: tokio::sync::Mutex<()>,
     metrics: Metrics,
@@ -131,10 +136,11 @@ impl Models {
                 setups: RwLock::default(),
                 keys: Keys::default(),
                 books: Mutex::default(),
+                settling: Arc::default(),
                 healths: Healths::default(),
                 cache: Cache::default(),
                 bodies: bodies.transpose().map_err(Fault::internal)?,
-                retries: Mutex::default(),
+                retries: Retries::default(),
                 setup_lock: tokio::sync::Mutex::default(),
                 metrics: Metrics::default(),
                 refusals: AtomicU64::new(0),
@@ -176,10 +182,6 @@ impl Models {
         self.inner.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn retries(&self) -> MutexGuard<'_, RetryBudget> {
-        self.inner.retries.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// A killed server's calls may have cost something that nobody counted: what was reserved for them, at most. Where
     /// nothing was, what was sent is known, and what came back is not.
     async fn settle_what_was_lost(&self) -> Result<(), Fault> {
@@ -204,8 +206,9 @@ impl Models {
         Ok(())
     }
 
-    /// Reads a budget's spending from the rows of the calls in its present window.
+    /// Reads a budget's spending from the rows of the calls in its present window. Those under way the books know.
     async fn enter_budget(&self, row: ModelBudgetRow) -> Result<(), Fault> {
+        let _none_in_between = self.inner.settling.write().await;
         let now = self.now();
         let from = Window::containing(row.window, now).start;
         let spent = self

@@ -113,7 +113,7 @@ pub(crate) fn demand(
 }
 
 /// The wire on which to ask a provider for what was asked on another.
-fn wire_between(asked: Dialect, provider: &ModelProviderRow) -> Result<Dialect, Untranslatable> {
+pub(crate) fn wire_between(asked: Dialect, provider: &ModelProviderRow) -> Result<Dialect, Untranslatable> {
     Ok(match (provider.kind, asked) {
         (ProviderKind::Openai | ProviderKind::Azure, Dialect::Embeddings | Dialect::AiSdkEmbeddings) => {
             Dialect::Embeddings

@@ -2,7 +2,7 @@
 //!
 //! What must hold: an event is passed on when it is whole, never held for the next. What has been passed on is accounted for
 //! before the next is read. A stream that breaks off ends with an error in the client's wire, not as if it were complete. One
-//! that the client leaves is heard out where a budget applies ([`crate::conduct`]).
+//! that the client leaves is heard out where a budget applies ([`crate::conduct`]), and so is one that it does not read.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -21,9 +21,10 @@ use serde_json::{Value, json};
 
 use crate::cache::{self, Slot};
 use crate::faults::Refusal;
+use crate::listening::{Source, listen};
 use crate::outgoing::Outgoing;
 use crate::settlement::Open;
-use crate::{Models, Request, Who, conduct};
+use crate::{Models, Request, Who, attempts, conduct};
 
 /// Bytes of an answer, as they come.
 pub type AnswerStream = Pin<Box<dyn Stream<Item = Bytes> + Send>>;
@@ -110,7 +111,7 @@ impl Models {
             kept: _,
         } = begun;
         let call = open.row.id.clone();
-        let answered = self.attempt(&mut open, &request, &targets, stream).await;
+        let answered = Box::pin(self.attempt(&mut open, &request, &targets, stream)).await;
         let durable = open.durable().await;
         let (reply, outgoing) = match (answered, durable) {
             (Ok(answered), Ok(())) => answered,
@@ -141,11 +142,11 @@ impl Models {
                 dialect: request.dialect,
                 copy,
             };
+            // Where a budget applies, money is set aside for as long as this lasts.
+            let (dialect, is_capped) = (request.dialect, relay.is_capped());
+            let too_late = move || failure(dialect, "nobody has read this answer for too long").into();
             let listened = Listened(Some(Box::new(relay)));
-            let events = futures_util::stream::unfold(listened, |mut listened| async {
-                let bytes = listened.0.as_mut()?.next().await?;
-                Some((bytes, listened))
-            });
+            let events = listen(listened, &self.inner.runtime, is_capped, too_late);
             return Ok(Served::Stream {
                 call,
                 events: Box::pin(events),
@@ -209,56 +210,37 @@ impl Models {
         let counts = setup
             .providers
             .get(&target.provider)
-            .filter(|row| row.kind == atoll_types::ProviderKind::Anthropic);
+            .filter(|provider| provider.row.kind == atoll_types::ProviderKind::Anthropic);
         let Some(provider) = counts else {
             return Ok(input_tokens(&request.body));
         };
-        let outgoing = Outgoing::prepare(&request, provider, target, None, false, None)?;
+        let outgoing = Outgoing::prepare(&request, &provider.row, target, None, false, None)?;
         let call = Call {
-            kind: provider.kind,
-            base_url: &provider.base_url,
+            kind: provider.row.kind,
+            base_url: &provider.row.base_url,
             path: "/v1/messages/count_tokens",
             headers: &[],
             body: outgoing.body,
             stream: false,
         };
-        let ready = match &provider.sealed {
-            None => call.with_key(None, self.now()),
-            Some(_) => self
-                .inner
-                .broker
-                .lend(&provider.id, self.now(), |key| {
-                    call.with_key(Some(key), self.now())
-                })
-                .unwrap_or_else(|| {
-                    Err(atoll_providers::Error::Unusable(
-                        "its key cannot be opened".into(),
-                    ))
-                }),
-        };
-        let unavailable = |error: atoll_providers::Error| {
-            Fault::new(FaultKind::Unavailable, "provider_failed", error.to_string())
-        };
-        let reply = self
+        let project = &who.spender.project;
+        let failed = |error: &atoll_providers::Error| attempts::failed(target, error).0;
+        let ready = self.with_key(provider, call).map_err(|error| failed(&error))?;
+        let sent = self
             .inner
             .providers
-            .send(ready.map_err(unavailable)?, self.reach_of(&who.spender.project))
-            .await
-            .map_err(unavailable)?;
-        let status = reply.status;
-        let body = reply.whole().await.map_err(unavailable)?;
-        let value: Value = serde_json::from_slice(&body).unwrap_or_default();
-        match value["input_tokens"].as_u64() {
-            Some(count) if status == 200 => Ok(count),
-            _ => {
-                let said = value["error"]["message"].as_str().unwrap_or("it did not count");
-                Err(Fault::invalid(
-                    "provider_refused",
-                    format!("provider `{}`: {said}", provider.name),
-                )
-                .into())
-            }
+            .send(ready, project, self.reach_of(project))
+            .await;
+        let reply = sent.map_err(|error| failed(&error))?;
+        if !(200..300).contains(&reply.status) {
+            return Err(attempts::refused(target, reply, true).await);
         }
+        let body = reply.whole().await.map_err(|error| failed(&error))?;
+        let value: Value = serde_json::from_slice(&body).unwrap_or_default();
+        value["input_tokens"].as_u64().ok_or_else(|| {
+            let message = format!("provider `{}` did not count", target.provider);
+            Fault::new(FaultKind::Unavailable, "provider_failed", message).into()
+        })
     }
 }
 
@@ -385,6 +367,12 @@ fn about(open: &Open) -> Value {
 
 /// A stream that somebody listens to, until it is dropped.
 struct Listened(Option<Box<Relay>>);
+
+impl Source for Listened {
+    async fn next(&mut self) -> Option<Bytes> {
+        self.0.as_mut()?.next().await
+    }
+}
 
 impl Drop for Listened {
     fn drop(&mut self) {
@@ -546,6 +534,10 @@ impl Mode {
 }
 
 impl Relay {
+    fn is_capped(&self) -> bool {
+        self.open.as_ref().is_some_and(|open| open.is_capped)
+    }
+
     /// Reads on though nobody listens. What is not over then is settled as it is dropped.
     async fn drain(mut self: Box<Self>) {
         while self.received <= conduct::MOST_BYTES && self.next().await.is_some() {

@@ -83,6 +83,13 @@ impl Open {
             ..
         } = admitted;
         let first = &targets[0];
+        // Where no budget applied, what is known of it is a guess, which nobody is charged.
+        let is_capped = reservation.is_capped();
+        let most = if is_capped {
+            reservation.amount()
+        } else {
+            Usd::ZERO
+        };
         let row = ModelCallRow {
             id: fresh(),
             project: who.spender.project.clone(),
@@ -111,7 +118,7 @@ impl Open {
             },
             estimated: true,
             price_version: setup.price_of(first).map(|_| setup.prices().version().to_owned()),
-            reserved: reservation.amount(),
+            reserved: most,
             cost: Usd::ZERO,
         };
         let span = spans::begin(&row, request.dialect);
@@ -126,7 +133,7 @@ impl Open {
             written.is_ok()
         };
         let writing = models.inner.tasks.spawn_on(writing, &models.inner.runtime);
-        models.retries().deposit();
+        models.inner.retries.deposit(&who.spender.project);
         let open = Self {
             models: models.clone(),
             spender: who.spender.clone(),
@@ -135,8 +142,8 @@ impl Open {
             key: who.key.clone(),
             estimated_input,
             began: Instant::now(),
-            most: reservation.amount(),
-            is_capped: reservation.is_capped(),
+            most,
+            is_capped,
             reservations: vec![reservation],
             limit,
             lost: Usd::ZERO,
@@ -265,19 +272,52 @@ impl Open {
         if let Some(key) = &self.key {
             key.correct(self.estimated_input, usage.total());
         }
-        let alerts = {
-            let mut books = self.models.books();
+        self.models.inner.metrics.settled(row);
+        spans::end(&self.span, row, &self.setup);
+        let (models, written, row) = (self.models.clone(), self.written.clone(), row.clone());
+        let settled = row.clone();
+        // At once, unless a budget is being set that may not know of it yet.
+        let gate = Arc::clone(&models.inner.settling);
+        let now_settled = gate
+            .clone()
+            .try_read_owned()
+            .ok()
+            .map(|held| (held, models.book(&reservations, &row)));
+        self.models.spawn(async move {
+            let (_held, facts) = match now_settled {
+                Some(done) => done,
+                None => {
+                    let held = gate.read_owned().await;
+                    (held, models.book(&reservations, &row))
+                }
+            };
+            // What was never begun in the store cannot be completed there.
+            if !written.await {
+                return;
+            }
+            let id = row.id.clone();
+            if let Err(error) = models.store().close_model_call(row, facts).await {
+                tracing::error!(%error, call = %id, "a model call could not be settled; the next start will");
+            }
+        });
+        settled
+    }
+}
+
+impl Models {
+    /// Tells the books what a call cost; what there is to write down about it.
+    fn book(&self, reservations: &[Reservation], row: &ModelCallRow) -> Vec<NewFact> {
+        let now = row.ended_at.unwrap_or(row.started_at);
+        let mut alerts = Vec::new();
+        {
+            let mut books = self.books();
             let mut cost = row.cost;
-            let mut alerts = Vec::new();
-            for reservation in &reservations {
+            for reservation in reservations {
                 alerts.extend(books.settle(reservation, cost, now));
                 // Once; the others only give back what they hold.
                 cost = Usd::ZERO;
             }
-            alerts
-        };
-        self.models.inner.metrics.settled(row);
-        spans::end(&self.span, row, &self.setup);
+        }
         let mut facts = vec![fact(row)];
         facts.extend(alerts.into_iter().map(|alert| {
             tracing::warn!(budget = %alert.budget.name, subject = %alert.subject, spent = %alert.spent, "a budget is nearly spent");
@@ -293,19 +333,7 @@ impl Open {
                 },
             }
         }));
-        let (store, written, row) = (self.models.store().clone(), self.written.clone(), row.clone());
-        let settled = row.clone();
-        self.models.spawn(async move {
-            // What was never begun in the store cannot be completed there.
-            if !written.await {
-                return;
-            }
-            let id = row.id.clone();
-            if let Err(error) = store.close_model_call(row, facts).await {
-                tracing::error!(%error, call = %id, "a model call could not be settled; the next start will");
-            }
-        });
-        settled
+        facts
     }
 }
 

@@ -6,7 +6,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, PoisonError};
 
 use atoll_egress::Secret;
-use atoll_gateway_core::{Catalogue, Pattern, Price, Prices, Provider, Rates, Route, Target};
+use atoll_gateway_core::{
+    Catalogue, Pattern, Price, Prices, Provider, Rates, Route, Target, TargetHealth, Wishes,
+};
 use atoll_store::{
     Fact, ModelBudgetRow, ModelPriceRow, ModelProviderRow, ModelRates, ModelRouteRow, ModelTarget, NewFact,
 };
@@ -19,11 +21,20 @@ use crate::faults::from_store;
 use crate::guards::Guards;
 use crate::{Models, fresh};
 
+/// A provider, and which key is lent to calls that know it so. A call that began before a change knows it as it was, and is
+/// lent nothing that came later.
+#[derive(Debug)]
+pub(crate) struct KnownProvider {
+    pub(crate) row: ModelProviderRow,
+    /// The version of its key; `None` where it has none, or one that cannot be opened.
+    pub(crate) key: Option<u64>,
+}
+
 /// One project's setup, ready to plan calls with. Replaced whole when something changes.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ProjectSetup {
     pub(crate) catalogue: Catalogue,
-    pub(crate) providers: HashMap<String, Arc<ModelProviderRow>>,
+    pub(crate) providers: HashMap<String, Arc<KnownProvider>>,
     pub(crate) prices: Option<Arc<Prices>>,
     own_prices: BTreeMap<String, ModelPriceRow>,
     routes: BTreeMap<String, ModelRouteRow>,
@@ -67,8 +78,9 @@ impl ProjectSetup {
             providers: self
                 .providers
                 .iter()
-                .map(|(name, row)| {
-                    let serves = row
+                .map(|(name, provider)| {
+                    let serves = provider
+                        .row
                         .serves
                         .iter()
                         .filter_map(|pattern| pattern.parse().ok())
@@ -153,14 +165,18 @@ impl Models {
         let setup = self.store().model_setup().await.map_err(|e| from_store(&e))?;
         let mut projects: HashMap<ProjectId, ProjectSetup> = HashMap::new();
         for row in setup.providers {
-            if let Some(sealed) = &row.sealed
-                && let Err(error) = self.inner.broker.load(&row.project, &row.id, sealed, None)
-            {
+            let loaded = row
+                .sealed
+                .as_ref()
+                .map(|sealed| self.inner.broker.load(&row.project, &row.id, sealed, None));
+            let key = loaded.transpose().unwrap_or_else(|error| {
                 // The others still work, and calls that need this one are refused.
                 tracing::error!(provider = %row.name, %error, "the key of a provider cannot be used");
-            }
+                None
+            });
             let of = projects.entry(row.project.clone()).or_default();
-            of.providers.insert(row.name.clone(), Arc::new(row));
+            of.providers
+                .insert(row.name.clone(), Arc::new(KnownProvider { row, key }));
         }
         for row in setup.routes {
             projects
@@ -252,7 +268,8 @@ impl Models {
         }
         let _one_at_a_time = self.inner.setup_lock.lock().await;
         let before = self.setup(project).providers.get(&request.name).cloned();
-        let id: SecretId = before.as_ref().map_or_else(fresh, |row| row.id.clone());
+        let before = before.as_ref().map(|provider| &provider.row);
+        let id: SecretId = before.map_or_else(fresh, |row| row.id.clone());
         let sealed = match request.key {
             Some(mut key) => {
                 let secret = Secret::from_input(std::mem::take(&mut *key))
@@ -261,8 +278,8 @@ impl Models {
                 Some(sealed.map_err(|error| Fault::internal(error.to_string()))?)
             }
             None => {
-                refuse_moving(before.as_deref(), request.kind, &base_url)?;
-                before.as_ref().and_then(|row| row.sealed.clone())
+                refuse_moving(before, request.kind, &base_url)?;
+                before.and_then(|row| row.sealed.clone())
             }
         };
         let now = self.now();
@@ -290,13 +307,19 @@ impl Models {
             .put_model_provider(row.clone(), vec![fact])
             .await
             .map_err(|e| from_store(&e))?;
-        if let Some(sealed) = &row.sealed {
-            let loaded = self.inner.broker.load(project, &row.id, sealed, None);
-            loaded.map_err(|error| Fault::internal(error.to_string()))?;
-        }
+        // From here on calls that know the provider as it was are lent nothing: its new key is not for its old address.
+        let loaded = row
+            .sealed
+            .as_ref()
+            .map(|sealed| self.inner.broker.load(project, &row.id, sealed, None));
+        let key = loaded
+            .transpose()
+            .map_err(|error| Fault::internal(error.to_string()))?;
         let view = provider_view(&row);
         self.change(project, |setup| {
-            setup.providers.insert(row.name.clone(), Arc::new(row));
+            setup
+                .providers
+                .insert(row.name.clone(), Arc::new(KnownProvider { row, key }));
         });
         Ok(view)
     }
@@ -306,7 +329,7 @@ impl Models {
             .setup(project)
             .providers
             .values()
-            .map(|row| provider_view(row))
+            .map(|provider| provider_view(&provider.row))
             .collect();
         views.sort_by(|a, b| a.name.cmp(&b.name));
         views
@@ -314,7 +337,7 @@ impl Models {
 
     pub async fn delete_provider(&self, project: &ProjectId, name: &str) -> Result<(), Fault> {
         let _one_at_a_time = self.inner.setup_lock.lock().await;
-        let Some(row) = self.setup(project).providers.get(name).cloned() else {
+        let Some(provider) = self.setup(project).providers.get(name).cloned() else {
             return Err(missing("provider", name));
         };
         let fact = self.fact(
@@ -327,7 +350,7 @@ impl Models {
             .delete_model_provider(project, name, vec![fact])
             .await
             .map_err(|e| from_store(&e))?;
-        self.inner.broker.forget(&row.id);
+        self.inner.broker.forget(&provider.row.id);
         self.change(project, |setup| {
             setup.providers.remove(name);
         });
@@ -363,6 +386,14 @@ impl Models {
         for (target, _) in &request.targets {
             if !setup.providers.contains_key(&target.provider) {
                 return Err(missing("provider", &target.provider));
+            }
+        }
+        for fallback in &request.fallbacks {
+            let (catalogue, wishes) = (&setup.catalogue, Wishes::default());
+            let known = catalogue.plan(fallback, &wishes, |_| TargetHealth::default(), 0);
+            // One that leads back to the name itself adds nothing, and does no harm.
+            if known.is_err() && *fallback != request.name {
+                return Err(missing("model", fallback));
             }
         }
         let row = ModelRouteRow {
@@ -651,9 +682,13 @@ fn check_name(what: &str, name: &str) -> Result<(), Fault> {
     ))
 }
 
+/// A name that somebody made up, as far as it fits into a message.
+fn shown(name: &str) -> String {
+    name.chars().take(64).collect()
+}
+
 fn missing(what: &'static str, name: &str) -> Fault {
-    let shown: String = name.chars().take(64).collect();
-    Fault::not_found("not_found", format!("there is no {what} `{shown}`")).hint(format!(
+    Fault::not_found("not_found", format!("there is no {what} `{}`", shown(name))).hint(format!(
         "`atoll {} list` shows those that exist",
         if what == "price" { "model price" } else { what }
     ))

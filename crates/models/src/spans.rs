@@ -64,7 +64,10 @@ pub(crate) fn end(span: &Span, row: &ModelCallRow, setup: &ProjectSetup) {
     if span.is_disabled() {
         return;
     }
-    let kind = setup.providers.get(&row.provider).map(|provider| provider.kind);
+    let kind = setup
+        .providers
+        .get(&row.provider)
+        .map(|provider| provider.row.kind);
     // The conventions' names of vendors. Whoever speaks like OpenAI is called so; `atoll.provider` tells them apart.
     let vendor = match kind {
         Some(ProviderKind::Anthropic) => "anthropic",

@@ -8,7 +8,9 @@
 //! - A provider is somebody else's machine: what it sends is bounded in size and in time, and an answer of a kind that
 //!   nobody asked for is an error.
 //! - A key goes into a header of a request to its own provider, marked so that no library logs it, and nowhere else:
-//!   redirects are not followed and no proxy of the environment is used.
+//!   redirects are not followed and no proxy of the environment is used. What comes back goes through [`Blot`] first.
+//! - What one project does to its providers costs others nothing: connections, and names being resolved, are counted for
+//!   each and shared with nobody.
 //! - Who may not call every machine is connected to none that [`Reach`] refuses, whatever a name resolves to.
 //! - Dropping a call at any point closes its connection, which is how a provider learns that nobody listens.
 //!
@@ -16,6 +18,8 @@
 //! hold up the hundred and first.
 
 mod link;
+mod names;
+mod shelf;
 mod signature;
 
 use std::fmt;
@@ -26,7 +30,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use atoll_types::{ProviderKind, Timestamp};
+use atoll_types::{ProjectId, ProviderKind, Timestamp};
 use bytes::{Bytes, BytesMut};
 use http_body_util::Full;
 use hyper::header::{
@@ -35,13 +39,15 @@ use hyper::header::{
 use hyper::{Request, Uri};
 use tokio::time::{Instant, Sleep, timeout};
 
-use crate::link::{Answer, Failed, Links};
+use crate::link::{Answer, Failed, Links, Way};
 use crate::signature::{Credentials, Signed};
 
 /// The most that an answer which is not a stream may hold.
 pub const LARGEST_ANSWER: usize = 64 * 1024 * 1024;
 /// The most that is read of an error's explanation.
 const LARGEST_ERROR: usize = 64 * 1024;
+/// The most that is looked at of what an answer says that it is.
+const LONGEST_KIND: usize = 100;
 
 /// How long to wait for what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,6 +77,16 @@ pub trait Reach: Send + Sync {
     fn address(&self, address: IpAddr) -> Result<(), String>;
 }
 
+/// Takes out of what a provider says what it must not repeat.
+pub trait Blot: Send + Sync {
+    /// Something short that is there as a whole.
+    fn text(&self, text: &str) -> String;
+    /// The next piece of an answer: what may be passed on by now.
+    fn piece(&mut self, piece: Bytes) -> Bytes;
+    /// What was held back, at the end.
+    fn rest(&mut self) -> Bytes;
+}
+
 /// Something to send.
 #[derive(Debug)]
 pub struct Call<'a> {
@@ -93,6 +109,7 @@ pub struct Ready {
     body: Bytes,
     /// What the answer must be, if it is to be streamed.
     stream: Option<&'static str>,
+    blot: Option<Box<dyn Blot>>,
 }
 
 impl Call<'_> {
@@ -105,6 +122,7 @@ impl Call<'_> {
             url,
             body: self.body,
             stream: self.stream.then_some(stream_of(self.kind)),
+            blot: None,
         })
     }
 }
@@ -120,6 +138,14 @@ fn stream_of(kind: ProviderKind) -> &'static str {
 }
 
 impl Ready {
+    /// Everything that the provider says goes through this.
+    pub fn blotting(self, blot: Box<dyn Blot>) -> Self {
+        Self {
+            blot: Some(blot),
+            ..self
+        }
+    }
+
     fn request(&self) -> Result<Request<Full<Bytes>>, Error> {
         let path = self.url.path_and_query().map_or("/", |path| path.as_str());
         let mut request = Request::post(path)
@@ -145,6 +171,11 @@ pub enum Error {
     Unusable(String),
     #[error("the provider cannot be reached: {0}")]
     Unreachable(String),
+    /// It is where calls of this project may not go.
+    #[error("the provider cannot be reached: {0}")]
+    OutOfBounds(String),
+    #[error("{0} connections to providers are open for this project, which is as many as it may have")]
+    Crowded(usize),
     #[error("the provider did not answer within {} seconds", .0.as_secs())]
     TooSlow(Duration),
     #[error("the provider sent nothing for {} seconds in the middle of its answer", .0.as_secs())]
@@ -171,6 +202,7 @@ pub struct Reply {
     heard: Instant,
     /// Goes off when nothing may have been heard for too long; looked at only then, not set anew with every chunk.
     alarm: Option<Pin<Box<Sleep>>>,
+    blot: Option<Box<dyn Blot>>,
 }
 
 impl fmt::Debug for Reply {
@@ -197,23 +229,42 @@ impl Providers {
         })
     }
 
-    /// Sends a call and waits for the head of its answer, which may say no. `reach`: where it may go; `None`: anywhere.
-    pub async fn send(&self, call: Ready, reach: Option<&Arc<dyn Reach>>) -> Result<Reply, Error> {
+    /// Sends a call of a project and waits for the head of its answer, which may say no. `reach`: where it may go; `None`:
+    /// anywhere.
+    pub async fn send(
+        &self,
+        call: Ready,
+        project: &ProjectId,
+        reach: Option<&Arc<dyn Reach>>,
+    ) -> Result<Reply, Error> {
         let Timeouts {
             connect,
             first_byte,
             idle,
         } = self.timeouts;
         let request = call.request()?;
-        let sent = timeout(first_byte, self.links.send(&call.url, request, connect, reach)).await;
+        let way = Way {
+            url: &call.url,
+            project,
+            reach,
+        };
+        let clean = |text: &str| match &call.blot {
+            Some(blot) => blot.text(text),
+            None => text.to_owned(),
+        };
+        let sent = timeout(first_byte, self.links.send(way, request, connect)).await;
         let (head, answer) =
             sent.map_err(|_| Error::TooSlow(first_byte))?
                 .map_err(|failed| match failed {
-                    Failed::Unsent(error) => Error::Unreachable(cause(error.as_ref())),
-                    Failed::Sent(error) => Error::BrokeOff(cause(error.as_ref())),
+                    Failed::OutOfBounds(why) => Error::OutOfBounds(why),
+                    Failed::Crowded(most) => Error::Crowded(most),
+                    Failed::Unsent(error) => Error::Unreachable(clean(&cause(error.as_ref()))),
+                    Failed::Sent(error) => Error::BrokeOff(clean(&cause(error.as_ref()))),
                 })?;
         let header = |name: HeaderName| head.headers().get(name).and_then(|value| value.to_str().ok());
-        let kind = header(CONTENT_TYPE).map(essence).unwrap_or_default();
+        let kind = header(CONTENT_TYPE)
+            .map(|kind| essence(&clean(kind)))
+            .unwrap_or_default();
         let reply = Reply {
             status: head.status().as_u16(),
             retry_after: header(RETRY_AFTER)
@@ -222,12 +273,16 @@ impl Providers {
             request_id: ["x-request-id", "request-id"]
                 .into_iter()
                 .find_map(|name| header(HeaderName::from_static(name)))
-                .map(|id| id.chars().filter(char::is_ascii_graphic).take(100).collect()),
+                .map(|id| {
+                    let id = clean(id);
+                    id.chars().filter(char::is_ascii_graphic).take(100).collect()
+                }),
             kind,
             answer,
             idle,
             heard: Instant::now(),
             alarm: None,
+            blot: call.blot,
         };
         reply.check(call.stream)
     }
@@ -237,7 +292,7 @@ impl Error {
     /// The provider may have done what it was asked to, and charge for it.
     pub fn may_be_charged(&self) -> bool {
         match self {
-            Self::Unusable(_) | Self::Unreachable(_) => false,
+            Self::Unusable(_) | Self::Unreachable(_) | Self::OutOfBounds(_) | Self::Crowded(_) => false,
             Self::TooSlow(_)
             | Self::Stalled(_)
             | Self::BrokeOff(_)
@@ -268,9 +323,24 @@ impl Reply {
     }
 
     fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Error>> {
-        if let Poll::Ready(next) = self.answer.poll_chunk(cx) {
+        while let Poll::Ready(next) = self.answer.poll_chunk(cx) {
             self.heard = Instant::now();
-            return Poll::Ready(next.transpose().map_err(|error| Error::BrokeOff(cause(&error))));
+            let next = next.transpose().map_err(|error| Error::BrokeOff(cause(&error)))?;
+            let Some(blot) = &mut self.blot else {
+                return Poll::Ready(Ok(next));
+            };
+            let ended = next.is_none();
+            let passed = match next {
+                Some(piece) => blot.piece(piece),
+                None => blot.rest(),
+            };
+            // What may be the beginning of what is looked for waits for the next piece.
+            if !passed.is_empty() {
+                return Poll::Ready(Ok(Some(passed)));
+            }
+            if ended {
+                return Poll::Ready(Ok(None));
+            }
         }
         let due = self.heard + self.idle;
         let alarm = self
@@ -399,6 +469,9 @@ fn essence(kind: &str) -> String {
         .next()
         .unwrap_or_default()
         .trim()
+        .chars()
+        .take(LONGEST_KIND)
+        .collect::<String>()
         .to_ascii_lowercase()
 }
 

@@ -9,17 +9,18 @@
 //! - A request is sent a second time only if nothing of it was sent the first time.
 //! - Where a call may not go everywhere, what is asked about is the very address that is connected to, right before; and one
 //!   that may go anywhere leaves no connection behind for one that may not.
+//! - Connections count for the project that they were made for, and serve no other ([`crate::shelf`]).
 
-use std::collections::HashMap;
 use std::fmt;
 use std::future::poll_fn;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use atoll_types::ProjectId;
 use bytes::Bytes;
 use futures_util::task::AtomicWaker;
 use http_body_util::Full;
@@ -35,11 +36,8 @@ use tokio::net::TcpStream;
 use tower_service::Service as _;
 
 use crate::Reach;
-
-/// How long a connection is kept without a call.
-const KEPT: Duration = Duration::from_secs(90);
-/// How many are kept to the same place.
-const MOST_KEPT: usize = 1024;
+use crate::names::Names;
+use crate::shelf::{KEPT, MOST_OPEN, Place, Shelf, Ticket};
 
 type Io = MaybeHttpsStream<TokioIo<TcpStream>>;
 
@@ -48,6 +46,10 @@ pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// How far a request came.
 pub(crate) enum Failed {
+    /// It may not go there.
+    OutOfBounds(String),
+    /// As many are open as may be.
+    Crowded(usize),
     /// Nobody has heard of it.
     Unsent(Failure),
     /// It may have been read, and acted upon.
@@ -57,12 +59,30 @@ pub(crate) enum Failed {
 /// Connects, and keeps what is not in use.
 pub(crate) struct Links {
     tls: Arc<rustls::ClientConfig>,
-    kept: Arc<Kept>,
+    names: Names,
+    shelf: Arc<Shelf<Link>>,
 }
+
+/// Where a request goes, on whose behalf, and where those may go at all; `None`: anywhere.
+#[derive(Clone, Copy)]
+pub(crate) struct Way<'a> {
+    pub(crate) url: &'a Uri,
+    pub(crate) project: &'a ProjectId,
+    pub(crate) reach: Option<&'a Arc<dyn Reach>>,
+}
+
+/// It may not go there.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct OutOfBounds(String);
 
 /// Resolves names to those of their addresses that may be reached.
 #[derive(Clone)]
-struct Resolve(Option<Arc<dyn Reach>>);
+struct Resolve {
+    names: Names,
+    project: ProjectId,
+    reach: Option<Arc<dyn Reach>>,
+}
 
 impl tower_service::Service<Name> for Resolve {
     type Response = std::vec::IntoIter<SocketAddr>;
@@ -74,10 +94,13 @@ impl tower_service::Service<Name> for Resolve {
     }
 
     fn call(&mut self, name: Name) -> Self::Future {
-        let reach = self.0.clone();
+        let Self {
+            names,
+            project,
+            reach,
+        } = self.clone();
         Box::pin(async move {
-            // The port is filled in by who connects.
-            let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
+            let found = names.look_up(&project, name.as_str().to_owned()).await?;
             let (mut allowed, mut refused) = (Vec::new(), None);
             for address in found {
                 match reach.as_ref().map_or(Ok(()), |reach| reach.address(address.ip())) {
@@ -86,24 +109,23 @@ impl tower_service::Service<Name> for Resolve {
                 }
             }
             match refused {
-                Some(why) if allowed.is_empty() => Err(why.into()),
+                Some(why) if allowed.is_empty() => Err(OutOfBounds(why).into()),
                 _ => Ok(allowed.into_iter()),
             }
         })
     }
 }
 
-#[derive(Default)]
-struct Kept(Mutex<HashMap<Place, Vec<(Instant, Link)>>>);
-
-/// Where a connection leads, and on whose behalf it was made.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-struct Place {
-    scheme: String,
-    /// Host and port.
-    authority: String,
-    /// Nobody asked whether it may.
-    anywhere: bool,
+/// Why there is no connection: by a rule of ours, or by whatever happened on the way.
+fn unconnected(error: Failure) -> Failed {
+    let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error.as_ref());
+    while let Some(cause) = next {
+        if let Some(OutOfBounds(why)) = cause.downcast_ref() {
+            return Failed::OutOfBounds(why.clone());
+        }
+        next = cause.source();
+    }
+    Failed::Unsent(error)
 }
 
 impl fmt::Debug for Links {
@@ -121,29 +143,33 @@ impl Links {
             .with_no_client_auth();
         Ok(Self {
             tls: Arc::new(tls),
-            kept: Arc::default(),
+            names: Names::default(),
+            shelf: Arc::default(),
         })
     }
 
     /// Sends a request and waits for the head of its answer. Connecting takes at most `connect`.
     pub(crate) async fn send(
         &self,
-        url: &Uri,
+        way: Way<'_>,
         mut request: Request<Full<Bytes>>,
         connect: Duration,
-        reach: Option<&Arc<dyn Reach>>,
     ) -> Result<(Response<()>, Answer), Failed> {
         let place = Place {
-            scheme: url.scheme_str().unwrap_or_default().to_owned(),
-            authority: url.authority().map_or("", |at| at.as_str()).to_owned(),
-            anywhere: reach.is_none(),
+            project: way.project.clone(),
+            scheme: way.url.scheme_str().unwrap_or_default().to_owned(),
+            authority: way.url.authority().map_or("", |at| at.as_str()).to_owned(),
+            anywhere: way.reach.is_none(),
         };
         loop {
-            let (mut link, is_new) = match self.kept.take(&place) {
+            let (mut link, is_new) = match self.shelf.take(&place, Link::is_usable) {
                 Some(link) => (link, false),
                 None => {
-                    let connected = self.connect(url, connect, reach).await;
-                    (connected.map_err(Failed::Unsent)?, true)
+                    let ticket = self.shelf.enter(way.project);
+                    let ticket = ticket.ok_or(Failed::Crowded(MOST_OPEN))?;
+                    // Seldom needed, and large.
+                    let connected = Box::pin(self.connect(way, connect, ticket)).await;
+                    (connected.map_err(unconnected)?, true)
                 }
             };
             match link.ask(request).await {
@@ -152,8 +178,8 @@ impl Links {
                     let answer = Answer {
                         body,
                         link: Some(link),
-                        place,
-                        kept: Arc::downgrade(&self.kept),
+                        place: Some(place),
+                        shelf: Arc::downgrade(&self.shelf),
                     };
                     return Ok((Response::from_parts(head, ()), answer));
                 }
@@ -167,21 +193,21 @@ impl Links {
         }
     }
 
-    async fn connect(
-        &self,
-        url: &Uri,
-        within: Duration,
-        reach: Option<&Arc<dyn Reach>>,
-    ) -> Result<Link, Failure> {
+    async fn connect(&self, way: Way<'_>, within: Duration, ticket: Ticket) -> Result<Link, Failure> {
+        let Way { url, project, reach } = way;
         if let Some(reach) = reach {
             let host = url.host().unwrap_or_default();
             // One that is written as an address is connected to without being resolved.
             match host.trim_matches(['[', ']']).parse::<IpAddr>() {
-                Ok(address) => reach.address(address)?,
-                Err(_) => reach.name(host)?,
+                Ok(address) => reach.address(address).map_err(OutOfBounds)?,
+                Err(_) => reach.name(host).map_err(OutOfBounds)?,
             }
         }
-        let mut tcp = HttpConnector::new_with_resolver(Resolve(reach.cloned()));
+        let mut tcp = HttpConnector::new_with_resolver(Resolve {
+            names: self.names.clone(),
+            project: project.clone(),
+            reach: reach.cloned(),
+        });
         tcp.enforce_http(false);
         tcp.set_nodelay(true);
         tcp.set_keepalive(Some(KEPT));
@@ -200,52 +226,8 @@ impl Links {
             ended: false,
             waker: Waker::from(Arc::clone(&gate)),
             gate,
+            _ticket: ticket,
         })
-    }
-}
-
-impl Kept {
-    /// One that is still open.
-    fn take(&self, place: &Place) -> Option<Link> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let links = all.get_mut(place)?;
-        while let Some((_, mut link)) = links.pop() {
-            if link.is_usable() {
-                return Some(link);
-            }
-        }
-        None
-    }
-
-    fn put(self: &Arc<Self>, place: Place, link: Link) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let was_empty = all.is_empty();
-        let links = all.entry(place).or_default();
-        if links.len() < MOST_KEPT {
-            links.push((Instant::now(), link));
-        }
-        if was_empty {
-            tokio::spawn(close_old(Arc::downgrade(self)));
-        }
-    }
-
-    /// Closes those that nobody has used for long; whether any are left.
-    fn close_old(&self) -> bool {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|_, links| {
-            links.retain(|(since, _)| since.elapsed() < KEPT);
-            !links.is_empty()
-        });
-        !all.is_empty()
-    }
-}
-
-async fn close_old(kept: Weak<Kept>) {
-    loop {
-        tokio::time::sleep(KEPT / 3).await;
-        if !kept.upgrade().is_some_and(|kept| kept.close_old()) {
-            return;
-        }
     }
 }
 
@@ -258,6 +240,8 @@ struct Link {
     gate: Arc<Gate>,
     /// Knocks at the gate.
     waker: Waker,
+    /// It is counted.
+    _ticket: Ticket,
 }
 
 impl Link {
@@ -350,8 +334,8 @@ pub(crate) struct Answer {
     body: Incoming,
     /// `None` once it is kept for others.
     link: Option<Link>,
-    place: Place,
-    kept: Weak<Kept>,
+    place: Option<Place>,
+    shelf: Weak<Shelf<Link>>,
 }
 
 impl Answer {
@@ -369,11 +353,11 @@ impl Answer {
                 },
                 Some(Err(error)) => return Poll::Ready(Some(Err(error))),
                 None => {
-                    let (link, kept) = (self.link.take(), self.kept.upgrade());
-                    if let Some((mut link, kept)) = link.zip(kept)
+                    let (link, shelf) = (self.link.take(), self.shelf.upgrade());
+                    if let Some(((mut link, shelf), place)) = link.zip(shelf).zip(self.place.take())
                         && link.is_usable()
                     {
-                        kept.put(std::mem::take(&mut self.place), link);
+                        shelf.put(place, link);
                     }
                     return Poll::Ready(None);
                 }

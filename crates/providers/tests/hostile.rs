@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use atoll_providers::{Call, Error, Providers, Timeouts};
-use atoll_types::{ProviderKind, Timestamp};
+use atoll_types::{ProjectId, ProviderKind, Timestamp};
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -65,7 +65,11 @@ async fn ask(base: &str, stream: bool) -> Result<atoll_providers::Reply, Error> 
         stream,
     };
     providers()
-        .send(call.with_key(Some(b"sk-secret"), Timestamp(0))?, None)
+        .send(
+            call.with_key(Some(b"sk-secret"), Timestamp(0))?,
+            &ProjectId::from_entropy([1; 20]),
+            None,
+        )
         .await
 }
 

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_providers::{Call, Error, Providers, Reach, Ready, Reply, Timeouts};
-use atoll_types::{ProviderKind, Timestamp};
+use atoll_providers::{Blot, Call, Error, Providers, Reach, Ready, Reply, Timeouts};
+use atoll_types::{ProjectId, ProviderKind, Timestamp};
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -54,6 +54,10 @@ fn providers() -> Providers {
     .unwrap()
 }
 
+fn somebody() -> ProjectId {
+    ProjectId::from_entropy([1; 20])
+}
+
 /// Reads one request, which has a body of two bytes.
 async fn request(stream: &mut TcpStream) -> String {
     let mut seen = Vec::new();
@@ -81,7 +85,10 @@ async fn a_connection_serves_one_call_after_the_other() {
     let called = async {
         for _ in 0..3 {
             let call = provider.call(ProviderKind::Openai, b"sk", false);
-            assert_eq!(whole(providers.send(call, None).await.unwrap()).await, "{}");
+            assert_eq!(
+                whole(providers.send(call, &somebody(), None).await.unwrap()).await,
+                "{}"
+            );
         }
     };
     // With a second connection the server would wait for ever.
@@ -101,7 +108,7 @@ async fn one_that_the_provider_has_closed_is_not_used_again() {
             drop(stream);
         };
         let call = provider.call(ProviderKind::Openai, b"sk", false);
-        let called = async { whole(providers.send(call, None).await.unwrap()).await };
+        let called = async { whole(providers.send(call, &somebody(), None).await.unwrap()).await };
         let ((), answer) = tokio::join!(served, called);
         assert_eq!(answer, "{}");
     }
@@ -112,7 +119,7 @@ async fn whoever_stops_listening_closes_the_connection() {
     let (provider, providers) = (Provider::new().await, providers());
     let call = provider.call(ProviderKind::Openai, b"sk", true);
     let sending = tokio::spawn(async move {
-        let mut reply = providers.send(call, None).await.unwrap();
+        let mut reply = providers.send(call, &somebody(), None).await.unwrap();
         assert_eq!(reply.chunk().await.unwrap().unwrap(), "abc");
         drop(reply);
         providers
@@ -130,7 +137,7 @@ async fn no_chunk_is_slept_through() {
     let (provider, providers) = (Provider::new().await, providers());
     let call = provider.call(ProviderKind::Openai, b"sk", true);
     let reading = tokio::spawn(async move {
-        let mut reply = providers.send(call, None).await.unwrap();
+        let mut reply = providers.send(call, &somebody(), None).await.unwrap();
         let mut all = Vec::new();
         while let Some(chunk) = reply.chunk().await.unwrap() {
             all.extend_from_slice(&chunk);
@@ -179,7 +186,10 @@ async fn a_request_to_amazon_is_signed_or_carries_its_key() {
             drop(stream);
             asked
         };
-        let (asked, reply) = tokio::join!(served, providers.send(call, None));
+        let (asked, reply) = {
+            let whose = somebody();
+            tokio::join!(served, providers.send(call, &whose, None))
+        };
         assert!(
             asked.starts_with("POST /model/a%3A0/converse HTTP/1.1\r\n"),
             "{asked}"
@@ -233,9 +243,12 @@ async fn what_may_not_be_reached_is_not_connected_to() {
             stream: false,
         };
         let ready = call.with_key(Some(b"sk-secret"), Timestamp(0)).unwrap();
-        let error = providers.send(ready, Some(&reach)).await.unwrap_err();
+        let error = providers
+            .send(ready, &somebody(), Some(&reach))
+            .await
+            .unwrap_err();
         assert!(
-            matches!(&error, Error::Unreachable(why) if why.contains("is refused"))
+            matches!(&error, Error::OutOfBounds(why) if why.contains("is refused"))
                 && !error.may_be_charged(),
             "{host}: {error}"
         );
@@ -248,10 +261,10 @@ async fn what_may_not_be_reached_is_not_connected_to() {
         stream
     };
     let call = provider.call(ProviderKind::Openai, b"sk", false);
-    let called = async { whole(providers.send(call, None).await.unwrap()).await };
+    let called = async { whole(providers.send(call, &somebody(), None).await.unwrap()).await };
     let (_open, _) = tokio::join!(served, called);
     let call = provider.call(ProviderKind::Openai, b"sk", false);
-    assert!(providers.send(call, Some(&reach)).await.is_err());
+    assert!(providers.send(call, &somebody(), Some(&reach)).await.is_err());
 }
 
 /// Who was asked and said nothing may charge for it; who was never asked does not.
@@ -264,9 +277,89 @@ async fn what_was_sent_is_told_from_what_was_not() {
         request(&mut stream).await;
         drop(stream);
     };
-    let (error, ()) = tokio::join!(providers.send(call, None), served);
+    let whose = somebody();
+    let (error, ()) = tokio::join!(providers.send(call, &whose, None), served);
     assert!(error.unwrap_err().may_be_charged());
     let call = provider.call(ProviderKind::Openai, b"sk", false);
     drop(provider);
-    assert!(!providers.send(call, None).await.unwrap_err().may_be_charged());
+    assert!(
+        !providers
+            .send(call, &somebody(), None)
+            .await
+            .unwrap_err()
+            .may_be_charged()
+    );
+}
+
+/// Projects do not share connections, also where they lead to the same place.
+#[tokio::test]
+async fn a_connection_serves_one_project_only() {
+    let (provider, providers) = (Provider::new().await, providers());
+    let mut open = Vec::new();
+    for project in [1, 2] {
+        let project = ProjectId::from_entropy([project; 20]);
+        let call = provider.call(ProviderKind::Openai, b"sk", false);
+        let called = async { whole(providers.send(call, &project, None).await.unwrap()).await };
+        // One that was left open by the first would not be accepted again.
+        let served = async {
+            let mut stream = provider.accept().await;
+            request(&mut stream).await;
+            stream.write_all(WHOLE).await.unwrap();
+            stream
+        };
+        let (stream, _) = tokio::join!(served, called);
+        open.push(stream);
+    }
+}
+
+/// Stands in for what searches an answer for the key.
+struct Stars(Vec<u8>);
+
+impl Blot for Stars {
+    fn text(&self, text: &str) -> String {
+        text.replace("sk-secret", "*********")
+    }
+
+    fn piece(&mut self, piece: Bytes) -> Bytes {
+        self.0.extend_from_slice(&piece);
+        Bytes::new()
+    }
+
+    fn rest(&mut self) -> Bytes {
+        let held = std::mem::take(&mut self.0);
+        self.text(&String::from_utf8(held).unwrap()).into()
+    }
+}
+
+/// Also what stands in its head, and what is told about an answer of the wrong kind.
+#[tokio::test]
+async fn whatever_a_provider_says_is_searched_for_its_key() {
+    let (provider, providers) = (Provider::new().await, providers());
+    for (answer, shown) in [
+        (
+            "HTTP/1.1 400 No\r\ncontent-length: 14\r\n\r\nfor sk-secret!",
+            "for *********!",
+        ),
+        (
+            "HTTP/1.1 200 OK\r\ncontent-type: text/sk-secret\r\ncontent-length: 0\r\n\r\n",
+            "text/*********",
+        ),
+    ] {
+        let call = provider
+            .call(ProviderKind::Openai, b"sk-secret", false)
+            .blotting(Box::new(Stars(Vec::new())));
+        let served = async {
+            let mut stream = provider.accept().await;
+            request(&mut stream).await;
+            stream.write_all(answer.as_bytes()).await.unwrap();
+        };
+        let called = async {
+            match providers.send(call, &somebody(), None).await {
+                Ok(reply) => String::from_utf8(reply.explanation().await.to_vec()).unwrap(),
+                Err(error) => error.to_string(),
+            }
+        };
+        let ((), said) = tokio::join!(served, called);
+        assert!(said.contains(shown) && !said.contains("sk-secret"), "{said}");
+    }
 }

@@ -31,7 +31,7 @@ pub(crate) struct SetBudgetRequest {
     /// Whose spending it caps; each has its own. Default: the project's.
     #[schema(value_type = Option<String>, pattern = "^(project|key|workflow|run|sandbox)$")]
     scope: Option<BudgetScope>,
-    /// The one that it is for. Default: every one of the scope.
+    /// The one that it is for, by its id or its name: sandboxes by their id alone. Default: every one of the scope.
     subject: Option<String>,
     /// Tell when so much is spent.
     #[schema(minimum = 1, maximum = 100)]

@@ -160,7 +160,7 @@ pub(crate) enum ModelKeyCommand {
 Examples:
   atoll budget set daily 20 --window day --alert 80
   atoll budget set per-run 1.50 --scope run
-  atoll budget set intern 5 --scope key --subject key_abc... --window month")]
+  atoll budget set intern 5 --scope key --subject intern --window month")]
 pub(crate) enum BudgetCommand {
     Set(BudgetSetArgs),
     /// List budgets and how they stand
@@ -183,7 +183,7 @@ pub(crate) struct BudgetSetArgs {
     /// project, key, workflow, run or sandbox
     #[arg(long, default_value = "project")]
     pub(crate) scope: String,
-    /// Which one; without it each has its own
+    /// Which one: an id, or the name of a virtual key, a workflow or a run; without it each has its own
     #[arg(long)]
     pub(crate) subject: Option<String>,
     /// Tell when this share is spent, in percent

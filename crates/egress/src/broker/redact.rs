@@ -12,7 +12,7 @@ use std::sync::Arc;
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
 use bytes::{Bytes, BytesMut};
-use hyper::header::{HeaderMap, HeaderValue};
+use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use memchr::memmem;
 use zeroize::Zeroizing;
 
@@ -87,6 +87,13 @@ impl Needle {
         }
     }
 
+    /// Whether it stands in the name of a field, however its letters are written.
+    fn is_in_name(&self, name: &str) -> bool {
+        name.as_bytes()
+            .windows(self.text.len())
+            .any(|part| part.eq_ignore_ascii_case(&self.text))
+    }
+
     /// How many bytes at the end of `data` may be the beginning of this.
     fn begun(&self, data: &[u8]) -> usize {
         let from = data.len().saturating_sub(self.text.len() - 1);
@@ -103,7 +110,7 @@ impl Needle {
 
 /// What is blotted out of one answer.
 #[derive(Clone, Default)]
-pub(crate) struct Redactor(Vec<Arc<Needles>>);
+pub struct Redactor(Vec<Arc<Needles>>);
 
 impl std::fmt::Debug for Redactor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -137,7 +144,17 @@ impl Redactor {
         self.needles().map(|needle| needle.begun(data)).max().unwrap_or(0)
     }
 
+    /// Fields whose name holds a value are left out whole: a name has no letters to spare. On the way it may have lost its
+    /// capitals.
     pub(crate) fn headers(&self, headers: &mut HeaderMap) {
+        let telling: Vec<HeaderName> = headers
+            .keys()
+            .filter(|name| self.needles().any(|needle| needle.is_in_name(name.as_str())))
+            .cloned()
+            .collect();
+        for name in telling {
+            headers.remove(name);
+        }
         for value in headers.values_mut() {
             let found = self.found(value.as_bytes());
             if found.is_empty() {
@@ -149,7 +166,16 @@ impl Redactor {
         }
     }
 
-    pub(crate) fn scanner(self) -> Scanner {
+    /// A text that is there in one piece.
+    pub fn text(&self, text: &str) -> String {
+        let mut bytes = text.as_bytes().to_vec();
+        let found = self.found(&bytes);
+        blot(&mut bytes, found);
+        String::from_utf8(bytes)
+            .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
+    }
+
+    pub fn scanner(self) -> Scanner {
         Scanner {
             redactor: self,
             held: BytesMut::new(),
@@ -165,7 +191,7 @@ fn blot(data: &mut [u8], found: Vec<Range<usize>>) {
 
 /// Blots out of a stream.
 #[derive(Debug)]
-pub(crate) struct Scanner {
+pub struct Scanner {
     redactor: Redactor,
     /// The end of what came so far, which may be the beginning of a value. Shorter than the longest form of one.
     held: BytesMut,
@@ -173,7 +199,7 @@ pub(crate) struct Scanner {
 
 impl Scanner {
     /// What may be passed on now; nothing, perhaps.
-    pub(crate) fn push(&mut self, piece: Bytes) -> Bytes {
+    pub fn push(&mut self, piece: Bytes) -> Bytes {
         if self.held.is_empty() {
             let found = self.redactor.found(&piece);
             if found.is_empty() && self.redactor.begun(&piece) == 0 {
@@ -189,7 +215,7 @@ impl Scanner {
     }
 
     /// What was held back, at the end of the stream.
-    pub(crate) fn finish(&mut self) -> Bytes {
+    pub fn finish(&mut self) -> Bytes {
         self.held.split().freeze()
     }
 
@@ -288,6 +314,18 @@ mod tests {
         redactor.headers(&mut headers);
         assert_eq!(headers["location"], "/x?key=****************&y=abc");
         assert_eq!(headers["x-other"], "abc");
+    }
+
+    #[test]
+    fn a_field_whose_name_holds_a_value_is_left_out() {
+        let redactor = redactor(&["AbCdEf012345"]);
+        let mut headers = HeaderMap::new();
+        for name in ["x-abcdef012345", "abcdef012345", "x-abcdef012345-y", "x-abcdef"] {
+            headers.append(name, HeaderValue::from_static("1"));
+            headers.append(name, HeaderValue::from_static("2"));
+        }
+        redactor.headers(&mut headers);
+        assert_eq!(headers.keys().collect::<Vec<_>>(), ["x-abcdef"]);
     }
 
     #[test]

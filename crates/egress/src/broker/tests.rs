@@ -54,7 +54,7 @@ fn what_is_sealed_opens_only_where_it_belongs() {
     let value = broker.current(&id(1), Timestamp(0)).unwrap();
     assert_eq!(value.value.expose(), b"a value of some length");
 
-    let cannot = |result: Result<(), BrokerError>| matches!(result, Err(BrokerError::CannotOpen { .. }));
+    let cannot = |result: Result<u64, BrokerError>| matches!(result, Err(BrokerError::CannotOpen { .. }));
     assert!(cannot(broker.load(&project(2), &id(1), &sealed, None)));
     assert!(cannot(broker.load(&project(1), &id(2), &sealed, None)));
     assert!(cannot(super::tests::broker(2).load(
@@ -109,6 +109,36 @@ fn a_new_value_keeps_the_placeholders_of_the_first() {
     let again = super::tests::broker(1);
     again.load(&project(1), &id(1), &second, None).unwrap();
     assert_eq!(again.placeholder(&trust, &id(1)).unwrap(), placeholder);
+}
+
+/// Who knows a secret by an earlier value is not lent the later one.
+#[test]
+fn only_the_version_that_was_asked_for_is_lent() {
+    let broker = broker(1);
+    let seal = |value: &str| broker.seal(&project(1), &id(1), &secret(value)).unwrap();
+    let load = |value: &str| broker.load(&project(1), &id(1), &seal(value), None).unwrap();
+    let lend = |version| {
+        broker.lend(&id(1), version, Timestamp(0), |key, redactor| {
+            (
+                key.to_vec(),
+                redactor.text("it was the first value, or another value"),
+            )
+        })
+    };
+    let first = load("the first value");
+    let (key, shown) = lend(first).unwrap();
+    assert_eq!(key, b"the first value");
+    assert_eq!(shown, "it was ***************, or another value");
+    assert_eq!(
+        load("the first value"),
+        first,
+        "the same value is the same version"
+    );
+    let second = load("another value");
+    assert!(lend(first).is_none());
+    assert_eq!(lend(second).unwrap().0, b"another value");
+    broker.forget(&id(1));
+    assert!(lend(second).is_none());
 }
 
 #[test]

@@ -1,14 +1,15 @@
 //! Budgets as the operator sets and sees them. What they let pass is decided elsewhere ([`crate::admission`]).
 //!
-//! What must hold: a budget that is changed keeps what was spent against it.
+//! What must hold: a budget that is changed keeps what was spent against it. One for a key or a sandbox is for one that exists:
+//! a slip of the pen would cap nobody.
 
 use atoll_gateway_core::Standing;
 use atoll_store::{Fact, ModelBudgetRow};
-use atoll_types::{BudgetId, BudgetScope, BudgetWindow, Fault, ProjectId, Timestamp, Usd};
+use atoll_types::{BudgetId, BudgetScope, BudgetWindow, Fault, ProjectId, SandboxId, Timestamp, Usd};
 
-use super::{check_name, missing};
+use super::{check_name, missing, shown};
 use crate::faults::from_store;
-use crate::{Models, fresh};
+use crate::{Models, Who, fresh};
 
 #[derive(Debug, Clone)]
 pub struct SetBudget {
@@ -67,12 +68,20 @@ impl Models {
         }
         let _one_at_a_time = self.inner.setup_lock.lock().await;
         let before = self.setup(project).budgets.get(&request.name).cloned();
+        let is_known = before
+            .as_ref()
+            .is_some_and(|row| (row.scope, &row.subject) == (request.scope, &request.subject));
+        let subject = match request.subject {
+            // One that was there when the budget was made may be gone by now.
+            Some(subject) if !is_known => Some(self.subject(project, request.scope, subject).await?),
+            subject => subject,
+        };
         let row = ModelBudgetRow {
             id: before.as_ref().map_or_else(fresh, |row| row.id.clone()),
             project: project.clone(),
             name: request.name,
             scope: request.scope,
-            subject: request.subject,
+            subject,
             window: request.window,
             limit: request.limit,
             alert_percent: request.alert_percent,
@@ -95,6 +104,58 @@ impl Models {
             setup.budgets.insert(row.name.clone(), row);
         });
         Ok(view)
+    }
+
+    /// The id of whom a budget is for. Workflows and runs have names that others give them, perhaps later.
+    async fn subject(
+        &self,
+        project: &ProjectId,
+        scope: BudgetScope,
+        subject: String,
+    ) -> Result<String, Fault> {
+        match scope {
+            BudgetScope::Project | BudgetScope::Workflow | BudgetScope::Run => return Ok(subject),
+            BudgetScope::Sandbox => {
+                if let Ok(id) = subject.parse::<SandboxId>()
+                    && let Some(row) = self
+                        .store()
+                        .sandbox(project, &id)
+                        .await
+                        .map_err(|e| from_store(&e))?
+                {
+                    return Ok(row.id.as_str().to_owned());
+                }
+            }
+            BudgetScope::Key => {
+                let virtual_keys = self.list_model_keys(project).await?;
+                let own = self.store().keys(project).await.map_err(|e| from_store(&e))?;
+                let by_id = virtual_keys
+                    .iter()
+                    .map(|row| &row.id)
+                    .chain(own.iter().map(|row| &row.id));
+                if by_id.into_iter().any(|id| id.as_str() == subject) {
+                    return Ok(subject);
+                }
+                let mut named = virtual_keys
+                    .iter()
+                    .filter(|row| row.name == subject && row.revoked_at.is_none());
+                match (named.next(), named.next()) {
+                    (Some(row), None) => return Ok(row.id.as_str().to_owned()),
+                    (Some(_), Some(_)) => {
+                        let message = format!("there are several keys named `{}`", shown(&subject));
+                        return Err(Fault::invalid("subject_ambiguous", message)
+                            .hint("name it by its id; `atoll model key list` shows it"));
+                    }
+                    (None, _) => {}
+                }
+            }
+        }
+        let message = format!("there is no {scope} `{}` in this project", shown(&subject));
+        let hint = match scope {
+            BudgetScope::Sandbox => "name it by its id; `atoll list` shows it",
+            _ => "`atoll model key list` shows those that exist; a virtual key goes by its name, too",
+        };
+        Err(Fault::not_found("subject_not_found", message).hint(hint))
     }
 
     pub fn list_budgets(&self, project: &ProjectId) -> Vec<BudgetView> {
@@ -125,6 +186,11 @@ impl Models {
             setup.budgets.remove(name);
         });
         Ok(())
+    }
+
+    /// What a caller may still spend: what is left of the tightest budget that applies to it; `None`: none does.
+    pub fn left_for(&self, who: &Who) -> Option<Usd> {
+        self.books().left(&who.spender, self.now())
     }
 
     fn budget_view(&self, row: &ModelBudgetRow) -> BudgetView {

@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use atoll_dialects::Dialect;
-use atoll_models::{CreateModelKey, SetBudget, Who};
+use atoll_models::{CreateModelKey, Served, SetBudget, SetRoute, Who};
 use atoll_types::{BudgetScope, BudgetWindow, ProviderKind, Usd};
+use futures_util::StreamExt as _;
 
-use crate::support::{Context, Provider, json, request};
+use crate::support::{Context, Provider, Reply, events, json, request};
 
 /// Exactly as many tokens as `max_tokens` allows, so that what is reserved is what it costs.
 const TEN: &str = r#"{"choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"length"}],"usage":{"prompt_tokens":0,"completion_tokens":10}}"#;
@@ -186,4 +187,208 @@ async fn a_key_opens_what_it_says_for_as_long_as_it_says() {
         .await
         .unwrap();
     assert!(context.models.authenticate(&secret).is_none());
+}
+
+/// A budget counts what was under way when it was set.
+#[tokio::test]
+async fn a_budget_that_is_set_meanwhile_counts_the_calls_under_way() {
+    let context = Context::new().await;
+    let begin =
+        "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"hello\"},\"finish_reason\":null}]}\n\n";
+    let silent = Reply {
+        hangs: true,
+        ..events(begin)
+    };
+    let provider = Provider::start(vec![silent]).await;
+    context
+        .provider("p", ProviderKind::Openai, &provider.url, "m*")
+        .await;
+    context.price("m1", "0", "1").await;
+    let ask = r#"{"model":"m1","stream":true,"max_tokens":2000000,"messages":[]}"#;
+    let Served::Stream {
+        events: mut heard, ..
+    } = context.ask(Dialect::Chat, ask).await.unwrap()
+    else {
+        panic!("a stream was asked for");
+    };
+    heard.next().await.unwrap();
+    let set = |scope| {
+        context
+            .models
+            .set_budget(&context.project, budget("b", "2.5", scope))
+    };
+    let standing = set(BudgetScope::Project).await.unwrap().standing;
+    assert_eq!(
+        (standing[0].spent, standing[0].reserved),
+        (Usd::ZERO, "2".parse().unwrap())
+    );
+    let refused = context.ask(Dialect::Chat, ask).await.err().unwrap();
+    assert_eq!(refused.fault.code, "budget_exhausted");
+    // Also where it is made to count something else, and back.
+    assert!(set(BudgetScope::Run).await.unwrap().standing.is_empty());
+    let standing = set(BudgetScope::Project).await.unwrap().standing;
+    assert_eq!(standing[0].reserved, "2".parse().unwrap());
+    drop(heard);
+    let row = context.settled().await;
+    assert!(row.cost > Usd::ZERO);
+    let standing = &context.models.list_budgets(&context.project)[0].standing[0];
+    assert_eq!((standing.spent, standing.reserved), (row.cost, Usd::ZERO));
+}
+
+/// However calls end while budgets are set, each budget counts each call once.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_call_falls_between_the_books_and_the_rows() {
+    let context = Arc::new(Context::new().await);
+    let provider = Provider::start(vec![json(TEN)]).await;
+    context
+        .provider("p", ProviderKind::Openai, &provider.url, "m*")
+        .await;
+    context.price("m1", "0", "1").await;
+    let mut calls = tokio::task::JoinSet::new();
+    for _ in 0..8 {
+        let context = Arc::clone(&context);
+        calls.spawn(async move {
+            for _ in 0..25 {
+                let who = context.who();
+                call(&context, &who).await.unwrap();
+            }
+        });
+    }
+    for n in 0..40 {
+        let name = format!("b{}", n % 10);
+        let scope = if n % 3 == 0 {
+            BudgetScope::Run
+        } else {
+            BudgetScope::Project
+        };
+        let set = budget(&name, "1000", scope);
+        context.models.set_budget(&context.project, set).await.unwrap();
+    }
+    for n in 0..10 {
+        let set = budget(&format!("b{n}"), "1000", BudgetScope::Project);
+        context.models.set_budget(&context.project, set).await.unwrap();
+    }
+    while let Some(done) = calls.join_next().await {
+        done.unwrap();
+    }
+    context.models.shutdown().await;
+    for budget in context.models.list_budgets(&context.project) {
+        let standing = &budget.standing[0];
+        assert_eq!(
+            (standing.spent, standing.reserved),
+            ("0.002".parse().unwrap(), Usd::ZERO),
+            "{}",
+            budget.name
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_budget_is_for_somebody_who_exists() {
+    let context = Context::new().await;
+    let create = |name: &str| CreateModelKey {
+        name: name.into(),
+        models: Vec::new(),
+        requests_per_minute: None,
+        tokens_per_minute: None,
+        expires_at: None,
+    };
+    let (key, secret) = context
+        .models
+        .create_model_key(&context.project, create("ci"))
+        .await
+        .unwrap();
+    let set = |scope, subject: &str| {
+        let set = SetBudget {
+            subject: Some(subject.into()),
+            ..budget("b", "1", scope)
+        };
+        context.models.set_budget(&context.project, set)
+    };
+    for (scope, subject) in [
+        (BudgetScope::Key, "nobody"),
+        (BudgetScope::Key, "key_aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"),
+        (BudgetScope::Sandbox, "nobody"),
+        (BudgetScope::Sandbox, "sbx_aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"),
+    ] {
+        let refused = set(scope, subject).await.unwrap_err();
+        assert_eq!(refused.code, "subject_not_found", "{scope} {subject}");
+    }
+    let id = key.id.as_str().to_owned();
+    for subject in ["ci", id.as_str()] {
+        let view = set(BudgetScope::Key, subject).await.unwrap();
+        assert_eq!(view.subject.as_deref(), Some(id.as_str()), "{subject}");
+    }
+    let who = Who {
+        key: context.models.authenticate(&secret),
+        ..context.who()
+    };
+    let mut with_key = who.clone();
+    with_key.spender.key = Some(key.id.clone());
+    assert_eq!(context.models.left_for(&who), None);
+    assert_eq!(context.models.left_for(&with_key), Some("1".parse().unwrap()));
+    let tighter = budget("all", "0.5", BudgetScope::Project);
+    context
+        .models
+        .set_budget(&context.project, tighter)
+        .await
+        .unwrap();
+    assert_eq!(context.models.left_for(&with_key), Some("0.5".parse().unwrap()));
+    // One whose key is gone can still be changed, and a name that two keys share means neither.
+    context
+        .models
+        .revoke_model_key(&context.project, &key.id)
+        .await
+        .unwrap();
+    set(BudgetScope::Key, &id).await.unwrap();
+    let refused = set(BudgetScope::Key, "ci").await.unwrap_err();
+    assert_eq!(refused.code, "subject_not_found");
+    for workflow in ["nightly", "soon"] {
+        set(BudgetScope::Workflow, workflow).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_key_that_may_do_nothing_is_not_made() {
+    let context = Context::new().await;
+    for (requests, tokens) in [(Some(0), None), (None, Some(0)), (Some(0), Some(0))] {
+        let request = CreateModelKey {
+            name: "none".into(),
+            models: Vec::new(),
+            requests_per_minute: requests,
+            tokens_per_minute: tokens,
+            expires_at: None,
+        };
+        let refused = context.models.create_model_key(&context.project, request).await;
+        assert_eq!(refused.unwrap_err().code, "key_rate_invalid");
+    }
+}
+
+#[tokio::test]
+async fn a_name_stands_for_what_exists() {
+    let context = Context::new().await;
+    context
+        .provider("p", ProviderKind::Openai, "http://127.0.0.1:9", "m*")
+        .await;
+    let set = |name: &str, fallback: &str| {
+        let route = SetRoute {
+            name: name.into(),
+            targets: vec![(
+                atoll_gateway_core::Target {
+                    provider: "p".into(),
+                    model: "m1".into(),
+                },
+                1,
+            )],
+            fallbacks: vec![fallback.into()],
+        };
+        context.models.set_route(&context.project, route)
+    };
+    for fallback in ["nosuch", "nosuch/m1", "fast"] {
+        let refused = set("slow", fallback).await.unwrap_err();
+        assert_eq!(refused.code, "not_found", "{fallback}");
+    }
+    for (name, fallback) in [("fast", "m2"), ("slow", "fast"), ("slow", "p/any")] {
+        set(name, fallback).await.unwrap();
+    }
 }

@@ -12,6 +12,7 @@ mod calls;
 mod conversations;
 mod evasion;
 mod guards;
+mod isolation;
 mod places;
 mod readings;
 mod support;
