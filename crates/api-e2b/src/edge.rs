@@ -183,7 +183,7 @@ async fn to_sandbox(app: &App, id: &SandboxId, port: u16, by_headers: bool, requ
         Some(extras) => match to_port(app, &target, extras, port, request).await {
             Ok(response) => response,
             Err(Closed::Traffic(why)) => refused(id, StatusCode::FORBIDDEN, why, None),
-            Err(Closed::Fault(fault)) => port_failed(id, port, fault),
+            Err(Closed::Fault(fault)) => port_failed(id, port, &fault),
         },
         // Not made through this wire.
         None if by_headers => {
@@ -272,7 +272,7 @@ async fn to_port(
 }
 
 /// A port that nobody listens on, and whatever else went wrong on the way there.
-fn port_failed(id: &SandboxId, port: u16, fault: Fault) -> Response {
+fn port_failed(id: &SandboxId, port: u16, fault: &Fault) -> Response {
     if fault.code == "port_refused" {
         let message = "The sandbox is running but port is not open";
         return refused(id, StatusCode::BAD_GATEWAY, message, Some(port));

@@ -219,7 +219,9 @@ impl Models {
                 ));
             }
             let demand = match setup.providers.get(&target.provider) {
-                Some(provider) => &outgoing::demand(request, demand, provider, target, price, OWN_LIMIT)?,
+                Some(provider) => {
+                    &outgoing::demand(request, demand, &provider.row, target, price, OWN_LIMIT)?
+                }
                 None => demand,
             };
             if let Some(Unpriced { field, why }) = demand.unpriced.as_ref().filter(|_| !price.is_free()) {
