@@ -33,7 +33,15 @@ use tracing::Instrument as _;
 #[async_trait]
 pub trait Keys: fmt::Debug + Send + Sync + 'static {
     /// `Ok(None)`: the key is unknown or was revoked. `Err`: it cannot be found out now.
-    async fn project_of(&self, secret: &str) -> Result<Option<String>, String>;
+    async fn find(&self, secret: &str) -> Result<Option<Key>, String>;
+}
+
+/// A key that opens something.
+#[derive(Debug, Clone)]
+pub struct Key {
+    /// By this it is revoked, which ends what is open with it.
+    pub id: String,
+    pub project: String,
 }
 
 /// Whom the server lets in.
@@ -196,7 +204,7 @@ where
                 Access::WithKey(_) if request.uri().path().starts_with("/grpc.health.v1.Health/") => {
                     Ok(Caller::Project(Arc::from("")))
                 }
-                Access::WithKey(keys) => admit(keys.as_ref(), request.headers()).await,
+                Access::WithKey(keys) => admit(keys.as_ref(), &visit, request.headers()).await,
             };
             match caller {
                 Ok(caller) => {
@@ -225,17 +233,15 @@ fn received(
     caller: &Caller,
     request: Request<Body>,
 ) -> Result<Request<Body>, Status> {
-    let project = match caller {
-        Caller::Project(project) if !project.is_empty() => project.parse::<ProjectId>(),
+    match caller {
+        Caller::Project(project) if !project.is_empty() => {}
         // Their messages are small, and whole ones.
         Caller::Project(_) | Caller::Anyone => {
             let silence = front.patience.body;
             let awaited = |body| Awaited::new(body, silence).map_err(refused);
             return Ok(request.map(|body| Body::new(awaited(body))));
         }
-    };
-    let project = project.map_err(|error| Status::internal(error.to_string()))?;
-    visit.admit(&project, None).map_err(|fault| told(&fault))?;
+    }
     let compressed = request
         .headers()
         .get("grpc-encoding")
@@ -270,7 +276,7 @@ fn told(fault: &Fault) -> Status {
     }
 }
 
-async fn admit(keys: &dyn Keys, headers: &HeaderMap) -> Result<Caller, Status> {
+async fn admit(keys: &dyn Keys, visit: &Visit, headers: &HeaderMap) -> Result<Caller, Status> {
     let secret = headers
         .get(header::AUTHORIZATION)
         .and_then(|value| value.to_str().ok())
@@ -283,8 +289,14 @@ async fn admit(keys: &dyn Keys, headers: &HeaderMap) -> Result<Caller, Status> {
                 "this request carries no API key: give your client one (api_key); `atoll key create` makes it",
             )
         })?;
-    match keys.project_of(secret).await {
-        Ok(Some(project)) => Ok(Caller::Project(project.into())),
+    match keys.find(secret).await {
+        Ok(Some(key)) => {
+            let project = key.project.parse::<ProjectId>();
+            let project = project.map_err(|error| Status::internal(error.to_string()))?;
+            let admitted = visit.admit_key(&project, &key.id);
+            admitted.map_err(|fault| told(&fault))?;
+            Ok(Caller::Project(key.project.into()))
+        }
         Ok(None) => Err(Status::unauthenticated(
             "this API key is unknown or was revoked; `atoll key create` makes one",
         )),
@@ -307,9 +319,12 @@ mod tests {
 
     #[async_trait]
     impl Keys for OneKey {
-        async fn project_of(&self, secret: &str) -> Result<Option<String>, String> {
+        async fn find(&self, secret: &str) -> Result<Option<Key>, String> {
             match secret {
-                "right" => Ok(Some(project())),
+                "right" => Ok(Some(Key {
+                    id: "key_1".to_owned(),
+                    project: project(),
+                })),
                 "broken" => Err("the store is away".to_owned()),
                 _ => Ok(None),
             }

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 
-use atoll_api_temporal::{Access, Keys};
+use atoll_api_temporal::{Access, Key, Keys};
 use atoll_front::serve;
 use atoll_front::{Connections, Front, Guarded, Line, Peer};
 use atoll_sandboxes::Sandboxes;
@@ -141,9 +141,12 @@ struct KeysOfTheApi(Sandboxes);
 
 #[async_trait::async_trait]
 impl Keys for KeysOfTheApi {
-    async fn project_of(&self, secret: &str) -> std::result::Result<Option<String>, String> {
-        match self.0.authenticate(secret).await {
-            Ok(caller) => Ok(caller.map(|caller| caller.project.to_string())),
+    async fn find(&self, secret: &str) -> std::result::Result<Option<Key>, String> {
+        match self.0.find_key(secret).await {
+            Ok(found) => Ok(found.map(|(id, project)| Key {
+                id: id.to_string(),
+                project: project.to_string(),
+            })),
             Err(fault) => Err(fault.to_string()),
         }
     }
