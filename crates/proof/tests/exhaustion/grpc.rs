@@ -1,6 +1,10 @@
 //! The gRPC of durable workflows, frame by frame: calls that are begun and not finished.
 
+use std::io::Write as _;
+
 use atoll_proof::{Server, Value};
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -46,43 +50,47 @@ pub(crate) fn authority(server: &Server) -> String {
     url.strip_prefix("http://").unwrap().to_owned()
 }
 
-/// A whole call with one message.
+/// A whole call with one message, compressed: what repeats itself fits into the first window.
 pub(crate) fn whole_call(stream: u32, path: &str, authorization: &str, message: &[u8]) -> Vec<u8> {
-    let mut sent = vec![0];
-    sent.extend(u32::try_from(message.len()).unwrap().to_be_bytes());
-    sent.extend_from_slice(message);
-    let mut call = call(stream, path, Some(authorization), &[]);
-    // The largest frame that every server takes.
-    for piece in sent.chunks(16_384) {
-        call.extend(frame(0, 0, stream, piece));
-    }
+    let mut packed = GzEncoder::new(Vec::new(), Compression::best());
+    packed.write_all(message).unwrap();
+    let packed = packed.finish().unwrap();
+    let mut sent = vec![1];
+    sent.extend(u32::try_from(packed.len()).unwrap().to_be_bytes());
+    sent.extend(packed);
+    let mut call = begin(stream, path, Some(authorization), &[("grpc-encoding", "gzip")]);
     const END_STREAM: u8 = 1;
-    call.extend(frame(0, END_STREAM, stream, &[]));
+    call.extend(frame(0, END_STREAM, stream, &sent));
     call
 }
 
 /// The beginning of a call: its head, and as much of a message as is given.
 pub(crate) fn call(stream: u32, path: &str, authorization: Option<&str>, message: &[u8]) -> Vec<u8> {
+    let mut call = begin(stream, path, authorization, &[]);
+    if !message.is_empty() {
+        call.extend(frame(0, 0, stream, message));
+    }
+    call
+}
+
+fn begin(stream: u32, path: &str, authorization: Option<&str>, more: &[(&str, &str)]) -> Vec<u8> {
     let mut head = Vec::new();
-    for (name, value) in [
+    let usual = [
         (":method", "POST"),
         (":scheme", "http"),
         (":path", path),
         (":authority", "localhost"),
         ("content-type", "application/grpc"),
         ("te", "trailers"),
-    ] {
+    ];
+    for (name, value) in usual.iter().chain(more) {
         head.extend(literal(name, value));
     }
     if let Some(authorization) = authorization {
         head.extend(literal("authorization", authorization));
     }
     const END_HEADERS: u8 = 4;
-    let mut call = frame(HEADERS, END_HEADERS, stream, &head);
-    if !message.is_empty() {
-        call.extend(frame(0, 0, stream, message));
-    }
-    call
+    frame(HEADERS, END_HEADERS, stream, &head)
 }
 
 /// Waits until a call is answered, taken back, or its connection ended; says which.
