@@ -1,9 +1,11 @@
 //! Who may call: keys are made, listed and revoked; without one nothing is said.
 
+use atoll_proof::stream::{Received, Session};
 use atoll_proof::{Server, json, on_every_tier};
 
 on_every_tier!(
     a_revoked_key_opens_nothing,
+    what_a_revoked_key_opened_ends,
     a_project_is_a_world_of_its_own,
     without_a_key_nothing_is_said,
     secrets_are_not_kept,
@@ -46,6 +48,30 @@ async fn a_revoked_key_opens_nothing(server: &mut Server) {
         .get("/v1/info")
         .await
         .refused(401, "invalid_key");
+}
+
+/// A shell of somebody who has left is not left open.
+async fn what_a_revoked_key_opened_ends(server: &Server) {
+    let client = server.client();
+    let sandbox = server.sandbox().await;
+    let open = async |name: &str| {
+        let made = client
+            .post("/v1/keys", &json!({"name": name}))
+            .await
+            .expect(201)
+            .json();
+        let id = made["key"]["id"].as_str().unwrap().to_owned();
+        let theirs = client.with_key(made["secret"].as_str());
+        let mut session = Session::exec(&theirs, &sandbox.id, &json!({"cmd": "echo here; cat"})).await;
+        session.until_stdout("here\n").await;
+        (id, session)
+    };
+    let (leaves, mut ends) = open("leaves").await;
+    let (_stays, mut goes_on) = open("stays").await;
+    client.delete(&format!("/v1/keys/{leaves}")).await.expect(200);
+    while ends.next().await != Received::Closed {}
+    goes_on.stdin(b"still\n").await;
+    goes_on.until_stdout("still\n").await;
 }
 
 /// Two projects see nothing of each other; one that does not run the server changes nothing that both use.

@@ -173,6 +173,12 @@ async fn an_idempotency_key_finds_the_first_sandbox(server: &Server) {
     assert_eq!(other.expect(409).error()["code"], "idempotency_conflict");
     let second = create("twice", body).await.expect(201).json();
     assert!(!ids.contains(second["id"].as_str().unwrap()));
+
+    // What could not be made is not found again as if it had been.
+    let failing = server.request(&json!({"hooks": {"on_create": [{"argv": ["false"]}]}}));
+    for _ in 0..2 {
+        create("fails", failing.clone()).await.refused(502, "hook_failed");
+    }
 }
 
 async fn a_deadline_can_be_moved(server: &Server) {
