@@ -11,6 +11,9 @@ use tokio::sync::Notify;
 use crate::Engine;
 use crate::cells::Key;
 
+/// How often the time is looked at: somebody may have set the machine's clock on.
+const LOOK: Duration = Duration::from_secs(5);
+
 #[derive(Debug, Default)]
 pub(crate) struct Clock {
     due: Mutex<BinaryHeap<Reverse<(Nanos, Key, String)>>>,
@@ -52,7 +55,7 @@ impl Engine {
                     tokio::spawn(self.clone().tick(key, run_id));
                 }
                 Err(wait) => {
-                    let wait = wait.unwrap_or(Duration::from_secs(3600));
+                    let wait = wait.map_or(LOOK, |wait| wait.min(LOOK));
                     tokio::select! {
                         () = self.inner.stop.cancelled() => return,
                         () = self.inner.clock.sooner.notified() => {}

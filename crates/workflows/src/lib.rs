@@ -43,14 +43,14 @@ mod shares;
 mod starts;
 mod steps;
 mod tasks;
+mod time;
 mod updates;
 mod views;
 mod visibility;
 mod workers;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use atoll_store::Store;
 use atoll_workflow_core::{Limits, Nanos};
@@ -132,7 +132,7 @@ struct Inner {
     approvals: Approvals,
     batches: Batches,
     searching: Searching,
-    last_time: AtomicI64,
+    time: time::Time,
     stop: CancellationToken,
 }
 
@@ -156,7 +156,7 @@ impl Engine {
                 approvals,
                 batches,
                 searching: Searching::default(),
-                last_time: AtomicI64::new(0),
+                time: time::Time::default(),
                 stop: CancellationToken::new(),
             }),
         };
@@ -176,10 +176,7 @@ impl Engine {
 
     /// Nanoseconds since 1970, never going back.
     fn now(&self) -> Nanos {
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |since| i64::try_from(since.as_nanos()).unwrap_or(i64::MAX));
-        self.inner.last_time.fetch_max(now, Ordering::Relaxed).max(now)
+        self.inner.time.now()
     }
 
     /// What the workflows that are in memory hold, in bytes, about.

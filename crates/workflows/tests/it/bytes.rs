@@ -211,6 +211,10 @@ fn describe(engine: &Engine, job: &str) -> service::DescribeBatchOperationRespon
 async fn batches_hold_little_once_they_have_ended() {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("db");
+    // There is a namespace that it can be of.
+    let (engine, store) = open(&path).await;
+    engine.close();
+    store.close().await;
     let store = Store::open(&path).unwrap();
     // As an earlier version wrote them.
     let former = json!({
@@ -255,11 +259,12 @@ async fn batches_hold_little_once_they_have_ended() {
     store.close().await;
 }
 
-fn question(number: i64, bytes: usize) -> Question {
+/// Asked by an activity that the run does not have, so nobody waits for the answer.
+fn question(run_id: &str, number: i64, bytes: usize) -> Question {
     Question {
         namespace: "default".to_owned(),
-        workflow_id: "none".to_owned(),
-        run_id: "none".to_owned(),
+        workflow_id: "asks".to_owned(),
+        run_id: run_id.to_owned(),
         activity_id: "a".to_owned(),
         scheduled_id: number,
         action: json!("x".repeat(bytes)),
@@ -286,12 +291,16 @@ async fn approvals_of_a_project_have_a_share_and_come_in_pages() {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("db");
     let (engine, store) = open(&path).await;
-    let refused = engine.ask_approval(question(0, 100_000)).await.unwrap_err();
+    let run_id = start(&engine, "asks").await;
+    let refused = engine
+        .ask_approval(question(&run_id, 0, 100_000))
+        .await
+        .unwrap_err();
     assert!(refused.to_string().contains("bytes"), "{refused}");
-    let first = engine.ask_approval(question(1, 60_000)).await.unwrap();
+    let first = engine.ask_approval(question(&run_id, 1, 60_000)).await.unwrap();
     let long = Verdict {
         granted: true,
-        digest: digest(&question(1, 60_000).action),
+        digest: digest(&question(&run_id, 1, 60_000).action),
         by: "somebody".to_owned(),
         note: "n".repeat(MIB),
     };
@@ -299,7 +308,10 @@ async fn approvals_of_a_project_have_a_share_and_come_in_pages() {
     assert!(refused.to_string().contains("note"), "{refused}");
     // Nobody waits for the answers: they are a no, and the oldest make room.
     for number in 2..600 {
-        engine.ask_approval(question(number, 60_000)).await.unwrap();
+        engine
+            .ask_approval(question(&run_id, number, 60_000))
+            .await
+            .unwrap();
         let waits = || every_approval(&engine).iter().any(|one| one.decision.is_none());
         while number % 100 == 0 && waits() {
             tokio::task::yield_now().await;
