@@ -61,7 +61,7 @@ fn assert_all_ok(output: &std::process::Output) {
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr),
     );
-    assert!(output.status.success(), "{out}\n{err}");
+    assert!(output.status.success(), "{}\n{out}\n{err}", output.status);
     assert!(out.trim_end().ends_with("all ok"), "{out}\n{err}");
     eprintln!("{out}");
 }

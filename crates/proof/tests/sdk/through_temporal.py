@@ -5,6 +5,7 @@ Address and key come from TEMPORAL_ADDRESS and TEMPORAL_API_KEY. Prints "all ok"
 
 import asyncio
 import os
+import sys
 import uuid
 from datetime import timedelta
 
@@ -366,3 +367,6 @@ async def main() -> None:
 
 
 asyncio.run(main())
+# Threads of the SDK's native part may outlive the interpreter, which then does not always end with 0.
+sys.stdout.flush()
+os._exit(0)
