@@ -4,7 +4,7 @@
 //! sandbox that does not run is answered in words from which the clients conclude that it is gone.
 
 use atoll_front::proxy::{self, Passing, Secrets};
-use atoll_front::serve::Secured;
+use atoll_front::serve;
 use atoll_front::{Asked, Refused, Visit, host};
 use atoll_sandboxes::{Caller, Opens, Sandbox, kind_of_secret};
 use atoll_types::{Fault, SandboxId, SandboxState};
@@ -248,10 +248,7 @@ async fn to_port(
     let connecting = app.sandboxes.connect(&target.caller, &target.id, port);
     let stream = proxy::connect(port, connecting).await?;
     let mask = extras.mask_host.as_ref();
-    let scheme = match request.extensions().get::<Secured>() {
-        Some(Secured) => "https",
-        None => &app.options.public_scheme,
-    };
+    let scheme = serve::scheme(request.extensions(), &app.options.public_scheme);
     let passing = Passing {
         port,
         // What opens the sandbox is none of the business of what runs in it.

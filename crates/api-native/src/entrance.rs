@@ -18,7 +18,7 @@ pub(crate) async fn enter(State(app): State<App>, request: Request, next: Next) 
             Err(failure) => failure.into_response(),
         },
         Some(Target::Port { sandbox, port }) => {
-            proxy::serve(&app, &sandbox, port, request).await.into_response()
+            proxy::pass(&app, &sandbox, port, request).await.into_response()
         }
         Some(Target::Nowhere { host }) => Failure::from(Fault::not_found(
             "no_such_port",

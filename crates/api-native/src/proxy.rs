@@ -5,7 +5,7 @@
 use atoll_front::proxy::{
     self, HOST_TOKEN_NAME, Passing, Secrets, TOKEN_NAME, is_token_cookie, without_token,
 };
-use atoll_front::serve::Secured;
+use atoll_front::serve;
 use atoll_sandboxes::{Caller, kind_of_secret};
 use atoll_types::{Fault, FaultKind, SandboxId};
 use axum::extract::Request;
@@ -21,7 +21,7 @@ const TOKEN_HEADER: HeaderName = HeaderName::from_static("x-atoll-token");
 /// More tokens than this in one request are not looked at.
 const MAX_TOKENS: usize = 8;
 
-pub(crate) async fn serve(app: &App, sandbox: &SandboxId, port: u16, request: Request) -> Answer<Response> {
+pub(crate) async fn pass(app: &App, sandbox: &SandboxId, port: u16, request: Request) -> Answer<Response> {
     if request.method() == Method::CONNECT {
         return Err(Failure::with_status(
             StatusCode::METHOD_NOT_ALLOWED,
@@ -60,7 +60,7 @@ pub(crate) async fn serve(app: &App, sandbox: &SandboxId, port: u16, request: Re
     if admitted.by == Source::Query && safe && proxy::upgrade_to(request.headers()).is_none() {
         return Ok(remember(app, &request, &admitted.token));
     }
-    let scheme = scheme_of(app, &request);
+    let scheme = serve::scheme(request.extensions(), &app.options.public_scheme);
     let connecting = app.sandboxes.connect(&admitted.caller, sandbox, port);
     let stream = proxy::connect(port, connecting).await?;
     let passing = Passing {
@@ -133,14 +133,6 @@ fn cookies(headers: &HeaderMap) -> impl Iterator<Item = (&str, &str)> {
         .filter_map(|pair| pair.trim().split_once('='))
 }
 
-/// What the client used, by this server's own TLS or by one in front.
-fn scheme_of<'a>(app: &'a App, request: &Request) -> &'a str {
-    match request.extensions().get::<Secured>() {
-        Some(Secured) => "https",
-        None => &app.options.public_scheme,
-    }
-}
-
 /// Puts the token of a URL into a cookie and leads to the URL without it.
 fn remember(app: &App, request: &Request, token: &str) -> Response {
     let host = request
@@ -149,7 +141,7 @@ fn remember(app: &App, request: &Request, token: &str) -> Response {
         .map(ToString::to_string)
         .or_else(|| Some(request.headers().get(header::HOST)?.to_str().ok()?.to_owned()))
         .unwrap_or_default();
-    let scheme = scheme_of(app, request);
+    let scheme = serve::scheme(request.extensions(), &app.options.public_scheme);
     // With scheme and host: a path that begins with `//` would otherwise lead to another host.
     let location = format!("{scheme}://{host}{}", without_token(request.uri()));
     let (name, secure) = match scheme == "https" {

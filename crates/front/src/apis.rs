@@ -106,7 +106,8 @@ impl Apis {
             head: &head,
         };
         let Some(api) = self.0.apis.iter().find(|api| (api.claims)(&asked)) else {
-            return Response::default();
+            // The last of them takes everything, so this is a server without one.
+            return failed(Fault::not_found("no_such_route", "nobody serves this here"));
         };
         let span = tracing::info_span!(
             "request",

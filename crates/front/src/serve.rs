@@ -18,6 +18,7 @@ use atoll_types::SandboxId;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
+use axum::http::Extensions;
 use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -65,6 +66,14 @@ pub type Callers = Arc<dyn Fn(&SocketAddr) -> Option<SandboxId> + Send + Sync>;
 /// Put into the extensions of requests that came over TLS, so that links back are `https`.
 #[derive(Debug, Clone, Copy)]
 pub struct Secured;
+
+/// What the client used: this server's own TLS, or `public`, which is what stands in front of it.
+pub fn scheme<'a>(extensions: &Extensions, public: &'a str) -> &'a str {
+    match extensions.get::<Secured>() {
+        Some(Secured) => "https",
+        None => public,
+    }
+}
 
 impl fmt::Debug for Door {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
