@@ -22,13 +22,14 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+use atoll_client::output::{Error, Result};
+use atoll_client::{find_in_path, local};
 use atoll_providers::Timeouts;
 use atoll_types::{DiskBacking, Isolation, Preset, Resources, parse_bytes};
 use serde::{Deserialize, Deserializer};
 
 use crate::args::{LogFormat, ServerArgs, parse_cpu, parse_duration};
 use crate::limits::LimitsTable;
-use crate::output::{Error, Result};
 
 pub(crate) const DEFAULT_PORT: u16 = 7070;
 /// Where clients of workflows look unless they are told.
@@ -432,7 +433,7 @@ impl Config {
         let data = data
             .map(Path::to_owned)
             .or(file.data)
-            .unwrap_or_else(crate::data::default_dir);
+            .unwrap_or_else(local::default_dir);
         let templates = args
             .templates
             .clone()
@@ -552,12 +553,6 @@ fn find_runsc() -> Option<PathBuf> {
 
 /// The version that the suite passes on; `scripts/setup.bash` builds it.
 pub(crate) const RUNSC_VERSION: &str = "20260905.3";
-
-pub(crate) fn find_in_path(program: &str) -> Option<PathBuf> {
-    std::env::split_paths(&std::env::var_os("PATH")?)
-        .map(|dir| dir.join(program))
-        .find(|path| path.is_file())
-}
 
 pub(crate) fn bytes<'de, D: Deserializer<'de>>(
     deserializer: D,

@@ -7,6 +7,9 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use atoll_api_native::MetricsKey;
+use atoll_client::Client;
+use atoll_client::local::ServerFile;
+use atoll_client::output::{Doing, Error, OWN_FAILURE, Output, Result};
 use atoll_egress::Callers;
 use atoll_front::serve::{self, Door};
 use atoll_front::{Apis, Front};
@@ -28,12 +31,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::args::Global;
 use crate::assets;
-use crate::client::Client;
 use crate::config::{Config, DEFAULT_TLS_PORT};
 use crate::confinement;
-use crate::data::{DataDir, ServerFile, Taken};
+use crate::data::{DataDir, Taken};
 use crate::logging;
-use crate::output::{Doing, Error, OWN_FAILURE, Output, Result};
 use crate::outside;
 use crate::parting::Start;
 use crate::steps;

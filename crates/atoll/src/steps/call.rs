@@ -1,5 +1,6 @@
 //! A step as a request of the API, and the answer as the end of the step.
 
+use atoll_client::segment;
 use atoll_front::Apis;
 use atoll_sandboxes::Caller;
 use atoll_workflows::{Step, StepEnd};
@@ -10,7 +11,6 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
 use super::owned;
-use crate::client::segment;
 
 /// The most that an answer may hold: workflows keep it in their history.
 pub(super) const MOST: usize = 1024 * 1024;
