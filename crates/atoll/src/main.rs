@@ -13,7 +13,6 @@ mod otlp;
 mod outside;
 mod parting;
 mod server;
-mod steps;
 mod tls;
 mod watchdog;
 mod workflows;

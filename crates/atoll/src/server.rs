@@ -37,7 +37,6 @@ use crate::data::{DataDir, Taken};
 use crate::logging;
 use crate::outside;
 use crate::parting::Start;
-use crate::steps;
 use crate::watchdog;
 use crate::workflows::Workflows;
 
@@ -239,7 +238,7 @@ impl Server {
             ],
         );
         if let Some(engine) = engine {
-            let steps = steps::work(
+            let steps = atoll_steps::work(
                 engine,
                 sandboxes.clone(),
                 models.clone(),

@@ -20,6 +20,7 @@ pub mod template;
 pub mod transfer;
 mod workflow;
 
+pub use atoll_http_rules::segment;
 pub use child::{ServerProcess, find_in_path, scratch};
-pub use client::{Client, events, from_wire, segment, text};
+pub use client::{Client, events, from_wire, text};
 pub use workflow::WorkflowClient;

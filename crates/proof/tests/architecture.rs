@@ -39,7 +39,14 @@ const LAYERS: [(&str, &[&str]); 11] = [
     ("front", &["front"]),
     (
         "translate",
-        &["api-native", "api-e2b", "api-models", "api-temporal", "scripted"],
+        &[
+            "api-native",
+            "api-e2b",
+            "api-models",
+            "api-temporal",
+            "steps",
+            "scripted",
+        ],
     ),
     ("client", &["client"]),
     ("scenarios", &["demo", "bench"]),
@@ -86,10 +93,10 @@ const OWNED: [(&str, &[&str], &str); 11] = [
             "api-native",
             "api-e2b",
             "api-models",
+            "steps",
             "scripted",
-            "atoll",
         ],
-        "only a front end, a stand-in for a provider, and the program that serves them know HTTP routes",
+        "only a front end, steps that ask it from inside, and a stand-in for a provider know HTTP routes",
     ),
     (
         "utoipa",

@@ -12,7 +12,8 @@ pub(crate) async fn run(global: &Global, output: Output) -> Result<()> {
     let began = Instant::now();
     let connection = Connection::open(global).await?;
     let templates = Config::embedded(global.data.as_deref())?.templates;
-    let outcome = atoll_demo::play(connection.client.clone(), output, began, &templates).await;
+    let client = connection.client.clone();
+    let outcome = Box::pin(atoll_demo::play(client, output, began, &templates)).await;
     connection.close().await;
     outcome
 }

@@ -24,15 +24,13 @@ use std::time::Duration;
 use atoll_front::Apis;
 use atoll_models::Models;
 use atoll_sandboxes::{Caller, Sandboxes};
-use atoll_types::ProjectId;
+use atoll_types::{ProjectId, STEPS_QUEUE};
 use atoll_workflows::{Engine, Namespace, Question, Refusal, Step, StepEnd};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// The task queue that workflows name.
-pub(crate) const QUEUE: &str = "atoll";
 /// How many steps of a project are carried out at once.
 const AT_ONCE: usize = 256;
 /// How often new namespaces are looked for.
@@ -51,13 +49,7 @@ struct Worker {
 }
 
 /// Carries out steps until `stop`.
-pub(crate) async fn work(
-    engine: Engine,
-    sandboxes: Sandboxes,
-    models: Models,
-    apis: Apis,
-    stop: CancellationToken,
-) {
+pub async fn work(engine: Engine, sandboxes: Sandboxes, models: Models, apis: Apis, stop: CancellationToken) {
     let mut places: HashMap<String, Arc<Semaphore>> = HashMap::new();
     let sweeping = tokio::spawn(owned::sweep(engine.clone(), sandboxes, stop.clone()));
     // By the ids of namespaces.
@@ -103,7 +95,7 @@ impl Worker {
         loop {
             let polled = tokio::select! {
                 () = self.stop.cancelled() => return,
-                polled = self.engine.next_step(&namespace, QUEUE) => polled,
+                polled = self.engine.next_step(&namespace, STEPS_QUEUE) => polled,
             };
             match polled {
                 Ok(Some(step)) => {

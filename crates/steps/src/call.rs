@@ -1,7 +1,7 @@
 //! A step as a request of the API, and the answer as the end of the step.
 
-use atoll_client::segment;
 use atoll_front::Apis;
+use atoll_http_rules::segment;
 use atoll_sandboxes::Caller;
 use atoll_workflows::{Step, StepEnd};
 use axum::body::Body;
@@ -10,16 +10,16 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
-use super::owned;
+use crate::owned;
 
 /// The most that an answer may hold: workflows keep it in their history.
-pub(super) const MOST: usize = 1024 * 1024;
+pub(crate) const MOST: usize = 1024 * 1024;
 
 /// How often a sandbox that an attempt before this one has made, and that is lost, is replaced.
 const REPLACED: usize = 8;
 
 #[derive(Debug, Clone)]
-pub(super) struct Call {
+pub(crate) struct Call {
     method: Method,
     path: String,
     query: Vec<(&'static str, String)>,
@@ -39,7 +39,7 @@ enum Content {
     Bytes(Vec<u8>),
 }
 
-pub(super) fn invalid(message: impl Into<String>) -> StepEnd {
+pub(crate) fn invalid(message: impl Into<String>) -> StepEnd {
     StepEnd::Failed {
         kind: "InvalidInput".to_owned(),
         message: message.into(),
@@ -47,7 +47,7 @@ pub(super) fn invalid(message: impl Into<String>) -> StepEnd {
     }
 }
 
-pub(super) fn too_large() -> StepEnd {
+pub(crate) fn too_large() -> StepEnd {
     StepEnd::Failed {
         kind: "TooLarge".to_owned(),
         message: format!("the answer is larger than {MOST} bytes, the most that a step may return"),
@@ -61,7 +61,7 @@ fn idempotency_key(step: &Step) -> String {
 }
 
 /// What to ask of the API.
-pub(super) fn plan(step: &Step, input: Value) -> Result<Call, StepEnd> {
+pub(crate) fn plan(step: &Step, input: Value) -> Result<Call, StepEnd> {
     let Value::Object(mut fields) = input else {
         return Err(invalid("the argument must be a JSON object"));
     };
@@ -204,11 +204,11 @@ impl Call {
     }
 
     /// What to ask of the API when the step was told to stop.
-    pub(super) fn take_undo(&mut self) -> Option<Self> {
+    pub(crate) fn take_undo(&mut self) -> Option<Self> {
         self.undo.take().map(|undo| *undo)
     }
 
-    pub(super) async fn send(self, apis: &Apis, caller: Caller) -> StepEnd {
+    pub(crate) async fn send(self, apis: &Apis, caller: Caller) -> StepEnd {
         let mut call = self;
         let mut number = 1;
         loop {

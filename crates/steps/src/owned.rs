@@ -15,14 +15,14 @@ use atoll_workflows::{Engine, Step, StepEnd};
 use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::call::invalid;
+use crate::call::invalid;
 
 const OWNER: &str = "atoll.owner";
 const WORKFLOW: &str = "atoll.workflow";
 /// How soon after its workflow a sandbox goes.
 const ROUND: Duration = Duration::from_secs(2);
 
-pub(super) fn label(step: &Step, request: &mut Map<String, Value>) -> Result<(), StepEnd> {
+pub(crate) fn label(step: &Step, request: &mut Map<String, Value>) -> Result<(), StepEnd> {
     let labels = request.entry("labels").or_insert_with(|| json!({}));
     let Some(labels) = labels.as_object_mut() else {
         return Err(invalid("`labels` must be a JSON object"));
@@ -44,7 +44,7 @@ fn read(label: &str) -> Option<(&str, &str, &str)> {
 }
 
 /// Ends what belongs to workflows that are over, until `stop`.
-pub(super) async fn sweep(engine: Engine, sandboxes: Sandboxes, stop: CancellationToken) {
+pub(crate) async fn sweep(engine: Engine, sandboxes: Sandboxes, stop: CancellationToken) {
     loop {
         tokio::select! {
             () = stop.cancelled() => return,

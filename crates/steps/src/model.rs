@@ -9,9 +9,9 @@ use atoll_types::FaultKind;
 use atoll_workflows::{Step, StepEnd};
 use serde_json::{Map, Value, json};
 
-use super::call::{MOST, invalid, too_large};
+use crate::call::{MOST, invalid, too_large};
 
-pub(super) async fn call(models: &Models, step: &Step, caller: &Caller, input: Value) -> StepEnd {
+pub(crate) async fn call(models: &Models, step: &Step, caller: &Caller, input: Value) -> StepEnd {
     let request = match plan(input) {
         Ok(request) => request,
         Err(end) => return end,
