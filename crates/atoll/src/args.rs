@@ -12,6 +12,8 @@ mod workflows;
 
 use std::path::PathBuf;
 
+use atoll_client::output::Result;
+use atoll_client::{Client, local};
 use clap::{Args, Parser, Subcommand};
 
 pub(crate) use lasting::{
@@ -33,9 +35,7 @@ pub(crate) use sandboxes::{
     LsArgs, PortArgs, PsArgs, RunArgs, ShellArgs, SpecArgs, StatsArgs,
 };
 pub(crate) use service::{
-    BenchArgs, BenchCommand, BenchCyclesArgs, BenchE2bArgs, BenchEgressArgs, BenchGatewayArgs,
-    BenchSandboxArgs, BenchSoakArgs, BenchStateArgs, BenchWorkflowArgs, CompletionsArgs, DemoArgs,
-    DoctorArgs, LogFormat, ServerArgs,
+    BenchArgs, BenchCommand, CompletionsArgs, DemoArgs, DoctorArgs, LogFormat, ServerArgs,
 };
 pub(crate) use state::{
     ForkArgs, GcArgs, PauseArgs, ResumeArgs, SnapshotCommand, StartArgs, StopArgs, VolumeCommand,
@@ -162,6 +162,22 @@ pub(crate) struct Global {
         value_name = "DIR"
     )]
     pub(crate) data: Option<PathBuf>,
+}
+
+impl Global {
+    fn data_dir(&self) -> PathBuf {
+        self.data.clone().unwrap_or_else(local::default_dir)
+    }
+
+    /// The server that the options, the environment or this machine's data directory name. `None`: there is none.
+    pub(crate) fn find_client(&self) -> Result<Option<Client>> {
+        Client::find(self.url.as_deref(), self.key.clone(), &self.data_dir())
+    }
+
+    /// The same, for commands that make no sense without a server.
+    pub(crate) fn client(&self) -> Result<Client> {
+        Client::require(self.url.as_deref(), self.key.clone(), &self.data_dir())
+    }
 }
 
 #[derive(Debug, Subcommand)]

@@ -6,10 +6,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use atoll_client::output::{Doing, Result};
 use sha2::{Digest, Sha256};
 
 use crate::data::write_whole;
-use crate::output::{Doing, Result};
 
 static GUEST: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/atoll-guest"));
 static JAILER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/atoll-jailer"));

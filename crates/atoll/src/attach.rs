@@ -6,6 +6,8 @@
 use std::io::{self, IsTerminal, Read, Write};
 use std::time::Duration;
 
+use atoll_client::output::{Doing, Error, Result};
+use atoll_client::{Client, from_wire};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
@@ -19,9 +21,6 @@ use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::handshake::client::generate_key;
 use tokio_tungstenite::tungstenite::protocol::Role;
 use tokio_tungstenite::tungstenite::{Error as WsError, Message};
-
-use crate::client::{Client, from_wire};
-use crate::output::{Doing, Error, Result};
 
 const CLOSE_STDIN: &str = r#"{"close_stdin":true}"#;
 

@@ -1,8 +1,7 @@
 //! What is said of the server's confinement. How it comes about is told in [`crate::parting`].
 
+use atoll_client::output::{Error, Result};
 use atoll_confine::server::Layer;
-
-use crate::output::{Error, Result};
 
 /// All of them, or none of the server.
 pub(crate) fn insist(layers: Vec<Layer>) -> Result<Vec<Layer>> {

@@ -19,36 +19,10 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use atoll_client::local::{ServerFile, read_admin_key};
+use atoll_client::output::{Doing, Error, Result};
 use atoll_helper::front::{Helper, Kept};
 use rustix::fs::{FlockOperation, flock};
-use serde::{Deserialize, Serialize};
-
-use crate::output::{Doing, Error, Result};
-
-/// How the CLI finds the running server.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct ServerFile {
-    pub(crate) url: String,
-    pub(crate) pid: u32,
-    /// Lives only as long as one `atoll run`: others must not rely on it.
-    #[serde(default)]
-    pub(crate) embedded: bool,
-    /// Where workflows are served, if they are.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) workflows: Option<String>,
-}
-
-/// Where the data are, unless the user says otherwise.
-pub(crate) fn default_dir() -> PathBuf {
-    if rustix::process::geteuid().is_root() {
-        return PathBuf::from("/var/lib/atoll");
-    }
-    let share = std::env::var_os("XDG_DATA_HOME")
-        .map(PathBuf::from)
-        .filter(|path| path.is_absolute())
-        .or_else(|| std::env::home_dir().map(|home| home.join(".local/share")));
-    share.unwrap_or_else(std::env::temp_dir).join("atoll")
-}
 
 /// A data directory that this process owns until it drops this.
 #[derive(Debug)]
@@ -193,20 +167,6 @@ impl Taken {
     }
 }
 
-/// The server that runs on this data directory, if its process is alive.
-pub(crate) fn running_server(path: &Path) -> Option<ServerFile> {
-    let text = fs::read(path.join("server.json")).ok()?;
-    let server: ServerFile = serde_json::from_slice(&text).ok()?;
-    Path::new(&format!("/proc/{}", server.pid))
-        .exists()
-        .then_some(server)
-}
-
-pub(crate) fn read_admin_key(path: &Path) -> Option<String> {
-    let text = fs::read_to_string(path.join("admin.key")).ok()?;
-    Some(text.trim().to_owned()).filter(|key| !key.is_empty())
-}
-
 /// Writes a file so that readers see the old one or the new one, never half of it.
 pub(crate) fn write_whole(path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
     let part = path.with_extension(format!("part-{}", std::process::id()));
@@ -228,6 +188,8 @@ pub(crate) fn write_whole(path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use atoll_client::local::running_server;
+
     use super::*;
 
     #[test]

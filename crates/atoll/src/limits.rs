@@ -5,12 +5,12 @@
 
 use std::time::Duration;
 
+use atoll_client::output::{Error, Result};
 use atoll_front::{Limits, Patience, connections, memory};
 use rustix::process::{Resource, getrlimit};
 use serde::Deserialize;
 
 use crate::config::{bytes, duration};
-use crate::output::{Error, Result};
 
 /// Every key is optional.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]

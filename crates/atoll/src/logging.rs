@@ -3,13 +3,13 @@
 
 use std::io::{self, IsTerminal};
 
+use atoll_client::output::{Error, Result};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt};
 
 use crate::args::LogFormat;
 use crate::otlp;
-use crate::output::{Error, Result};
 use crate::watchdog;
 
 type BoxedLayer = Box<dyn Layer<Registry> + Send + Sync>;

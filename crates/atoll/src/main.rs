@@ -3,9 +3,6 @@
 mod args;
 mod assets;
 mod attach;
-mod bench;
-mod child;
-mod client;
 mod commands;
 mod config;
 mod confinement;
@@ -13,25 +10,20 @@ mod data;
 mod limits;
 mod logging;
 mod otlp;
-mod output;
 mod outside;
 mod parting;
-mod scripted;
 mod server;
-mod steps;
 mod tls;
-mod transfer;
 mod watchdog;
-mod workflow_client;
 mod workflows;
 
 use std::process::ExitCode;
 
+use atoll_client::output::{Doing, OWN_FAILURE, Output, Result};
 use clap::{CommandFactory, Parser};
 
-use crate::args::{ArtifactCommand, BenchCommand, Cli, Command, Global, ServerArgs};
+use crate::args::{ArtifactCommand, Cli, Command, Global, ServerArgs};
 use crate::config::Config;
-use crate::output::{Doing, OWN_FAILURE, Output, Result};
 use crate::parting::Half;
 
 fn main() -> ExitCode {
@@ -119,7 +111,7 @@ async fn run(cli: Cli) -> Result<u8> {
         Command::Model(command) => Box::pin(commands::models::model(global, output, command)).await?,
         Command::Budget(command) => Box::pin(commands::models::budget(global, output, command)).await?,
         Command::Spend(args) => Box::pin(commands::models::spend(global, output, args)).await?,
-        Command::ScriptedProvider(args) => scripted::run(output, &args).await?,
+        Command::ScriptedProvider(args) => commands::scripted::run(output, &args).await?,
         Command::Template(command) => Box::pin(commands::template::run(global, output, command)).await?,
         Command::Artifact(command) => artifact(global, output, command).await?,
         Command::Workflow(command) => Box::pin(commands::workflow::run(global, output, command)).await?,
@@ -129,26 +121,7 @@ async fn run(cli: Cli) -> Result<u8> {
         Command::Usage(args) => commands::ledger::usage(global, output, args).await?,
         Command::Ledger(args) => commands::ledger::ledger(global, output, args).await?,
         Command::Doctor(args) => return Box::pin(commands::doctor::run(global, output, args)).await,
-        Command::Bench(BenchCommand::Sandbox(args)) => {
-            return Box::pin(bench::sandbox(global, output, &args)).await;
-        }
-        Command::Bench(BenchCommand::State(args)) => {
-            return Box::pin(bench::state(global, output, &args)).await;
-        }
-        Command::Bench(BenchCommand::Gateway(args)) => {
-            return Box::pin(bench::gateway(global, output, &args)).await;
-        }
-        Command::Bench(BenchCommand::Egress(args)) => return bench::egress(global, output, &args),
-        Command::Bench(BenchCommand::E2b(args)) => return Box::pin(bench::e2b(global, output, &args)).await,
-        Command::Bench(BenchCommand::Workflow(args)) => {
-            return Box::pin(bench::workflow(global, output, &args)).await;
-        }
-        Command::Bench(BenchCommand::Soak(args)) => {
-            return Box::pin(bench::soak(global, output, &args)).await;
-        }
-        Command::Bench(BenchCommand::Cycles(args)) => {
-            return Box::pin(bench::cycles(global, output, &args)).await;
-        }
+        Command::Bench(command) => return Box::pin(commands::bench::run(global, output, command)).await,
         Command::Demo(_) => Box::pin(commands::demo::run(global, output)).await?,
         Command::Completions(args) => {
             clap_complete::generate(args.shell, &mut Cli::command(), "atoll", &mut std::io::stdout());

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use atoll_client::output::{Doing, Result};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 use tracing::field::{Field, Visit};
@@ -18,8 +19,6 @@ use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::{Layer, Registry};
-
-use crate::output::{Doing, Result};
 
 const QUEUE: usize = 4096;
 const BATCH: usize = 512;

@@ -5,6 +5,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::path::Path;
 use std::sync::Arc;
 
+use atoll_client::output::{Doing, Result};
 use atoll_egress::{
     Answers, AsDialled, Broker, Callers, Egress, InterceptConfig, MasterKey, Service, Sockets,
 };
@@ -15,7 +16,6 @@ use atoll_sandboxes::{Outside, Recorder, WayOut};
 use atoll_types::NetworkPolicy;
 
 use crate::config::{Config, NetworkConfig};
-use crate::output::{Doing, Result};
 
 /// May hold the key of the secrets itself, for those who keep no file.
 const KEY: &str = "ATOLL_SECRETS_KEY";

@@ -15,6 +15,7 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
+use atoll_client::output::{Doing, Error, Result};
 use atoll_confine::capabilities::NET_BIND_SERVICE;
 use atoll_confine::server::{self as walls, Layer, View};
 use atoll_confine::sys::{self, Fork};
@@ -28,7 +29,6 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::config::{Config, Confine, DEFAULT_TLS_PORT};
 use crate::confinement;
 use crate::data::DataDir;
-use crate::output::{Doing, Error, Result};
 use crate::server::{self, Machine};
 use crate::{logging, outside, tls};
 

@@ -1,47 +1,43 @@
 //! The server: opens the data, finds the walls that work here, takes over what an earlier server left, and serves.
 
+mod machine;
+mod options;
+mod storage;
+mod sweep;
+
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::unix::fs::DirBuilderExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use atoll_api_native::MetricsKey;
+use atoll_client::Client;
+use atoll_client::local::ServerFile;
+use atoll_client::output::{Doing, Error, OWN_FAILURE, Output, Result};
 use atoll_egress::Callers;
 use atoll_front::serve::{self, Door};
 use atoll_front::{Apis, Front};
 use atoll_helper::front::Helper;
-use atoll_image::Templates;
 use atoll_models::Models;
-use atoll_runtime::Runtime;
-use atoll_runtime::agent::Raiser;
-use atoll_runtime::probe::{self, Probe, Verdict};
-use atoll_sandboxes::{Caller, ListSandboxes, PoolSetting, Sandboxes, Settings, Storage};
-use atoll_store::Store;
-use atoll_vault::{Vault, VaultKey};
-use atoll_volumes::Volumes;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use atoll_runtime::probe::Verdict;
+use atoll_sandboxes::Sandboxes;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::args::Global;
-use crate::assets;
-use crate::client::Client;
 use crate::config::{Config, DEFAULT_TLS_PORT};
 use crate::confinement;
-use crate::data::{DataDir, ServerFile, Taken};
+use crate::data::{DataDir, Taken};
 use crate::logging;
-use crate::output::{Doing, Error, OWN_FAILURE, Output, Result};
 use crate::outside;
 use crate::parting::Start;
-use crate::steps;
 use crate::watchdog;
 use crate::workflows::Workflows;
 
-/// The default of sandboxes created through the API without a word about their lifetime.
-const DEFAULT_TIMEOUT_MILLIS: u64 = 15 * 60 * 1000;
+pub(crate) use machine::{Machine, raise_limits};
+pub(crate) use storage::fresh_scratch;
+pub(crate) use sweep::sweep;
 
 /// `atoll server`: serves until told to stop.
 pub(crate) async fn run(global: &Global, config: &Config, start: Start) -> Result<()> {
@@ -179,7 +175,7 @@ impl Server {
                 }
             }
         }
-        let storage = storage(config, data.path(), machine.templates, helper).await?;
+        let storage = storage::open(config, data.path(), machine.templates, helper).await?;
         // Sandboxes come to the models by a door of their own, behind which is nothing else of the API.
         let model_door = listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await?;
         let model_address = model_door.local_addr().doing("cannot listen")?;
@@ -188,7 +184,7 @@ impl Server {
         let outside = outside::open(config, data.path(), Some(models), helper).await?;
         let (store, broker) = (storage.store.clone(), Arc::clone(&outside.broker));
         let sandboxes = Sandboxes::start(
-            settings(config, data.path()),
+            options::settings(config, data.path()),
             machine.runtimes,
             machine.tiers,
             storage,
@@ -217,9 +213,9 @@ impl Server {
             _ => None,
         };
         let engine = workflows.as_ref().map(|workflows| workflows.engine().clone());
-        let options = api_options(config, data.path())?;
-        let e2b = e2b_options(config, &options);
-        let domains = options.port_domains.clone();
+        let native = options::api_options(config, data.path())?;
+        let e2b = options::e2b_options(config, &native);
+        let domains = native.port_domains.clone();
         let managing = atoll_api_models::managing(models.clone(), sandboxes.clone());
         let apis = Apis::new(
             front.clone(),
@@ -228,17 +224,11 @@ impl Server {
                 atoll_api_e2b::api(sandboxes.clone(), e2b),
                 atoll_api_models::api(models.clone(), sandboxes.clone()),
                 // The last: it takes what is left, and says what there is not.
-                atoll_api_native::api(
-                    sandboxes.clone(),
-                    engine.clone(),
-                    options,
-                    front.clone(),
-                    managing,
-                ),
+                atoll_api_native::api(sandboxes.clone(), engine.clone(), native, front.clone(), managing),
             ],
         );
         if let Some(engine) = engine {
-            let steps = steps::work(
+            let steps = atoll_steps::work(
                 engine,
                 sandboxes.clone(),
                 models.clone(),
@@ -347,256 +337,6 @@ impl Server {
     }
 }
 
-/// Ends what `atoll run`s with a data directory of their own left behind when they were killed.
-pub(crate) async fn sweep(config: &Config) {
-    let Ok(left) = std::fs::read_dir(config.data.join("embedded")) else {
-        return;
-    };
-    for path in left.flatten().map(|entry| entry.path()) {
-        // One that is alive holds its lock.
-        let Ok(data) = DataDir::take(&path) else { continue };
-        match Box::pin(sweep_one(config, &data)).await {
-            Ok(()) => drop(std::fs::remove_dir_all(&path)),
-            Err(error) => {
-                tracing::warn!(%error, path = %path.display(), "cannot clean up after a killed `atoll run`");
-            }
-        }
-    }
-}
-
-async fn sweep_one(config: &Config, data: &DataDir) -> Result<()> {
-    let machine = Machine::look(config, data.path()).await?;
-    let settings = Settings::new(data.path().to_owned());
-    let sandboxes = Sandboxes::start(
-        settings,
-        machine.runtimes,
-        machine.tiers,
-        storage(config, data.path(), machine.templates, None).await?,
-        outside::open(config, data.path(), None, None).await?,
-    )
-    .await?;
-    let caller = Caller {
-        project: sandboxes.default_project().clone(),
-    };
-    let live = sandboxes
-        .list(
-            &caller,
-            ListSandboxes {
-                limit: 100,
-                ..ListSandboxes::default()
-            },
-        )
-        .await?;
-    for sandbox in live.items {
-        sandboxes.kill(&caller, &sandbox.id).await?;
-    }
-    sandboxes.shutdown().await;
-    Ok(())
-}
-
-/// What this machine offers.
-pub(crate) struct Machine {
-    pub(crate) runtimes: atoll_runtime::Runtimes,
-    pub(crate) tiers: Vec<Probe>,
-    pub(crate) templates: Templates,
-}
-
-impl Machine {
-    /// Finds out in this process.
-    pub(crate) async fn look(config: &Config, data: &Path) -> Result<Self> {
-        let (raisers, tiers) = Self::raise(config, data).await?;
-        Ok(Self {
-            runtimes: raisers
-                .into_iter()
-                .map(|raiser| raiser as Arc<dyn Runtime>)
-                .collect(),
-            tiers,
-            templates: open_templates(config)?,
-        })
-    }
-
-    /// The same, for a process that leaves it to another to speak with agents.
-    pub(crate) async fn raise(config: &Config, data: &Path) -> Result<(Vec<Arc<dyn Raiser>>, Vec<Probe>)> {
-        let owned = data.to_owned();
-        let assets = tokio::task::spawn_blocking(move || assets::install(&owned))
-            .await
-            .doing("setting up")??;
-        let runtime_config = atoll_runtime::Config {
-            state_dir: data.to_owned(),
-            guest_binary: assets.guest_binary,
-            guest_image: assets.guest_image,
-            jailer_binary: assets.jailer_binary,
-            runsc: config.runsc.clone(),
-            cgroup_parent: config.cgroup.clone(),
-        };
-        let runtime_config = Arc::new(runtime_config);
-        let tiers = probe::probe(&runtime_config).await;
-        let raisers = probe::raisers(&runtime_config, &tiers).doing("cannot set up the isolation")?;
-        Ok((raisers, tiers))
-    }
-
-    /// What the helper has found.
-    async fn of(helper: &Helper, config: &Config) -> Result<Self> {
-        let (setup, runtimes) = helper.setup().await.doing("cannot set up the isolation")?;
-        Ok(Self {
-            runtimes,
-            tiers: setup.tiers,
-            templates: open_templates(config)?.installed_by(Arc::new(helper.clone())),
-        })
-    }
-}
-
-fn open_templates(config: &Config) -> Result<Templates> {
-    Templates::open(&config.templates).doing(format_args!(
-        "cannot open the templates in {}",
-        config.templates.display()
-    ))
-}
-
-/// Opens everything that outlives a server.
-async fn storage(
-    config: &Config,
-    data: &Path,
-    templates: Templates,
-    helper: Option<&Helper>,
-) -> Result<Storage> {
-    if helper.is_none() {
-        fresh_scratch(data)?;
-    }
-    let store = open_store(data).await?;
-    let key = config.vault_key.as_deref().map(read_vault_key).transpose()?;
-    let dir = data.join("vault");
-    let vault = tokio::task::spawn_blocking(move || Vault::open(dir, key))
-        .await
-        .doing("opening the vault")?
-        .doing("cannot open the vault of saved state")?;
-    let volumes = match helper {
-        Some(helper) => helper.volumes(),
-        None => Volumes::open(data.join("volumes")).doing("cannot open the volumes")?,
-    };
-    Ok(Storage {
-        store,
-        templates,
-        vault,
-        volumes,
-    })
-}
-
-/// An empty directory for what is on its way; a killed server may have left something there in the middle of an upload.
-pub(crate) fn fresh_scratch(data: &Path) -> Result<()> {
-    let scratch = data.join("scratch");
-    let _absent = std::fs::remove_dir_all(&scratch);
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(&scratch)
-        .doing("cannot create the scratch directory")
-}
-
-/// The key is a secret: readable by nobody else, and never on a command line.
-fn read_vault_key(path: &Path) -> Result<VaultKey> {
-    let doing = || format!("cannot read the vault key {}", path.display());
-    VaultKey::parse(&read_private("the vault key", path)?).doing(doing())
-}
-
-/// What opens the metrics.
-fn read_metrics_key(path: &Path) -> Result<MetricsKey> {
-    let text = read_private("the key of the metrics", path)?;
-    match std::str::from_utf8(&text).map(str::trim) {
-        Ok(secret) if secret.len() >= 16 => Ok(MetricsKey::new(secret)),
-        _ => Err(Error::new(format!(
-            "the key of the metrics {} has fewer than 16 characters",
-            path.display()
-        ))
-        .hint("make one with: openssl rand -hex 20")),
-    }
-}
-
-fn read_private(what: &str, path: &Path) -> Result<Vec<u8>> {
-    use std::os::unix::fs::MetadataExt as _;
-    let doing = || format!("cannot read {what} {}", path.display());
-    let file = std::fs::metadata(path).doing(doing())?;
-    if file.mode() & 0o077 != 0 {
-        return Err(Error::new(format!(
-            "{what} {} can be read by others; run: chmod 600 {}",
-            path.display(),
-            path.display()
-        )));
-    }
-    std::fs::read(path).doing(doing())
-}
-
-async fn open_store(data: &Path) -> Result<Store> {
-    let path = data.join("atoll.db");
-    let shown = path.clone();
-    tokio::task::spawn_blocking(move || Store::open(&path))
-        .await
-        .doing("opening the database")?
-        .doing(format_args!("cannot open the database {}", shown.display()))
-}
-
-fn settings(config: &Config, data: &Path) -> Settings {
-    let mut settings = Settings::new(data.to_owned());
-    settings.pools = config
-        .pools
-        .iter()
-        .map(|pool| PoolSetting {
-            template: pool.template.clone(),
-            size: pool.count,
-            resources: pool.resources,
-            isolation: pool.isolation,
-        })
-        .collect();
-    settings.limits.default_floor = config.isolation;
-    if let Some(longest) = config.max_timeout_millis {
-        settings.limits.max_timeout_millis = Some(longest);
-    }
-    if let Some(most) = config.max_sandboxes {
-        settings.max_live_per_project = most;
-    }
-    settings.max_storage_per_project = config.max_storage;
-    if let Some(kept) = config.artifact_retention_millis {
-        settings.artifact_retention_millis = Some(kept);
-    }
-    if let Some(kept) = config.ledger_retention_millis {
-        settings.ledger_retention_millis = kept;
-    }
-    settings.durable_saves = config.durable_saves;
-    settings
-}
-
-fn api_options(config: &Config, data: &Path) -> Result<atoll_api_native::Options> {
-    let mut options = atoll_api_native::Options {
-        default_timeout_millis: config.default_timeout_millis.unwrap_or(DEFAULT_TIMEOUT_MILLIS),
-        scratch: data.join("scratch"),
-        ..atoll_api_native::Options::default()
-    };
-    if let Some(scheme) = &config.public_scheme {
-        options.public_scheme.clone_from(scheme);
-    }
-    options.public_port = config.public_port;
-    if config.domain != "localhost" {
-        options.port_domains.insert(0, config.domain.clone());
-    }
-    options.metrics_key = config.metrics_key.as_deref().map(read_metrics_key).transpose()?;
-    Ok(options)
-}
-
-/// The same, for E2B's wire. Its SDKs always come by `https` and the domain alone, so a port that is not the usual one
-/// is part of the domain.
-fn e2b_options(config: &Config, native: &atoll_api_native::Options) -> atoll_api_e2b::Options {
-    let public_domain = (config.domain != "localhost").then(|| match config.public_port {
-        None | Some(443) => config.domain.clone(),
-        Some(port) => format!("{}:{port}", config.domain),
-    });
-    atoll_api_e2b::Options {
-        public_scheme: native.public_scheme.clone(),
-        public_domain,
-        internet: config.e2b_internet,
-        scratch: native.scratch.clone(),
-    }
-}
-
 /// The key of the local CLI: read, or made on the first start and whenever the file was lost.
 async fn admin_key(data: &DataDir, sandboxes: &Sandboxes) -> Result<(String, bool)> {
     if let Some(secret) = data.admin_key()
@@ -628,47 +368,6 @@ pub(crate) fn url_of(address: SocketAddr) -> String {
         (true, SocketAddr::V4(_)) => format!("http://127.0.0.1:{}", address.port()),
         (true, SocketAddr::V6(_)) => format!("http://[::1]:{}", address.port()),
         (false, _) => format!("http://{address}"),
-    }
-}
-
-/// More open files, no core dumps.
-pub(crate) fn raise_limits() {
-    raise_file_limit();
-    forbid_core_dumps();
-}
-
-/// Secrets are in this memory. 1 and not 0: with 0 a `core_pattern` that is a pipe is fed all the same.
-fn forbid_core_dumps() {
-    let limit = Rlimit {
-        current: Some(1),
-        maximum: Some(1),
-    };
-    if let Err(error) = setrlimit(Resource::Core, limit) {
-        tracing::warn!(%error, "core dumps of this server cannot be forbidden");
-    }
-}
-
-/// Each sandbox costs a few descriptors; the default of 1024 ends at some three hundred.
-fn raise_file_limit() {
-    const WANTED: u64 = 1 << 20;
-    let now = getrlimit(Resource::Nofile);
-    let most = now.maximum.unwrap_or(u64::MAX);
-    let raised = Rlimit {
-        current: Some(WANTED.max(most.min(WANTED))),
-        maximum: Some(most.max(WANTED)),
-    };
-    // Root may go beyond the hard limit, others up to it.
-    let outcome = setrlimit(Resource::Nofile, raised).or_else(|_| {
-        setrlimit(
-            Resource::Nofile,
-            Rlimit {
-                current: Some(most.min(WANTED)),
-                maximum: now.maximum,
-            },
-        )
-    });
-    if let Err(error) = outcome {
-        tracing::warn!(%error, "the limit on open files could not be raised");
     }
 }
 

@@ -15,6 +15,7 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
 
+use atoll_client::output::{Doing, Error, Result};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose,
@@ -25,7 +26,6 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::TlsAcceptor;
 
 use crate::config::Tls;
-use crate::output::{Doing, Error, Result};
 
 /// How long our own certificates are good for.
 const DAYS: i64 = 3650;

@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use atoll_client::output::{Doing as _, Result};
 use tokio::runtime::{Handle, RuntimeMetrics};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::field::{Field, Visit};
@@ -25,8 +26,6 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::LookupSpan;
-
-use crate::output::{Doing as _, Result};
 
 /// How often is looked.
 const ROUND: Duration = Duration::from_secs(1);

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use atoll_api_temporal::{Access, Key, Keys};
+use atoll_client::output::{Doing, Error, Result};
 use atoll_front::serve;
 use atoll_front::{Connections, Front, Guarded, Line, Peer};
 use atoll_sandboxes::Sandboxes;
@@ -20,8 +21,6 @@ use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
-
-use crate::output::{Doing, Error, Result};
 
 #[derive(Debug)]
 pub(crate) struct Workflows {

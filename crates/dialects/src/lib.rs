@@ -30,7 +30,6 @@ pub mod messages;
 mod peek;
 pub mod responses;
 pub mod screen;
-pub mod scripted;
 pub mod sse;
 mod talk;
 mod tree;

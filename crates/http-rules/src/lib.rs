@@ -1,4 +1,5 @@
-//! Rules of HTTP that everybody who passes messages on must read alike: the port proxy and the egress proxy.
+//! Rules of HTTP that everybody must read or write alike: which headers a proxy passes on, and how a text becomes a part of
+//! a path.
 
 use http::header::{self, HeaderMap, HeaderName};
 
@@ -38,6 +39,19 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
+/// Makes any text one segment of a path.
+pub fn segment(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) {
+            encoded.push(char::from(byte));
+        } else {
+            encoded.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    encoded
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -66,5 +80,10 @@ mod tests {
         ]);
         strip_hop_by_hop(&mut sent);
         assert_eq!(sent, headers(&[("content-length", "3"), ("accept", "*/*")]));
+    }
+
+    #[test]
+    fn a_segment_stays_one_segment() {
+        assert_eq!(segment("a b/c?d#é"), "a%20b%2Fc%3Fd%23%C3%A9");
     }
 }

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 /// The layers, bottom first. A crate may depend on crates of lower layers only; those that decide and those that perform
 /// are siblings, because neither may know the other.
-const LAYERS: [(&str, &[&str]); 9] = [
+const LAYERS: [(&str, &[&str]); 11] = [
     ("tools", &["archive", "confine", "http-rules"]),
     ("words", &["types", "guest-protocol"]),
     (
@@ -39,8 +39,17 @@ const LAYERS: [(&str, &[&str]); 9] = [
     ("front", &["front"]),
     (
         "translate",
-        &["api-native", "api-e2b", "api-models", "api-temporal"],
+        &[
+            "api-native",
+            "api-e2b",
+            "api-models",
+            "api-temporal",
+            "steps",
+            "scripted",
+        ],
     ),
+    ("client", &["client"]),
+    ("scenarios", &["demo", "bench"]),
     ("programs", &["guest", "jailer", "atoll"]),
     ("proof", &["proof", "fuzz"]),
 ];
@@ -73,14 +82,21 @@ const UNSAFE: [&str; 8] = [
 const OWNED: [(&str, &[&str], &str); 11] = [
     (
         "tonic",
-        &["api-temporal", "atoll"],
+        &["api-temporal", "client"],
         "only a front end, and the client that demo and bench need, know gRPC",
     ),
     ("rusqlite", &["store"], "only the store speaks SQL"),
     (
         "axum",
-        &["front", "api-native", "api-e2b", "api-models", "atoll"],
-        "only a front end, and the program that serves it, know HTTP routes",
+        &[
+            "front",
+            "api-native",
+            "api-e2b",
+            "api-models",
+            "steps",
+            "scripted",
+        ],
+        "only a front end, steps that ask it from inside, and a stand-in for a provider know HTTP routes",
     ),
     (
         "utoipa",
@@ -90,26 +106,18 @@ const OWNED: [(&str, &[&str], &str); 11] = [
     ("clap", &["atoll"], "only the program reads a command line"),
     (
         "hyper",
-        &["front", "atoll", "egress", "providers"],
+        &["front", "egress", "providers"],
         "below a front end nobody knows HTTP, but those who speak it to others: the proxy and the providers",
     ),
     (
         "http",
-        &[
-            "http-rules",
-            "front",
-            "api-native",
-            "api-e2b",
-            "atoll",
-            "egress",
-            "fuzz",
-        ],
+        &["http-rules", "front", "api-native", "api-e2b", "egress", "fuzz"],
         "below a front end nobody knows HTTP, but the proxy that reads what guests send",
     ),
     (
         "reqwest",
-        &["atoll", "image", "proof"],
-        "below the program nobody needs a client of everything, but images come from registries",
+        &["client", "demo", "bench", "atoll", "image", "proof"],
+        "only clients need a client of everything, but images come from registries",
     ),
     ("oci-client", &["image"], "only images have references"),
     (

@@ -35,3 +35,6 @@ pub use saving::{SaveKind, Saved, Saving, SnapshotOwner};
 pub use template::{ImageCommand, ReadyCheck, StartCommand, TemplateManifest, TemplateSource};
 pub use units::{GIB, KIB, MIB, Timestamp, format_bytes, parse_bytes};
 pub use usage::Usage;
+
+/// The task queue of durable workflows whose activities the server itself carries out.
+pub const STEPS_QUEUE: &str = "atoll";

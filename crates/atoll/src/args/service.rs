@@ -199,10 +199,10 @@ pub(crate) struct BenchSoakArgs {
 }
 
 /// Of the hostile project.
-pub(crate) type Attacks = std::sync::Arc<Vec<crate::bench::Attack>>;
+pub(crate) type Attacks = std::sync::Arc<Vec<atoll_bench::Attack>>;
 
 fn parse_attacks(text: &str) -> Result<Attacks, String> {
-    crate::bench::parse_attacks(text).map(std::sync::Arc::new)
+    atoll_bench::parse_attacks(text).map(std::sync::Arc::new)
 }
 
 /// Pause and resume one sandbox many times, and check its memory and files each time

@@ -1,15 +1,15 @@
 //! Approvals: what workflows ask people. Whoever answers has seen the action: its digest goes with the answer.
 
+use atoll_client::output::{Output, Result};
+use atoll_client::{Client, segment, text};
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use super::{relative, text};
+use super::relative;
 use crate::args::{ApprovalCommand, DecideArgs, Global};
-use crate::client::{Client, segment};
-use crate::output::{Output, Result};
 
 pub(crate) async fn run(global: &Global, output: Output, command: ApprovalCommand) -> Result<()> {
-    let client = &Client::require(global)?;
+    let client = &global.client()?;
     match command {
         ApprovalCommand::List { all } => list(client, output, all).await?,
         ApprovalCommand::Show { approval } => {

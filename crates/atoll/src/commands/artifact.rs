@@ -2,18 +2,17 @@
 
 use std::path::{Path, PathBuf};
 
+use atoll_client::output::{Error, Output, Result, byte_bar};
+use atoll_client::{Client, segment, text, transfer};
 use atoll_types::format_bytes;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use super::{relative, resolve, split_location, text};
+use super::{relative, resolve, split_location};
 use crate::args::{ArtifactCommand, Global};
-use crate::client::{Client, segment};
-use crate::output::{Error, Output, Result, byte_bar};
-use crate::transfer;
 
 pub(crate) async fn run(global: &Global, output: Output, command: ArtifactCommand) -> Result<()> {
-    let client = Client::require(global)?;
+    let client = global.client()?;
     match command {
         ArtifactCommand::Save { from, name, keep } => {
             let (sandbox, path) = split_location(&from)

@@ -3,17 +3,16 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use atoll_client::output::{Doing, Error, Output, Result, byte_bar};
+use atoll_client::{Client, text, transfer};
 use reqwest::{Method, RequestBuilder};
 use serde_json::{Value, json};
 
-use super::{resolve, split_location, text};
+use super::{resolve, split_location};
 use crate::args::{CpArgs, Global};
-use crate::client::Client;
-use crate::output::{Doing, Error, Output, Result, byte_bar};
-use crate::transfer;
 
 pub(crate) async fn cp(global: &Global, output: Output, args: CpArgs) -> Result<()> {
-    let client = Client::require(global)?;
+    let client = global.client()?;
     match (split_location(&args.from), split_location(&args.to)) {
         (None, Some((sandbox, path))) => {
             let there = There::new(&client, sandbox, path, args.user).await?;

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use atoll_client::output::{Doing, Output, Result};
+use atoll_client::{find_in_path, local};
 use atoll_image::Templates;
 use atoll_links::Links;
 use atoll_runtime::probe::Verdict;
@@ -9,9 +11,7 @@ use atoll_types::format_bytes;
 use serde_json::json;
 
 use crate::args::{DoctorArgs, Global, ServerArgs};
-use crate::config::{Config, Confine, RUNSC_VERSION, find_in_path};
-use crate::data;
-use crate::output::{Doing, Output, Result};
+use crate::config::{Config, Confine, RUNSC_VERSION};
 use crate::server::Machine;
 
 /// One line of the report.
@@ -211,7 +211,7 @@ fn confinement(config: &Config) -> Check {
         .partition(std::result::Result::is_ok);
     let can: Vec<String> = can.into_iter().flatten().collect();
     let cannot: Vec<String> = cannot.into_iter().filter_map(std::result::Result::err).collect();
-    let running = data::running_server(&config.data).and_then(|server| proc_status(server.pid));
+    let running = local::running_server(&config.data).and_then(|server| proc_status(server.pid));
     let running = running.map_or(String::new(), |status| format!("; the one that runs: {status}"));
     if cannot.is_empty() {
         return Check::good(
@@ -245,7 +245,7 @@ fn proc_status(pid: u32) -> Option<String> {
 }
 
 fn server(dir: &Path) -> Check {
-    match data::running_server(dir) {
+    match local::running_server(dir) {
         Some(server) => Check::good("server", format!("{} (pid {})", server.url, server.pid)),
         None => Check::good("server", "not running; `atoll run` brings its own"),
     }

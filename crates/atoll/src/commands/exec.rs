@@ -2,18 +2,18 @@
 
 use std::io::{IsTerminal, Write};
 
+use atoll_client::output::{Doing, Error, Output, Result};
+use atoll_client::{Client, events, from_wire, text};
 use atoll_types::format_bytes;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use super::{exec_body, relative, resolve, text};
+use super::{exec_body, relative, resolve};
 use crate::args::{CommandArgs, ExecArgs, Global, LogsArgs, PsArgs, ShellArgs};
 use crate::attach::{self, Streams, exit_code};
-use crate::client::{Client, events, from_wire};
-use crate::output::{Doing, Error, Output, Result};
 
 pub(crate) async fn exec(global: &Global, output: Output, args: ExecArgs) -> Result<u8> {
-    let client = Client::require(global)?;
+    let client = global.client()?;
     let sandbox = resolve(&client, &args.sandbox).await?;
     let mut body = exec_body(&args.argv, &args.command, &args.env);
     if args.detach {
@@ -55,7 +55,7 @@ pub(crate) async fn captured(
 }
 
 pub(crate) async fn shell(global: &Global, args: ShellArgs) -> Result<u8> {
-    let client = Client::require(global)?;
+    let client = global.client()?;
     let sandbox = resolve(&client, &args.sandbox).await?;
     if !std::io::stdin().is_terminal() {
         return Err(
@@ -90,7 +90,7 @@ pub(crate) fn terminal_env() -> Vec<(String, String)> {
 }
 
 pub(crate) async fn ps(global: &Global, output: Output, args: PsArgs) -> Result<()> {
-    let client = Client::require(global)?;
+    let client = global.client()?;
     let sandbox = resolve(&client, &args.sandbox).await?;
     let answer = client.get(&format!("/v1/sandboxes/{sandbox}/commands")).await?;
     output.json(&answer["items"]);
@@ -148,7 +148,7 @@ fn argv(command: &Value) -> String {
 }
 
 pub(crate) async fn logs(global: &Global, output: Output, args: LogsArgs) -> Result<u8> {
-    let client = Client::require(global)?;
+    let client = global.client()?;
     let sandbox = resolve(&client, &args.sandbox).await?;
     let command = match args.command {
         Some(command) => command,

@@ -1,15 +1,15 @@
 //! API keys.
 
+use atoll_client::output::{Output, Result};
+use atoll_client::{segment, text};
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use super::{relative, text};
+use super::relative;
 use crate::args::{Global, KeyCommand, WhoseArgs};
-use crate::client::{Client, segment};
-use crate::output::{Output, Result};
 
 pub(crate) async fn run(global: &Global, output: Output, command: KeyCommand) -> Result<()> {
-    let client = Client::require(global)?;
+    let client = global.client()?;
     match command {
         KeyCommand::Create { name, whose } => {
             let asked = json!({"name": name, "project": whose.project});

@@ -1,19 +1,19 @@
 //! The ledger for people and programs: usage summed from it, and its records.
 
+use atoll_client::output::{Output, Result, duration};
+use atoll_client::{Client, text};
 use atoll_types::GIB;
 use reqwest::Method;
 use serde_json::Value;
 
-use super::{resolve, text};
+use super::resolve;
 use crate::args::{Global, LedgerArgs, UsageArgs};
-use crate::client::Client;
-use crate::output::{Output, Result, duration};
 
 /// As many as the API gives at once.
 const PAGE: u64 = 1000;
 
 pub(crate) async fn usage(global: &Global, output: Output, args: UsageArgs) -> Result<()> {
-    let client = Client::require(global)?;
+    let client = global.client()?;
     let path = path(&client, args.sandbox.as_deref(), "usage").await?;
     let usage = client.get(&path).await?;
     output.json(&usage);
@@ -24,7 +24,7 @@ pub(crate) async fn usage(global: &Global, output: Output, args: UsageArgs) -> R
 }
 
 pub(crate) async fn ledger(global: &Global, output: Output, args: LedgerArgs) -> Result<()> {
-    let client = Client::require(global)?;
+    let client = global.client()?;
     let path = path(&client, args.sandbox.as_deref(), "facts").await?;
     let mut after = args.after;
     let mut left = args.limit.unwrap_or(u64::MAX);

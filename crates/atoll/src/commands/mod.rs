@@ -3,6 +3,7 @@
 
 pub(crate) mod approval;
 pub(crate) mod artifact;
+pub(crate) mod bench;
 pub(crate) mod cp;
 pub(crate) mod demo;
 pub(crate) mod doctor;
@@ -14,6 +15,7 @@ pub(crate) mod net;
 pub(crate) mod project;
 pub(crate) mod run;
 pub(crate) mod sandbox;
+pub(crate) mod scripted;
 pub(crate) mod secret;
 pub(crate) mod snapshot;
 pub(crate) mod state;
@@ -21,12 +23,12 @@ pub(crate) mod template;
 pub(crate) mod volume;
 pub(crate) mod workflow;
 
+use atoll_client::output::{Error, Output, Result};
+use atoll_client::{Client, text};
 use atoll_types::SandboxId;
 use serde_json::{Value, json};
 
 use crate::args::{CommandArgs, Global, LimitArgs, Mount, SpecArgs};
-use crate::client::Client;
-use crate::output::{Error, Output, Result};
 use crate::server::Server;
 
 /// A server to talk to: a running one, or one inside this process.
@@ -39,7 +41,7 @@ pub(crate) struct Connection {
 impl Connection {
     /// Finds the running server, else starts one inside this process.
     pub(crate) async fn open(global: &Global) -> Result<Self> {
-        if let Some(client) = Client::find(global)? {
+        if let Some(client) = global.find_client()? {
             return Ok(Self {
                 client,
                 embedded: None,
@@ -231,15 +233,6 @@ pub(crate) fn split_location(text: &str) -> Option<(&str, &str)> {
     (!sandbox.is_empty() && !sandbox.contains('/') && !sandbox.starts_with('.')).then_some((sandbox, path))
 }
 
-/// A field as text; numbers and booleans too, nothing for null.
-pub(crate) fn text(value: &Value, field: &str) -> String {
-    match &value[field] {
-        Value::String(text) => text.clone(),
-        Value::Null => String::new(),
-        other => other.to_string(),
-    }
-}
-
 /// How long ago, or how long until, for people.
 pub(crate) fn relative(value: &Value, field: &str) -> String {
     let Some(at) = value[field]
@@ -249,7 +242,7 @@ pub(crate) fn relative(value: &Value, field: &str) -> String {
         return "-".into();
     };
     let millis = jiff::Timestamp::now().as_millisecond() - at.as_millisecond();
-    let span = crate::output::duration(millis.unsigned_abs());
+    let span = atoll_client::output::duration(millis.unsigned_abs());
     if millis >= 0 {
         format!("{span} ago")
     } else {

@@ -2,16 +2,16 @@
 
 use std::io::Read as _;
 
+use atoll_client::output::{Doing, Error, Output, Result};
+use atoll_client::{Client, segment, text};
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
-use super::{relative, text};
+use super::relative;
 use crate::args::{
     BudgetCommand, BudgetSetArgs, Global, GuardCommand, ModelCommand, ModelKeyCommand, PriceCommand,
     ProviderCommand, ProviderSetArgs, SpendArgs,
 };
-use crate::client::{Client, segment};
-use crate::output::{Doing, Error, Output, Result};
 
 const KINDS: [&str; 4] = ["openai", "azure", "anthropic", "gemini"];
 /// More than any key takes.
@@ -39,7 +39,7 @@ async fn delete(client: &Client, output: Output, path: String, name: &str) -> Re
 }
 
 pub(crate) async fn provider(global: &Global, output: Output, command: ProviderCommand) -> Result<()> {
-    let client = &Client::require(global)?;
+    let client = &global.client()?;
     let path = |name: &str| format!("/v1/gateway/providers/{}", segment(name));
     match command {
         ProviderCommand::Set(args) => {
@@ -120,7 +120,7 @@ fn provider_body(output: Output, args: &ProviderSetArgs) -> Result<Value> {
 }
 
 pub(crate) async fn model(global: &Global, output: Output, command: ModelCommand) -> Result<()> {
-    let client = &Client::require(global)?;
+    let client = &global.client()?;
     match command {
         ModelCommand::List => {
             let answer = client.get("/v1/gateway/models").await?;
@@ -348,7 +348,7 @@ async fn key(client: &Client, output: Output, command: ModelKeyCommand) -> Resul
 }
 
 pub(crate) async fn budget(global: &Global, output: Output, command: BudgetCommand) -> Result<()> {
-    let client = &Client::require(global)?;
+    let client = &global.client()?;
     let path = |name: &str| format!("/v1/gateway/budgets/{}", segment(name));
     match command {
         BudgetCommand::Set(args) => {
@@ -407,7 +407,7 @@ pub(crate) async fn budget(global: &Global, output: Output, command: BudgetComma
 }
 
 pub(crate) async fn spend(global: &Global, output: Output, args: SpendArgs) -> Result<()> {
-    let client = &Client::require(global)?;
+    let client = &global.client()?;
     if let Some(id) = &args.call {
         return one_call(client, output, id).await;
     }

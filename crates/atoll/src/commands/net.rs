@@ -3,23 +3,23 @@
 use std::path::Path;
 use std::time::Duration;
 
+use atoll_client::output::{Doing, Error, Output, Result};
+use atoll_client::{Client, text};
 use atoll_types::format_bytes;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use super::{resolve, text};
+use super::resolve;
 use crate::args::{
     BuildReachArgs, Global, NetCommand, NetExplainArgs, NetLogArgs, NetSetArgs, ReachArgs, SecretGiven,
     Target, TrafficArgs,
 };
-use crate::client::Client;
-use crate::output::{Doing, Error, Output, Result};
 
 /// How often a log that is followed is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 pub(crate) async fn run(global: &Global, output: Output, command: NetCommand) -> Result<()> {
-    let client = &Client::require(global)?;
+    let client = &global.client()?;
     match command {
         NetCommand::Show { sandbox } => {
             let network = client.get(&path(client, &sandbox, "").await?).await?;

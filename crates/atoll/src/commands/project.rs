@@ -1,14 +1,14 @@
 //! Projects.
 
+use atoll_client::output::{Output, Result};
+use atoll_client::text;
 use serde_json::{Value, json};
 
-use super::{relative, text};
+use super::relative;
 use crate::args::{Global, ProjectCommand};
-use crate::client::Client;
-use crate::output::{Output, Result};
 
 pub(crate) async fn run(global: &Global, output: Output, command: ProjectCommand) -> Result<()> {
-    let client = Client::require(global)?;
+    let client = global.client()?;
     match command {
         ProjectCommand::Create { name } => {
             let answer = client.post("/v1/projects", &json!({"name": name})).await?;

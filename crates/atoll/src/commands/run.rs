@@ -1,12 +1,13 @@
 //! `atoll run`: a sandbox for one command, gone when it ends.
 
+use atoll_client::output::{Error, Output, Result};
+use atoll_client::template::create_sandbox;
+use atoll_client::{Client, text};
 use serde_json::{Value, json};
 
-use super::{Connection, create_body, exec, exec_body, note_wall, template, text};
-use crate::args::{Global, RunArgs, SpecArgs};
+use super::{Connection, create_body, exec, exec_body, note_wall};
+use crate::args::{Global, RunArgs};
 use crate::attach::{self, Streams};
-use crate::client::Client;
-use crate::output::{Error, Output, Result};
 
 pub(crate) async fn run(global: &Global, output: Output, args: RunArgs) -> Result<u8> {
     let connection = Connection::open(global).await?;
@@ -21,7 +22,7 @@ async fn in_fresh_sandbox(client: &Client, output: Output, args: &RunArgs) -> Re
     if lease {
         spec.life.timeout = Some(LEASE_MILLIS);
     }
-    let sandbox = create(client, output, &spec).await?;
+    let sandbox = create_sandbox(client, output, &create_body(&spec)?).await?;
     note_wall(output, &sandbox);
     let id = text(&sandbox, "id");
     let outcome = tokio::select! {
@@ -93,20 +94,6 @@ async fn attached(client: &Client, output: Output, sandbox: &Value, args: &RunAr
         return Ok(code);
     }
     attach::run(client, id, body, streams).await
-}
-
-/// Creates the sandbox; if it is to be made from `base` and there is no such template yet, builds that first.
-pub(crate) async fn create(client: &Client, output: Output, spec: &SpecArgs) -> Result<Value> {
-    let body = create_body(spec)?;
-    match client.post("/v1/sandboxes", &body).await {
-        Err(error) if error.code.as_deref() == Some("template_not_found") && spec.template == "base" => {
-            output
-                .note("The template `base` is not there yet; building it, once. This takes a minute or two.");
-            template::build_base(client, output).await?;
-            client.post("/v1/sandboxes", &body).await
-        }
-        outcome => outcome,
-    }
 }
 
 fn explain(error: Error, ended: &Value) -> Error {

@@ -1,17 +1,17 @@
 //! Sandboxes: create, ls, inspect, stats, extend, port, kill.
 
+use atoll_client::output::{Error, Output, Result};
+use atoll_client::{Client, text};
 use atoll_types::format_bytes;
 use futures_util::StreamExt;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use super::{create_body, note_wall, relative, resolve, split_location, text, wall};
+use super::{create_body, note_wall, relative, resolve, split_location, wall};
 use crate::args::{CreateArgs, ExtendArgs, Global, InspectArgs, KillArgs, LsArgs, PortArgs, StatsArgs};
-use crate::client::Client;
-use crate::output::{Error, Output, Result};
 
 pub(crate) async fn create(global: &Global, output: Output, args: CreateArgs) -> Result<()> {
-    let client = Client::require(global)?;
+    let client = global.client()?;
     let sandbox = client.post("/v1/sandboxes", &create_body(&args.spec)?).await?;
     output.json(&sandbox);
     output.line(text(&sandbox, "id"));
@@ -20,7 +20,7 @@ pub(crate) async fn create(global: &Global, output: Output, args: CreateArgs) ->
 }
 
 pub(crate) async fn ls(global: &Global, output: Output, args: LsArgs) -> Result<()> {
-    let client = Client::require(global)?;
+    let client = global.client()?;
     if let Some((sandbox, path)) = args
         .path
         .as_deref()
@@ -96,7 +96,7 @@ fn ends(sandbox: &Value) -> String {
 }
 
 pub(crate) async fn inspect(global: &Global, output: Output, args: InspectArgs) -> Result<()> {
-    let client = Client::require(global)?;
+    let client = global.client()?;
     let id = resolve(&client, &args.sandbox).await?;
     let sandbox = client.get(&format!("/v1/sandboxes/{id}")).await?;
     output.json(&sandbox);
@@ -108,7 +108,7 @@ pub(crate) async fn inspect(global: &Global, output: Output, args: InspectArgs) 
 
 /// What there is to say about a sandbox, a line each.
 fn about(sandbox: &Value) -> Vec<(&'static str, String)> {
-    let span = |field: &str| sandbox[field].as_u64().map(crate::output::duration);
+    let span = |field: &str| sandbox[field].as_u64().map(atoll_client::output::duration);
     let mut lines = vec![
         ("id", text(sandbox, "id")),
         ("state", state(sandbox)),
@@ -137,7 +137,7 @@ fn about(sandbox: &Value) -> Vec<(&'static str, String)> {
         lines.push(("expires", relative(&sandbox["saved"], "expires_at")));
     }
     if let Some(after) = sandbox["idle"]["after_ms"].as_u64() {
-        let after = crate::output::duration(after);
+        let after = atoll_client::output::duration(after);
         lines.push((
             "idle",
             format!("{after}, then {}", text(&sandbox["idle"], "action")),
@@ -243,7 +243,7 @@ async fn files(client: &Client, output: Output, sandbox: &str, path: &str, depth
 }
 
 pub(crate) async fn stats(global: &Global, output: Output, args: StatsArgs) -> Result<()> {
-    let client = Client::require(global)?;
+    let client = global.client()?;
     let sandbox = resolve(&client, &args.sandbox).await?;
     let metrics = client.get(&format!("/v1/sandboxes/{sandbox}/metrics")).await?;
     output.json(&metrics);
@@ -269,7 +269,7 @@ pub(crate) async fn stats(global: &Global, output: Output, args: StatsArgs) -> R
 }
 
 pub(crate) async fn extend(global: &Global, output: Output, args: ExtendArgs) -> Result<()> {
-    let client = Client::require(global)?;
+    let client = global.client()?;
     let sandbox = resolve(&client, &args.sandbox).await?;
     let body = json!({"timeout_ms": args.time});
     let answer = client
@@ -281,7 +281,7 @@ pub(crate) async fn extend(global: &Global, output: Output, args: ExtendArgs) ->
 }
 
 pub(crate) async fn port(global: &Global, output: Output, args: PortArgs) -> Result<()> {
-    let client = Client::require(global)?;
+    let client = global.client()?;
     let sandbox = resolve(&client, &args.sandbox).await?;
     if let Some(port) = args.port {
         let answer = client
@@ -317,7 +317,7 @@ fn with_token(url: &str, token: &str) -> String {
 }
 
 pub(crate) async fn kill(global: &Global, output: Output, args: KillArgs) -> Result<()> {
-    let client = &Client::require(global)?;
+    let client = &global.client()?;
     let ids = if args.all {
         let live = client.list("/v1/sandboxes", &[]).await?;
         live.iter().map(|sandbox| text(sandbox, "id")).collect()

@@ -4,22 +4,22 @@
 use std::io::{self, IsTerminal, Read};
 use std::path::Path;
 
+use atoll_client::output::{Doing, Error, Output, Result};
+use atoll_client::{Client, segment, text};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use rustix::termios::{self, LocalModes, OptionalActions, Termios};
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
-use super::{relative, text};
+use super::relative;
 use crate::args::{Global, SecretCommand, SecretRotateArgs, SecretSetArgs, ShapeArgs, ValueArgs};
-use crate::client::{Client, segment};
-use crate::output::{Doing, Error, Output, Result};
 
 /// More than any header takes.
 const MOST: u64 = 256 * 1024;
 
 pub(crate) async fn run(global: &Global, output: Output, command: SecretCommand) -> Result<()> {
-    let client = &Client::require(global)?;
+    let client = &global.client()?;
     match command {
         SecretCommand::Set(args) => set(client, output, args).await?,
         SecretCommand::List => list(client, output).await?,
@@ -154,7 +154,7 @@ fn trimmed(mut value: Zeroizing<Vec<u8>>) -> Zeroizing<Vec<u8>> {
 /// One line from the terminal, which does not show it.
 async fn ask(output: Output, name: &str) -> Result<Zeroizing<Vec<u8>>> {
     let silent = Silent::start()?;
-    crate::output::prompt(format_args!("Value of {name}: "));
+    atoll_client::output::prompt(format_args!("Value of {name}: "));
     let line = tokio::task::spawn_blocking(|| {
         let mut line = Zeroizing::new(String::with_capacity(MOST as usize));
         io::stdin().read_line(&mut line)?;

@@ -2,18 +2,17 @@
 
 use std::path::Path;
 
+use atoll_client::output::{Output, Result, byte_bar};
+use atoll_client::{Client, segment, text, transfer};
 use atoll_types::format_bytes;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use super::{relative, resolve, text};
+use super::{relative, resolve};
 use crate::args::{Global, SnapshotCommand};
-use crate::client::{Client, segment};
-use crate::output::{Output, Result, byte_bar};
-use crate::transfer;
 
 pub(crate) async fn run(global: &Global, output: Output, command: SnapshotCommand) -> Result<()> {
-    let client = &Client::require(global)?;
+    let client = &global.client()?;
     match command {
         SnapshotCommand::Create { sandbox, name, kind } => {
             let id = resolve(client, &sandbox).await?;

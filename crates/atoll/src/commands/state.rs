@@ -1,13 +1,13 @@
 //! Rest and return, copies, garbage: pause, resume, stop, start, fork, gc.
 
+use atoll_client::output::{Output, Result};
+use atoll_client::text;
 use atoll_types::format_bytes;
 use serde_json::{Value, json};
 
 use super::sandbox::kept;
-use super::{Connection, pairs, relative, resolve, text};
+use super::{Connection, pairs, relative, resolve};
 use crate::args::{ForkArgs, GcArgs, Global, PauseArgs, ResumeArgs, StartArgs, StopArgs};
-use crate::client::Client;
-use crate::output::{Output, Result};
 
 pub(crate) async fn pause(global: &Global, output: Output, args: PauseArgs) -> Result<()> {
     let mut body = json!({});
@@ -52,7 +52,7 @@ async fn wake(global: &Global, output: Output, sandbox: &str, how: &str, timeout
 }
 
 async fn post(global: &Global, sandbox: &str, what: &str, body: &Value) -> Result<Value> {
-    let client = Client::require(global)?;
+    let client = global.client()?;
     let id = resolve(&client, sandbox).await?;
     client.post(&format!("/v1/sandboxes/{id}/{what}"), body).await
 }

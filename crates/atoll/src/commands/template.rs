@@ -2,16 +2,15 @@
 
 use std::path::Path;
 
+use atoll_client::output::{Doing, Error, Output, Result, byte_bar};
+use atoll_client::template::follow_build;
+use atoll_client::{Client, segment, text, transfer};
 use atoll_types::format_bytes;
-use futures_util::TryStreamExt;
-use reqwest::{Method, RequestBuilder, Response};
+use reqwest::{Method, RequestBuilder};
 use serde_json::{Value, json};
 
-use super::{Connection, net, relative, resources, text};
+use super::{Connection, net, relative, resources};
 use crate::args::{Global, KeepRunningArgs, TemplateBuildArgs, TemplateCommand};
-use crate::client::{Client, events, from_wire, segment};
-use crate::output::{Doing, Error, Output, Result, Stages, byte_bar};
-use crate::transfer;
 
 pub(crate) async fn run(global: &Global, output: Output, command: TemplateCommand) -> Result<()> {
     let connection = Connection::open(global).await?;
@@ -129,13 +128,6 @@ fn describe(name: &str, template: &Value) -> String {
     format!("{name}: {} ({size})", text(template, "id"))
 }
 
-/// The template that everything starts from when nothing else is said.
-pub(crate) async fn build_base(client: &Client, output: Output) -> Result<Value> {
-    let body = json!({"name": "base", "debian": {}});
-    let request = client.request(Method::POST, "/v1/templates/build").json(&body);
-    follow(output, client.send(request).await?).await
-}
-
 async fn build(client: &Client, output: Output, args: &TemplateBuildArgs) -> Result<Value> {
     if let Some(dockerfile) = &args.dockerfile {
         return build_dockerfile(client, output, args, dockerfile).await;
@@ -167,7 +159,7 @@ async fn build(client: &Client, output: Output, args: &TemplateBuildArgs) -> Res
         body["resources"] = resources;
     }
     let request = client.request(Method::POST, "/v1/templates/build").json(&body);
-    follow(output, client.send(with_login(request, args)?).await?).await
+    follow_build(output, client.send(with_login(request, args)?).await?).await
 }
 
 /// Says who to be for registries, if anybody.
@@ -217,7 +209,7 @@ async fn build_archive(
         .body(body);
     let response = client.send(request).await?;
     bar.finish_and_clear();
-    follow(output, response).await
+    follow_build(output, response).await
 }
 
 /// What sandboxes are to have of the template beside its files, as parameters of an upload.
@@ -301,7 +293,7 @@ async fn build_dockerfile(
             String::new(),
             indicatif::ProgressBar::hidden(),
         ));
-    follow(output, client.send(with_login(request, args)?).await?).await
+    follow_build(output, client.send(with_login(request, args)?).await?).await
 }
 
 /// The start command: a line for the shell, or what the image says.
@@ -315,33 +307,4 @@ fn start(args: &TemplateBuildArgs) -> Option<Value> {
         start["ready"] = json!({ "port": port });
     }
     Some(start)
-}
-
-/// Shows the progress of a build; returns the finished template.
-async fn follow(output: Output, response: Response) -> Result<Value> {
-    let mut stream = events(response);
-    let mut stages = Stages::new(output);
-    while let Some((name, data)) = stream.try_next().await? {
-        match name.as_str() {
-            "progress" => {
-                let number = |field: &str| data[field].as_u64().unwrap_or_default();
-                stages.progress(
-                    data["stage"].as_str().unwrap_or("working"),
-                    number("done"),
-                    number("total"),
-                );
-            }
-            "log" => stages.log(data["text"].as_str().unwrap_or_default()),
-            "done" => {
-                stages.finish();
-                return Ok(data);
-            }
-            "error" => {
-                stages.finish();
-                return Err(from_wire(&data));
-            }
-            _ => {}
-        }
-    }
-    Err(Error::new("the build broke off").hint("see the log of the server"))
 }

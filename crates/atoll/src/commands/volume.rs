@@ -2,18 +2,17 @@
 
 use std::path::Path;
 
+use atoll_client::output::{Error, Output, Result, byte_bar};
+use atoll_client::{Client, segment, text, transfer};
 use atoll_types::format_bytes;
 use reqwest::{Method, RequestBuilder};
 use serde_json::{Value, json};
 
-use super::{relative, text};
+use super::relative;
 use crate::args::{Global, VolumeCommand};
-use crate::client::{Client, segment};
-use crate::output::{Error, Output, Result, byte_bar};
-use crate::transfer;
 
 pub(crate) async fn run(global: &Global, output: Output, command: VolumeCommand) -> Result<()> {
-    let client = &Client::require(global)?;
+    let client = &global.client()?;
     match command {
         VolumeCommand::Create { name, size, from, .. } => {
             let volume = match (size, from) {

@@ -1,15 +1,15 @@
 //! Durable workflows for people: list, show, history, signal, cancel, terminate, reset.
 
+use atoll_client::output::{Output, Result};
+use atoll_client::{Client, segment, text};
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use super::{relative, text};
+use super::relative;
 use crate::args::{Global, WhichArgs, WorkflowCommand};
-use crate::client::{Client, segment};
-use crate::output::{Output, Result};
 
 pub(crate) async fn run(global: &Global, output: Output, command: WorkflowCommand) -> Result<()> {
-    let client = &Client::require(global)?;
+    let client = &global.client()?;
     match command {
         WorkflowCommand::List { query, namespace } => {
             let mut asked = vec![("namespace".to_owned(), namespace.namespace)];

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use atoll_dialects::scripted::{self, Bill};
-use atoll_dialects::{Dialect, scripted::Told};
+use atoll_dialects::Dialect;
 use atoll_models::{Served, SetBudget, SetProvider, Who};
+use atoll_scripted::script::{self, Bill, Told};
 use atoll_types::{BudgetScope, BudgetWindow, ProviderKind, Timestamp, Usd};
 use futures_util::StreamExt as _;
 use serde_json::{Value, json};
@@ -102,8 +102,8 @@ async fn serve(mut stream: TcpStream, bills: &Bills) -> std::io::Result<()> {
             ),
             _ => panic!("{path}"),
         };
-        let (model, streams) = scripted::asked(named, &value);
-        let told = scripted::answer(dialect, &model, streams, &value);
+        let (model, streams) = script::asked(named, &value);
+        let told = script::answer(dialect, &model, streams, &value);
         if told.bill != Bill::default() {
             bills.charge(&run_of(&value), &told.bill);
         }

@@ -14,7 +14,7 @@ const HOUR: i64 = 3600;
 const DAY: i64 = 24 * HOUR;
 
 /// Adds what stands in a file to the wall clock of whoever loads it.
-const SHIM: &str = include_str!("../../../../atoll/src/bench/soak/clock.c");
+const SHIM: &str = include_str!("../../../../bench/src/soak/clock.c");
 
 /// The clock of a server.
 struct Clock {

@@ -1,0 +1,88 @@
+//! The operator's configuration in the words of those whom it concerns: sandboxes, and each API.
+
+use std::path::Path;
+
+use atoll_api_native::MetricsKey;
+use atoll_client::output::{Error, Result};
+use atoll_sandboxes::{PoolSetting, Settings};
+
+use super::storage::read_private;
+use crate::config::Config;
+
+/// The default of sandboxes created through the API without a word about their lifetime.
+const DEFAULT_TIMEOUT_MILLIS: u64 = 15 * 60 * 1000;
+
+pub(super) fn settings(config: &Config, data: &Path) -> Settings {
+    let mut settings = Settings::new(data.to_owned());
+    settings.pools = config
+        .pools
+        .iter()
+        .map(|pool| PoolSetting {
+            template: pool.template.clone(),
+            size: pool.count,
+            resources: pool.resources,
+            isolation: pool.isolation,
+        })
+        .collect();
+    settings.limits.default_floor = config.isolation;
+    if let Some(longest) = config.max_timeout_millis {
+        settings.limits.max_timeout_millis = Some(longest);
+    }
+    if let Some(most) = config.max_sandboxes {
+        settings.max_live_per_project = most;
+    }
+    settings.max_storage_per_project = config.max_storage;
+    if let Some(kept) = config.artifact_retention_millis {
+        settings.artifact_retention_millis = Some(kept);
+    }
+    if let Some(kept) = config.ledger_retention_millis {
+        settings.ledger_retention_millis = kept;
+    }
+    settings.durable_saves = config.durable_saves;
+    settings
+}
+
+pub(super) fn api_options(config: &Config, data: &Path) -> Result<atoll_api_native::Options> {
+    let mut options = atoll_api_native::Options {
+        default_timeout_millis: config.default_timeout_millis.unwrap_or(DEFAULT_TIMEOUT_MILLIS),
+        scratch: data.join("scratch"),
+        ..atoll_api_native::Options::default()
+    };
+    if let Some(scheme) = &config.public_scheme {
+        options.public_scheme.clone_from(scheme);
+    }
+    options.public_port = config.public_port;
+    if config.domain != "localhost" {
+        options.port_domains.insert(0, config.domain.clone());
+    }
+    options.metrics_key = config.metrics_key.as_deref().map(read_metrics_key).transpose()?;
+    Ok(options)
+}
+
+/// The same, for E2B's wire. Its SDKs always come by `https` and the domain alone, so a port that is not the usual one
+/// is part of the domain.
+pub(super) fn e2b_options(config: &Config, native: &atoll_api_native::Options) -> atoll_api_e2b::Options {
+    let public_domain = (config.domain != "localhost").then(|| match config.public_port {
+        None | Some(443) => config.domain.clone(),
+        Some(port) => format!("{}:{port}", config.domain),
+    });
+    atoll_api_e2b::Options {
+        public_scheme: native.public_scheme.clone(),
+        public_domain,
+        internet: config.e2b_internet,
+        scratch: native.scratch.clone(),
+    }
+}
+
+/// What opens the metrics.
+fn read_metrics_key(path: &Path) -> Result<MetricsKey> {
+    let text = read_private("the key of the metrics", path)?;
+    match std::str::from_utf8(&text).map(str::trim) {
+        Ok(secret) if secret.len() >= 16 => Ok(MetricsKey::new(secret)),
+        _ => Err(Error::new(format!(
+            "the key of the metrics {} has fewer than 16 characters",
+            path.display()
+        ))
+        .hint("make one with: openssl rand -hex 20")),
+    }
+}

@@ -1,0 +1,82 @@
+//! What outlives a server: its database, the vault of saved state, volumes, and files that only its user may read.
+
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::path::Path;
+
+use atoll_client::output::{Doing, Error, Result};
+use atoll_helper::front::Helper;
+use atoll_image::Templates;
+use atoll_sandboxes::Storage;
+use atoll_store::Store;
+use atoll_vault::{Vault, VaultKey};
+use atoll_volumes::Volumes;
+
+use crate::config::Config;
+
+/// Opens everything that outlives a server.
+pub(super) async fn open(
+    config: &Config,
+    data: &Path,
+    templates: Templates,
+    helper: Option<&Helper>,
+) -> Result<Storage> {
+    if helper.is_none() {
+        fresh_scratch(data)?;
+    }
+    let store = open_store(data).await?;
+    let key = config.vault_key.as_deref().map(read_vault_key).transpose()?;
+    let dir = data.join("vault");
+    let vault = tokio::task::spawn_blocking(move || Vault::open(dir, key))
+        .await
+        .doing("opening the vault")?
+        .doing("cannot open the vault of saved state")?;
+    let volumes = match helper {
+        Some(helper) => helper.volumes(),
+        None => Volumes::open(data.join("volumes")).doing("cannot open the volumes")?,
+    };
+    Ok(Storage {
+        store,
+        templates,
+        vault,
+        volumes,
+    })
+}
+
+/// An empty directory for what is on its way; a killed server may have left something there in the middle of an upload.
+pub(crate) fn fresh_scratch(data: &Path) -> Result<()> {
+    let scratch = data.join("scratch");
+    let _absent = std::fs::remove_dir_all(&scratch);
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&scratch)
+        .doing("cannot create the scratch directory")
+}
+
+/// The key is a secret: readable by nobody else, and never on a command line.
+fn read_vault_key(path: &Path) -> Result<VaultKey> {
+    let doing = || format!("cannot read the vault key {}", path.display());
+    VaultKey::parse(&read_private("the vault key", path)?).doing(doing())
+}
+
+pub(super) fn read_private(what: &str, path: &Path) -> Result<Vec<u8>> {
+    let doing = || format!("cannot read {what} {}", path.display());
+    let file = std::fs::metadata(path).doing(doing())?;
+    if file.mode() & 0o077 != 0 {
+        return Err(Error::new(format!(
+            "{what} {} can be read by others; run: chmod 600 {}",
+            path.display(),
+            path.display()
+        )));
+    }
+    std::fs::read(path).doing(doing())
+}
+
+async fn open_store(data: &Path) -> Result<Store> {
+    let path = data.join("atoll.db");
+    let shown = path.clone();
+    tokio::task::spawn_blocking(move || Store::open(&path))
+        .await
+        .doing("opening the database")?
+        .doing(format_args!("cannot open the database {}", shown.display()))
+}
