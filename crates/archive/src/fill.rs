@@ -14,7 +14,8 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use crate::header::{self, Entry, Kind, padding, read_whole};
+use crate::format::{BLOCK, padding};
+use crate::header::{self, Entry, Kind, read_whole};
 use crate::paths::Times;
 use crate::{Budget, Dialect, Ids, Notes, Tally, about, at, invalid, shown, sparse};
 
@@ -486,7 +487,7 @@ fn write_at(file: &OwnedFd, mut bytes: &[u8], mut at: u64) -> rustix::io::Result
 }
 
 fn skip_content(entry: &Entry, input: &mut dyn Read) -> io::Result<()> {
-    skip(input, entry.size.next_multiple_of(header::BLOCK as u64))
+    skip(input, entry.size.next_multiple_of(BLOCK as u64))
 }
 
 fn skip(input: &mut dyn Read, bytes: u64) -> io::Result<()> {

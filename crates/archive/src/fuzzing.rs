@@ -2,7 +2,7 @@
 
 use std::io::{self, Read};
 
-use crate::header;
+use crate::{format, header};
 
 /// A head, as far as other readers of the format know the same.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub fn heads(stream: &[u8]) -> (Vec<Head>, io::Result<()>) {
                 "an entry that was written is not what is read"
             );
         }
-        let skipped = entry.size + header::padding(entry.size).len() as u64;
+        let skipped = entry.size + format::padding(entry.size).len() as u64;
         found.push(Head {
             path: entry.path,
             size: entry.size,

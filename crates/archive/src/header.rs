@@ -9,10 +9,10 @@
 
 use std::io::{self, Read, Write};
 
+use crate::format::{self, BLOCK, Header, TypeFlag, padding};
 use crate::sparse::{self, Map};
 use crate::{LARGEST_FILE, LONGEST_NAME, LONGEST_PATH, LONGEST_TARGET, invalid, shown};
 
-pub(crate) const BLOCK: usize = 512;
 /// Of all records before one entry.
 const LONGEST_RECORDS: u64 = 1 << 20;
 
@@ -80,7 +80,7 @@ impl Entry {
             let header = Raw {
                 name: b"PaxHeader",
                 link: b"",
-                flag: b'x',
+                flag: TypeFlag::Pax,
                 mode: 0o644,
                 ids: (0, 0),
                 size: records.len() as u64,
@@ -94,12 +94,12 @@ impl Entry {
             name: &name,
             link: &self.target,
             flag: match self.kind {
-                Kind::File => b'0',
-                Kind::HardLink => b'1',
-                Kind::Symlink => b'2',
-                Kind::Whiteout | Kind::Device => b'3',
-                Kind::Directory => b'5',
-                Kind::Fifo => b'6',
+                Kind::File => TypeFlag::File,
+                Kind::HardLink => TypeFlag::HardLink,
+                Kind::Symlink => TypeFlag::Symlink,
+                Kind::Whiteout | Kind::Device => TypeFlag::CharDevice,
+                Kind::Directory => TypeFlag::Directory,
+                Kind::Fifo => TypeFlag::Fifo,
             },
             mode: self.mode,
             ids: (self.uid, self.gid),
@@ -177,19 +177,6 @@ fn time_text(seconds: i64, nanos: u32) -> String {
     }
 }
 
-fn time_of(text: &str) -> Option<(i64, u32)> {
-    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
-    let seconds: i64 = whole.parse().ok()?;
-    let mut nanos = 0;
-    for digit in fraction.chars().chain(std::iter::repeat('0')).take(9) {
-        nanos = nanos * 10 + digit.to_digit(10)?;
-    }
-    if whole.starts_with('-') && nanos > 0 {
-        return Some((seconds.checked_sub(1)?, 1_000_000_000 - nanos));
-    }
-    Some((seconds, nanos))
-}
-
 fn octal_limit(width: u32) -> u64 {
     (1 << (3 * (width - 1))) - 1
 }
@@ -197,7 +184,7 @@ fn octal_limit(width: u32) -> u64 {
 struct Raw<'a> {
     name: &'a [u8],
     link: &'a [u8],
-    flag: u8,
+    flag: TypeFlag,
     mode: u32,
     ids: (u32, u32),
     size: u64,
@@ -223,35 +210,14 @@ impl Raw<'_> {
         octal(&mut block, 116, 8, u64::from(self.ids.1));
         octal(&mut block, 124, 12, self.size);
         octal(&mut block, 136, 12, u64::try_from(self.mtime).unwrap_or(0));
-        block[156] = self.flag;
+        block[156] = self.flag.byte();
         text(&mut block, 157, 100, self.link);
         text(&mut block, 257, 8, b"ustar\x0000");
         octal(&mut block, 329, 8, 0);
         octal(&mut block, 337, 8, 0);
-        let sum = format!("{:06o}\0 ", checksum(&block));
-        block[148..156].copy_from_slice(sum.as_bytes());
+        format::seal(&mut block);
         block
     }
-}
-
-/// The sum of all bytes, with blanks in place of the sum itself.
-fn checksum(block: &[u8; BLOCK]) -> u32 {
-    let bytes = block.iter().enumerate();
-    bytes
-        .map(|(at, byte)| {
-            if (148..156).contains(&at) {
-                32
-            } else {
-                u32::from(*byte)
-            }
-        })
-        .sum()
-}
-
-/// The zeros after content of this length.
-pub(crate) fn padding(length: u64) -> &'static [u8] {
-    const ZEROS: [u8; BLOCK] = [0; BLOCK];
-    &ZEROS[..(length.next_multiple_of(BLOCK as u64) - length) as usize]
 }
 
 pub(crate) fn write_end(out: &mut dyn Write) -> io::Result<()> {
@@ -281,43 +247,48 @@ pub(crate) fn read(input: &mut dyn Read) -> io::Result<Option<Entry>> {
     let mut block = [0; BLOCK];
     loop {
         read_whole(input, &mut block)?;
-        if block == [0; BLOCK] {
+        let header = Header::parse(&block)
+            .map_err(|_| invalid("this is not a tar stream, or it is damaged: a header's sum is wrong"))?;
+        let Some(header) = header else {
             return Ok(None);
-        }
-        if parse_number(&block[148..156]) != Some(u64::from(checksum(&block))) {
-            return Err(invalid(
-                "this is not a tar stream, or it is damaged: a header's sum is wrong",
-            ));
-        }
-        let size = parse_number(&block[124..136]).ok_or_else(|| invalid("a header's size is no number"))?;
-        match block[156] {
-            b'x' => extra.take_records(&read_text(input, size, LONGEST_RECORDS)?)?,
-            // For all entries: programs put comments there.
-            b'g' => drop(read_text(input, size, LONGEST_RECORDS)?),
-            b'L' => extra.path = Some(c_text(&read_text(input, size, LONGEST_PATH as u64 + 2)?).to_vec()),
-            b'K' => extra.target = Some(c_text(&read_text(input, size, LONGEST_PATH as u64 + 2)?).to_vec()),
-            b'S' => {
+        };
+        let size = header
+            .size()
+            .map_err(|_| invalid("a header's size is no number"))?;
+        match header.flag() {
+            TypeFlag::Pax => extra.take_records(&read_text(input, size, LONGEST_RECORDS)?)?,
+            TypeFlag::PaxGlobal => drop(read_text(input, size, LONGEST_RECORDS)?),
+            TypeFlag::LongName => extra.path = Some(read_long(input, size)?),
+            TypeFlag::LongLink => extra.target = Some(read_long(input, size)?),
+            TypeFlag::OldSparse => {
                 let (map, real_size) = old_map(input, &block)?;
-                let mut entry = entry(&block, size, extra)?;
+                let mut entry = entry(&header, size, extra)?;
                 sparse::check(&map, entry.size, real_size)?;
                 (entry.map, entry.real_size) = (Some(map), Some(real_size));
                 return Ok(Some(entry));
             }
-            _ => return entry(&block, size, extra).map(Some),
+            _ => return entry(&header, size, extra).map(Some),
         }
     }
+}
+
+/// A name, or the target of a link, that stands before its entry.
+fn read_long(input: &mut dyn Read, size: u64) -> io::Result<Vec<u8>> {
+    let text = read_text(input, size, LONGEST_PATH as u64 + 2)?;
+    Ok(format::text(&text).to_vec())
 }
 
 /// GNU's old way to write holes: four pieces in the header, 21 in each block that follows it, and the size of the whole.
 fn old_map(input: &mut dyn Read, block: &[u8; BLOCK]) -> io::Result<(Map, u64)> {
     let damaged = || invalid("the list of a file's pieces is damaged");
-    let real_size = parse_number(&block[483..495])
+    let real_size = format::number(&block[483..495])
+        .ok()
         .filter(|size| *size <= LARGEST_FILE)
         .ok_or_else(damaged)?;
     let mut map = Map::new();
     let mut take = |list: &[u8]| {
         for piece in list.chunks_exact(24).take_while(|piece| piece[0] != 0) {
-            let number = |field: &[u8]| parse_number(field).ok_or_else(damaged);
+            let number = |field: &[u8]| format::number(field).map_err(|_| damaged());
             map.push((number(&piece[..12])?, number(&piece[12..])?));
         }
         match map.len() as u64 > sparse::MOST_PIECES {
@@ -336,40 +307,30 @@ fn old_map(input: &mut dyn Read, block: &[u8; BLOCK]) -> io::Result<(Map, u64)> 
     Ok((map, real_size))
 }
 
-fn entry(block: &[u8; BLOCK], size: u64, extra: Extra) -> io::Result<Entry> {
-    let number = |from: usize, to: usize| parse_number(&block[from..to]).unwrap_or(0);
-    let name = match extra.sparse_name.or(extra.path) {
-        Some(name) => name,
-        None => {
-            let (prefix, name) = (c_text(&block[345..500]), c_text(&block[..100]));
-            // Only in POSIX headers; GNU's have other things there.
-            if prefix.is_empty() || &block[257..263] != b"ustar\0" {
-                name.to_vec()
-            } else {
-                [prefix, b"/", name].concat()
-            }
-        }
-    };
-    let kind = match block[156] {
-        // Before POSIX a directory was a file whose name ends with a slash.
-        b'0' | 0 | b'7' if name.ends_with(b"/") => Kind::Directory,
-        b'0' | 0 | b'7' | b'S' => Kind::File,
-        b'1' => Kind::HardLink,
-        b'2' => Kind::Symlink,
-        b'3' if number(329, 337) == 0 && number(337, 345) == 0 => Kind::Whiteout,
-        b'3' | b'4' => Kind::Device,
-        b'5' => Kind::Directory,
-        b'6' => Kind::Fifo,
+fn entry(header: &Header<'_>, size: u64, extra: Extra) -> io::Result<Entry> {
+    let name = extra.sparse_name.or(extra.path).unwrap_or_else(|| header.name());
+    let kind = match header.flag().of_name(&name) {
+        TypeFlag::File | TypeFlag::OldSparse => Kind::File,
+        TypeFlag::HardLink => Kind::HardLink,
+        TypeFlag::Symlink => Kind::Symlink,
+        TypeFlag::CharDevice => match header.device() {
+            // What is no number there is no device.
+            (major, minor) if major.unwrap_or(0) == 0 && minor.unwrap_or(0) == 0 => Kind::Whiteout,
+            _ => Kind::Device,
+        },
+        TypeFlag::BlockDevice => Kind::Device,
+        TypeFlag::Directory => Kind::Directory,
+        TypeFlag::Fifo => Kind::Fifo,
         other => {
             return Err(invalid(format!(
                 "{}: entries of type {:?} are not known here",
                 shown(&name),
-                char::from(other)
+                char::from(other.byte())
             )));
         }
     };
     let path = clean(&name)?;
-    let target = extra.target.unwrap_or_else(|| c_text(&block[157..257]).to_vec());
+    let target = extra.target.unwrap_or_else(|| header.link().to_vec());
     let target = match kind {
         Kind::HardLink => clean(&target)?,
         Kind::Symlink if target.is_empty() || target.len() > LONGEST_TARGET || target.contains(&0) => {
@@ -392,12 +353,12 @@ fn entry(block: &[u8; BLOCK], size: u64, extra: Extra) -> io::Result<Entry> {
     }
     Ok(Entry {
         size,
-        mode: (number(100, 108) & 0o7777) as u32,
-        uid: extra.uid.unwrap_or_else(|| id_of(number(108, 116))),
-        gid: extra.gid.unwrap_or_else(|| id_of(number(116, 124))),
+        mode: (header.mode().unwrap_or(0) & 0o7777) as u32,
+        uid: extra.uid.unwrap_or_else(|| id_of(header.uid().unwrap_or(0))),
+        gid: extra.gid.unwrap_or_else(|| id_of(header.gid().unwrap_or(0))),
         mtime: extra
             .mtime
-            .unwrap_or((i64::try_from(number(136, 148)).unwrap_or(0), 0)),
+            .unwrap_or((i64::try_from(header.mtime().unwrap_or(0)).unwrap_or(0), 0)),
         path,
         kind,
         target,
@@ -421,38 +382,26 @@ fn id_of(number: u64) -> u32 {
 }
 
 impl Extra {
-    fn take_records(&mut self, mut records: &[u8]) -> io::Result<()> {
-        let torn = || invalid("a PAX record is damaged");
-        while !records.is_empty() {
-            let blank = records
-                .iter()
-                .take(8)
-                .position(|byte| *byte == b' ')
-                .ok_or_else(torn)?;
-            let length: usize = ascii(&records[..blank])
-                .and_then(|text| text.parse().ok())
-                .ok_or_else(torn)?;
-            if length > records.len() || length < blank + 3 || records[length - 1] != b'\n' {
-                return Err(torn());
-            }
-            let body = &records[blank + 1..length - 1];
-            let equals = body.iter().position(|byte| *byte == b'=').ok_or_else(torn)?;
-            self.take(&body[..equals], &body[equals + 1..])
-                .ok_or_else(|| invalid(format!("the PAX record {} makes no sense", shown(body))))?;
-            records = &records[length..];
+    fn take_records(&mut self, records: &[u8]) -> io::Result<()> {
+        for record in format::records(records) {
+            let (key, value) = record.map_err(|_| invalid("a PAX record is damaged"))?;
+            self.take(key, value).ok_or_else(|| {
+                let record = [key, b"=", value].concat();
+                invalid(format!("the PAX record {} makes no sense", shown(&record)))
+            })?;
         }
         Ok(())
     }
 
     fn take(&mut self, key: &[u8], value: &[u8]) -> Option<()> {
-        let number = || ascii(value)?.parse::<u64>().ok();
+        let number = || format::decimal(value);
         match key {
             b"path" => self.path = Some(value.to_vec()),
             b"linkpath" => self.target = Some(value.to_vec()),
             b"size" => self.size = Some(number()?),
             b"uid" => self.uid = Some(id_of(number()?)),
             b"gid" => self.gid = Some(id_of(number()?)),
-            b"mtime" => self.mtime = Some(time_of(ascii(value)?)?),
+            b"mtime" => self.mtime = Some(format::time(value)?),
             b"GNU.sparse.major" => self.sparse.0 = Some(number()?),
             b"GNU.sparse.minor" => self.sparse.1 = Some(number()?),
             b"GNU.sparse.name" => self.sparse_name = Some(value.to_vec()),
@@ -513,34 +462,6 @@ pub(crate) fn read_whole(input: &mut dyn Read, bytes: &mut [u8]) -> io::Result<(
         io::ErrorKind::UnexpectedEof => io::Error::new(error.kind(), "the stream ends early"),
         _ => error,
     })
-}
-
-/// Octal digits, or as GNU has it for large numbers: a set bit and big-endian bytes.
-fn parse_number(field: &[u8]) -> Option<u64> {
-    if field[0] & 0x80 != 0 {
-        let (first, rest) = field.split_first()?;
-        let (high, low) = rest.split_at(rest.len().saturating_sub(8));
-        // Negative, or too large for anything.
-        if *first != 0x80 || high.iter().any(|byte| *byte != 0) {
-            return None;
-        }
-        return Some(low.iter().fold(0, |number, byte| number << 8 | u64::from(*byte)));
-    }
-    let text = ascii(c_text(field))?.trim_matches(' ');
-    if text.is_empty() {
-        return Some(0);
-    }
-    u64::from_str_radix(text, 8).ok()
-}
-
-fn ascii(bytes: &[u8]) -> Option<&str> {
-    std::str::from_utf8(bytes).ok()
-}
-
-/// Up to the first zero.
-fn c_text(bytes: &[u8]) -> &[u8] {
-    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-    &bytes[..end]
 }
 
 #[cfg(test)]
@@ -629,7 +550,7 @@ mod tests {
         let header = Raw {
             name: b"PaxHeader",
             link: b"",
-            flag: b'x',
+            flag: TypeFlag::Pax,
             mode: 0,
             ids: (0, 0),
             size: 1 << 32,
@@ -658,8 +579,7 @@ mod tests {
         fn no_bytes_make_it_panic(mut bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..4096), fix in proptest::bool::ANY) {
             if fix && bytes.len() >= BLOCK {
                 let mut block: [u8; BLOCK] = bytes[..BLOCK].try_into().unwrap();
-                let sum = format!("{:06o}\0 ", checksum(&block));
-                block[148..156].copy_from_slice(sum.as_bytes());
+                format::seal(&mut block);
                 bytes[..BLOCK].copy_from_slice(&block);
             }
             let _ = read(&mut bytes.as_slice());

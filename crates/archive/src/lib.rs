@@ -7,7 +7,8 @@
 //! ```
 //! Two dialects of one format, told apart by [`Dialect`]: a *layer* also says what overlayfs has to know (whiteouts as
 //! device 0:0, opaque and moved directories as `SCHILY.xattr.trusted.overlay.*`), a *plain* tree is what any `tar` reads.
-//! Both keep names of any bytes, modes, ids, times to the nanosecond, symlinks, hard links and holes.
+//! Both keep names of any bytes, modes, ids, times to the nanosecond, symlinks, hard links and holes. What stands in a header
+//! is read by [`format`], which others who read archives use as well.
 //!
 //! What must hold:
 //! - The tree is hostile, and may change under our hands (a volume in use). Every step goes from an open directory to one
@@ -21,6 +22,7 @@
 //! - The same tree gives the same bytes, so that a store can see what did not change.
 
 mod fill;
+pub mod format;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;

@@ -11,7 +11,8 @@ use std::os::fd::BorrowedFd;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-use crate::header::{BLOCK, padding, read_whole};
+use crate::format::{BLOCK, padding};
+use crate::header::read_whole;
 use crate::invalid;
 
 /// A file's data, in order, without overlaps.

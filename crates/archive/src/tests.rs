@@ -441,7 +441,7 @@ fn within(budget: &mut Budget, entries: &[header::Entry]) -> (tempfile::TempDir,
             None => vec![0; usize::try_from(entry.size).unwrap()],
         };
         bytes.extend_from_slice(&content);
-        bytes.extend_from_slice(header::padding(content.len() as u64));
+        bytes.extend_from_slice(format::padding(content.len() as u64));
     }
     header::write_end(&mut bytes).unwrap();
     let root = File::open(dir.path()).unwrap();

@@ -14,7 +14,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
-use crate::header::{self, Entry, Kind, padding};
+use crate::format::padding;
+use crate::header::{self, Entry, Kind};
 use crate::paths::Directories;
 use crate::{Dialect, Ids, LONGEST_PATH, Tally, at, invalid, shown, sparse};
 

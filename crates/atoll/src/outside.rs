@@ -5,10 +5,9 @@ use std::net::{SocketAddr, UdpSocket};
 use std::path::Path;
 use std::sync::Arc;
 
+use atoll_broker::{Broker, MasterKey};
 use atoll_client::output::{Doing, Result};
-use atoll_egress::{
-    Answers, AsDialled, Broker, Callers, Egress, InterceptConfig, MasterKey, Service, Sockets,
-};
+use atoll_egress::{Answers, AsDialled, Callers, Egress, InterceptConfig, Service, Sockets};
 use atoll_helper::front::Helper;
 use atoll_links::{Links, LinksConfig};
 use atoll_policy::{Floor, FloorConfig};

@@ -195,6 +195,7 @@ impl Server {
             timeouts: config.model_timeouts,
             operator: sandboxes.default_project().clone(),
             floor: outside::floor(&config.network)?,
+            is_own: atoll_egress::is_own,
             keep_bodies: config.keep_model_bodies,
             now: atoll_sandboxes::wall_clock,
         };

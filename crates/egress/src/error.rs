@@ -1,6 +1,7 @@
 //! Why the proxy cannot start. What is refused later is a decision, not an error: see [`crate::EgressEvent`].
 
-use crate::broker::BrokerError;
+use atoll_broker::BrokerError;
+
 use crate::intercept::InterceptError;
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use atoll_broker::TrustId;
 use atoll_policy::{Floor, FloorConfig, Name, Policy};
 use atoll_types::{NetworkPolicy, ProjectId, SandboxId};
 use hickory_proto::op::Message;
@@ -17,7 +18,7 @@ use crate::flow::hello;
 use crate::resolve::Resolver;
 use crate::resolve::answer::Answer;
 use crate::resolve::upstream::Query;
-use crate::tenants::{Tenant, TenantState, TrustId};
+use crate::tenants::{Tenant, TenantState};
 
 /// What the first bytes of a connection were taken for.
 #[derive(Debug, Clone, PartialEq, Eq)]

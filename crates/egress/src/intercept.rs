@@ -36,6 +36,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use atoll_broker::{Broker, MasterKey, TrustId};
 use atoll_policy::Decision;
 use bytes::Bytes;
 use rustls::server::Acceptor;
@@ -45,8 +46,6 @@ use tokio_rustls::LazyConfigAcceptor;
 
 pub(crate) use route::{Route, Undialled};
 
-use crate::TrustId;
-use crate::broker::{Broker, MasterKey};
 use connection::Connection;
 use leaves::Leaves;
 use replay::Replay;

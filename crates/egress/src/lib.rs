@@ -21,7 +21,6 @@
 //!   it was sent with, or because its sandbox is dismissed. What still waits in its buffers is not delivered then.
 //! - Nothing that a guest or a server sent is ever logged but names, addresses, methods and sizes.
 
-mod broker;
 mod config;
 mod datagram;
 mod dial;
@@ -47,17 +46,17 @@ use std::iter;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use atoll_broker::{Broker, TrustId};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-pub use broker::{Broker, BrokerError, MasterKey, Redactor, Scanner, Secret};
 pub use config::{Answers, AsDialled, Callers, Config, Origin, Service, Sockets, Timeouts};
 pub use dial::is_own;
 pub use error::{Error, Result};
 pub use events::{EgressEvent, EgressProtocol, EventKind, Witness};
 pub use intercept::{InterceptConfig, InterceptError};
 pub use limits::Used;
-pub use tenants::{Tenant, TrustId};
+pub use tenants::Tenant;
 
 use datagram::Datagrams;
 use dial::Dialer;

@@ -7,8 +7,9 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
+use atoll_broker::{Placeholder, TrustId};
 use atoll_policy::Policy;
-use atoll_types::{ProjectId, SandboxId, SecretRef};
+use atoll_types::{ProjectId, SandboxId};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -39,23 +40,9 @@ pub struct Tenant {
     /// What it used of its budgets before it was admitted here for the first time.
     pub used: Used,
     /// What stands for each secret inside the sandbox.
-    pub placeholders: Vec<(SecretRef, String)>,
+    pub placeholders: Vec<Placeholder>,
     /// Whose certificates it trusts: its own, or those of the sandbox that it was forked from.
     pub trust: TrustId,
-}
-
-/// What a sandbox's certificate authority is derived from; forks keep that of their origin.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct TrustId(Arc<str>);
-
-impl TrustId {
-    pub fn new(text: impl Into<Arc<str>>) -> Self {
-        Self(text.into())
-    }
-
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
 }
 
 /// A tenant while it is admitted, with all that its flows share.

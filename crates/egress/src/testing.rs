@@ -10,6 +10,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::sync::{Arc, Mutex};
 
+use atoll_broker::{Broker, MasterKey, TrustId};
 use atoll_policy::{Floor, FloorConfig, Policy};
 use atoll_types::{NetworkPolicy, ProjectId, SandboxId};
 use hickory_proto::op::{Edns, Message, Query};
@@ -18,8 +19,8 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::Notify;
 
 use crate::{
-    Answers, Config, Egress, EgressEvent, InterceptConfig, MasterKey, Origin, Service, Sockets, Tenant,
-    Timeouts, TrustId, Used, Witness,
+    Answers, Config, Egress, EgressEvent, InterceptConfig, Origin, Service, Sockets, Tenant, Timeouts, Used,
+    Witness,
 };
 pub(crate) use resolver::{Manner, TestResolver};
 
@@ -170,7 +171,7 @@ impl World {
         ]
         .map(Result::unwrap);
         let seen = Arc::new(Seen::default());
-        let broker = Arc::new(crate::Broker::new(&config.intercept.key).unwrap());
+        let broker = Arc::new(Broker::new(&config.intercept.key).unwrap());
         Self {
             egress: Egress::start(config, sockets, broker, Arc::clone(&seen) as _).unwrap(),
             resolver,

@@ -1,8 +1,13 @@
 //! Days, weeks and months of UTC, from milliseconds since the epoch.
 
 use atoll_types::{BudgetWindow, Timestamp};
+use jiff::SignedDuration;
+use jiff::civil::{Date, date};
 
 const DAY: i64 = 24 * 60 * 60 * 1000;
+/// After 400 years the calendar, its weeks too, begins again: 146,097 days, which are whole weeks.
+const ERA: i64 = 146_097 * DAY;
+const EPOCH: Date = date(1970, 1, 1);
 
 /// One stretch of time in which a budget counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -15,62 +20,38 @@ pub struct Window {
 impl Window {
     /// The one that contains `now`.
     pub fn containing(kind: BudgetWindow, now: Timestamp) -> Self {
-        let day = now.0.div_euclid(DAY);
-        let (first, last) = match kind {
+        // Timestamps reach further than the calendar of `jiff`, so the day is looked up in the era that begins at the epoch.
+        let in_era = now.0.rem_euclid(ERA);
+        let today = EPOCH.saturating_add(days(in_era / DAY));
+        let (first, next) = match kind {
             BudgetWindow::Total => {
                 return Self {
                     start: Timestamp(i64::MIN),
                     end: None,
                 };
             }
-            BudgetWindow::Day => (day, day + 1),
-            // The epoch was a Thursday.
+            BudgetWindow::Day => (today, today.saturating_add(days(1))),
             BudgetWindow::Week => {
-                let monday = day - (day + 3).rem_euclid(7);
-                (monday, monday + 7)
+                let since_monday = i64::from(today.weekday().to_monday_zero_offset());
+                let monday = today.saturating_sub(days(since_monday));
+                (monday, monday.saturating_add(days(7)))
             }
-            BudgetWindow::Month => {
-                let (year, month) = year_and_month(day);
-                let (next_year, next) = if month == 12 {
-                    (year + 1, 1)
-                } else {
-                    (year, month + 1)
-                };
-                (first_day(year, month), first_day(next_year, next))
-            }
+            BudgetWindow::Month => (
+                today.first_of_month(),
+                today.last_of_month().saturating_add(days(1)),
+            ),
         };
+        let from_now = |date: Date| date.duration_since(EPOCH).as_secs() * 1000 - in_era;
         Self {
-            start: Timestamp(first * DAY),
-            end: Some(Timestamp(last * DAY)),
+            // The first and the last windows of all time reach beyond it.
+            start: Timestamp(now.0.saturating_add(from_now(first))),
+            end: now.0.checked_add(from_now(next)).map(Timestamp),
         }
     }
 }
 
-/// The Gregorian calendar in eras of 400 years, with the year beginning in March so that the leap day is its last
-/// (Howard Hinnant's `civil_from_days`).
-fn year_and_month(day: i64) -> (i64, i64) {
-    let shifted = day + 719_468;
-    let era = shifted.div_euclid(146_097);
-    let of_era = shifted.rem_euclid(146_097);
-    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let from_march = (5 * of_year + 2) / 153;
-    let month = if from_march < 10 {
-        from_march + 3
-    } else {
-        from_march - 9
-    };
-    (year_of_era + era * 400 + i64::from(month <= 2), month)
-}
-
-/// The inverse, for the first of a month.
-fn first_day(year: i64, month: i64) -> i64 {
-    let year = if month <= 2 { year - 1 } else { year };
-    let era = year.div_euclid(400);
-    let year_of_era = year.rem_euclid(400);
-    let from_march = (month + 9) % 12;
-    let of_year = (153 * from_march + 2) / 5;
-    era * 146_097 + year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + of_year - 719_468
+fn days(number: i64) -> SignedDuration {
+    SignedDuration::from_hours(24 * number)
 }
 
 #[cfg(test)]
@@ -100,23 +81,48 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_ends_of_time_are_in_windows_too() {
+        for kind in [BudgetWindow::Day, BudgetWindow::Week, BudgetWindow::Month] {
+            let first = Window::containing(kind, Timestamp(i64::MIN));
+            assert_eq!(first.start, Timestamp(i64::MIN), "{kind}");
+            assert_eq!(
+                Window::containing(kind, first.end.unwrap()).start,
+                first.end.unwrap()
+            );
+            let last = Window::containing(kind, Timestamp(i64::MAX));
+            assert_eq!(last.end, None, "{kind}");
+            assert!(last.start.0 > i64::MAX - 31 * DAY, "{kind}");
+        }
+    }
+
     proptest! {
         #[test]
-        fn windows_tile_time(now in -4_000_000_000_000_i64..8_000_000_000_000) {
-            for kind in [BudgetWindow::Day, BudgetWindow::Week, BudgetWindow::Month] {
-                let window = Window::containing(kind, Timestamp(now));
-                let end = window.end.unwrap();
-                prop_assert!(window.start.0 <= now && now < end.0);
-                let days = (end.0 - window.start.0) / DAY;
-                let right = match kind {
-                    BudgetWindow::Day => days == 1,
-                    BudgetWindow::Week => days == 7,
-                    _ => (28..=31).contains(&days),
-                };
-                prop_assert!(right, "{kind}: {days} days");
-                prop_assert_eq!(Window::containing(kind, end).start, end);
-                prop_assert_eq!(Window::containing(kind, window.start), window);
-            }
+        fn windows_tile_time(now in i64::MIN / 2..i64::MAX / 2) {
+            check_tiling(now)?;
         }
+
+        #[test]
+        fn windows_tile_our_time(now in -4_000_000_000_000_i64..8_000_000_000_000) {
+            check_tiling(now)?;
+        }
+    }
+
+    fn check_tiling(now: i64) -> Result<(), TestCaseError> {
+        for kind in [BudgetWindow::Day, BudgetWindow::Week, BudgetWindow::Month] {
+            let window = Window::containing(kind, Timestamp(now));
+            let end = window.end.unwrap();
+            prop_assert!(window.start.0 <= now && now < end.0);
+            let days = (end.0 - window.start.0) / DAY;
+            let right = match kind {
+                BudgetWindow::Day => days == 1,
+                BudgetWindow::Week => days == 7,
+                _ => (28..=31).contains(&days),
+            };
+            prop_assert!(right, "{kind}: {days} days");
+            prop_assert_eq!(Window::containing(kind, end).start, end);
+            prop_assert_eq!(Window::containing(kind, window.start), window);
+        }
+        Ok(())
     }
 }

@@ -4,7 +4,7 @@
 //! last change. Whatever a provider says is searched for the key that it was sent, at every status and on every path; a
 //! provider that wants to repeat it in a form of its own still can.
 
-use atoll_egress::{Redactor, Scanner};
+use atoll_broker::{Redactor, Scanner};
 use atoll_providers::{Blot, Call, Error, Ready};
 use bytes::Bytes;
 

@@ -37,11 +37,12 @@ mod spans;
 mod wishes;
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
-use atoll_egress::Broker;
+use atoll_broker::Broker;
 use atoll_gateway_core::{Books, Budget, Window};
 use atoll_policy::Floor;
 use atoll_providers::{Providers, Reach, Timeouts};
@@ -73,6 +74,8 @@ pub struct Settings {
     pub operator: ProjectId,
     /// Where nobody else's may be.
     pub floor: Floor,
+    /// Which addresses are this machine's own: nobody else's may be there either.
+    pub is_own: fn(IpAddr) -> bool,
     /// For how long what was asked and answered is kept; `None`: not at all.
     pub keep_bodies: Option<Duration>,
     /// The wall clock; tests bring their own.
@@ -127,7 +130,7 @@ impl Models {
         let bodies = settings.keep_bodies.map(Bodies::new);
         let models = Self {
             inner: Arc::new(Inner {
-                beyond_floor: Arc::new(reach::BeyondFloor(settings.floor.clone())),
+                beyond_floor: Arc::new(reach::BeyondFloor::new(&settings)),
                 runtime: tokio::runtime::Handle::current(),
                 settings,
                 store,

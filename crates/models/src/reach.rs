@@ -4,15 +4,26 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use atoll_egress::is_own;
 use atoll_policy::{Decision, Floor, Name};
 use atoll_providers::Reach;
 use atoll_types::ProjectId;
 
-use crate::Models;
+use crate::{Models, Settings};
 
 /// Nothing below the floor, and not this machine.
-pub(crate) struct BeyondFloor(pub(crate) Floor);
+pub(crate) struct BeyondFloor {
+    floor: Floor,
+    is_own: fn(IpAddr) -> bool,
+}
+
+impl BeyondFloor {
+    pub(crate) fn new(settings: &Settings) -> Self {
+        Self {
+            floor: settings.floor.clone(),
+            is_own: settings.is_own,
+        }
+    }
+}
 
 impl std::fmt::Debug for BeyondFloor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -24,7 +35,7 @@ impl Reach for BeyondFloor {
     fn name(&self, host: &str) -> Result<(), String> {
         // What is no name may still be an address in an old spelling, and is asked about as such once it is resolved.
         match Name::parse(host) {
-            Ok(name) => refused(self.0.name(&name)),
+            Ok(name) => refused(self.floor.name(&name)),
             Err(_) => Ok(()),
         }
     }
@@ -32,9 +43,9 @@ impl Reach for BeyondFloor {
     fn address(&self, address: IpAddr) -> Result<(), String> {
         let address = address.to_canonical();
         refused(
-            self.0
+            self.floor
                 .address(address)
-                .or_else(|| self.0.own_address(address, is_own)),
+                .or_else(|| self.floor.own_address(address, self.is_own)),
         )
     }
 }

@@ -5,7 +5,7 @@ mod budgets;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, PoisonError};
 
-use atoll_egress::Secret;
+use atoll_broker::Secret;
 use atoll_gateway_core::{
     Catalogue, Pattern, Price, Prices, Provider, Rates, Route, Target, TargetHealth, Wishes,
 };

@@ -21,7 +21,8 @@ mod witness;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use atoll_egress::{Broker, Egress};
+use atoll_broker::Broker;
+use atoll_egress::Egress;
 use atoll_guest_protocol::{Network as GuestNetwork, Request};
 use atoll_links::{Link, Links};
 use atoll_policy::{Floor, Name};

@@ -8,7 +8,7 @@ mod private;
 use std::collections::HashMap;
 use std::sync::{MutexGuard, PoisonError};
 
-use atoll_egress::{BrokerError, Secret};
+use atoll_broker::{BrokerError, Secret};
 use atoll_store::{Fact, NewFact, SecretRow};
 use atoll_types::{Fault, FaultKind, ProjectId, SecretBinding, SecretId, Timestamp};
 use zeroize::Zeroizing;

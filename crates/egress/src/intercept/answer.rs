@@ -3,6 +3,7 @@
 //! Nothing else of an answer gets to the guest: interim answers (100, 103) are not passed on, pushes are refused, and the
 //! words behind the status are the library's own.
 
+use atoll_broker::Redactor;
 use atoll_http_rules::strip_hop_by_hop;
 use hyper::body::{Body, Incoming};
 use hyper::ext::ReasonPhrase;
@@ -13,7 +14,6 @@ use hyper::{Response, StatusCode};
 use super::body::Answer;
 use super::open::Ticket;
 use super::reply;
-use crate::broker::Redactor;
 
 /// What a server cannot say to a guest: that it also answers over QUIC, where it cannot be reached, and what only Atoll
 /// says.

@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use atoll_broker::{MasterKey, TrustId};
 use atoll_policy::Name;
 use aws_lc_rs::agreement::{ECDH_P256, PrivateKey};
 use aws_lc_rs::digest::{SHA256, digest};
@@ -26,8 +27,6 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::sign::CertifiedKey;
 
 use super::InterceptError;
-use crate::TrustId;
-use crate::broker::MasterKey;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// How far a leaf reaches back, for guests whose clock stands still while they are paused.
@@ -114,9 +113,9 @@ impl AuthorityKey {
     fn derive(key: &MasterKey, trust: &TrustId) -> Result<Self, InterceptError> {
         // Almost every string of 32 bytes is a private key; the few that are not (one in four thousand million) are
         // passed over.
-        for attempt in ["0", "1", "2", "3"] {
+        for attempt in 0..4 {
             let scalar = key
-                .derive::<32>("authority", &[trust.as_str(), attempt])
+                .authority(trust, attempt)
                 .map_err(|_| InterceptError::Library)?;
             let Ok(public) = PrivateKey::from_private_key(&ECDH_P256, scalar.as_slice())
                 .map_err(drop)

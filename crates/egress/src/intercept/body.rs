@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use atoll_broker::{Redactor, Scanner, carries};
 use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::sync::Notify;
@@ -16,7 +17,6 @@ use super::answer::clean_fields;
 use super::check;
 use super::open::Watched;
 use crate::Tenant;
-use crate::broker::{Redactor, Scanner, carries};
 
 /// How long a server may stay silent about a body that the client asks leave to send. Some never say anything.
 const LEAVE: Duration = Duration::from_secs(1);

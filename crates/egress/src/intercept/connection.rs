@@ -7,6 +7,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use atoll_broker::{Broker, Head, Redactor, Use};
 use atoll_http_rules::strip_hop_by_hop;
 use atoll_policy::{Decision, Flow, FlowKind, Grant, HttpRequest, RuleName};
 use atoll_types::{EgressVerdict, Protocol, Timestamp};
@@ -33,7 +34,6 @@ use super::upstream::{Unanswered, Upstream};
 use super::websocket::{self, Asked};
 use super::{Cut, HEAD_BYTES, reply};
 use crate::Tenant;
-use crate::broker::{Broker, Head, Redactor, Use};
 use crate::events::now;
 
 /// For the head of a request, and for the next one on a connection that is kept.

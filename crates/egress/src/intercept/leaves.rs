@@ -8,13 +8,12 @@ use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use atoll_broker::{MasterKey, TrustId};
 use atoll_policy::Name;
 use rustls::sign::CertifiedKey;
 
 use super::InterceptError;
 use super::authority::Authority;
-use crate::TrustId;
-use crate::broker::MasterKey;
 
 /// After this, a leaf is issued anew; it holds for a year.
 const FRESH: Duration = Duration::from_secs(7 * 24 * 60 * 60);

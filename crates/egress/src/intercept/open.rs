@@ -16,13 +16,12 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
+use atoll_broker::Use;
 use atoll_policy::Decision;
 use atoll_types::Timestamp;
 use hyper::Method;
 use tokio::sync::Notify;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
-
-use crate::broker::Use;
 
 /// All of one connection.
 #[derive(Debug, Default)]

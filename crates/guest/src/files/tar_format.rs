@@ -1,32 +1,15 @@
-//! The tar format, as GNU tar, Python and everyone else read it: 512-byte headers, long names and numbers the GNU way
-//! when written, both GNU's and pax's when read.
+//! Members of an archive as this program writes and takes them: long names and numbers the GNU way when written, both GNU's
+//! and pax's when read. What stands in a header is read by [`atoll_archive::format`].
+
+use atoll_archive::format::{self, BLOCK, BadNumber, TypeFlag, padding};
 
 use crate::failure::{Outcome, invalid, show};
-
-pub(crate) const BLOCK: usize = 512;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    File,
-    HardLink,
-    Symlink,
-    Directory,
-    /// GNU: the next member's name, or link target, is this member's content.
-    LongName,
-    LongLink,
-    /// Attributes of the next member.
-    Pax,
-    /// Attributes of all; nothing that we need.
-    PaxGlobal,
-    /// Devices, FIFOs, sparse files and what may come.
-    Other(u8),
-}
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) name: Vec<u8>,
     pub(crate) link: Vec<u8>,
-    pub(crate) kind: Kind,
+    pub(crate) kind: TypeFlag,
     pub(crate) mode: u32,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
@@ -34,21 +17,15 @@ pub(crate) struct Header {
     pub(crate) modified: i64,
 }
 
-/// How many zero bytes follow content of this size.
-pub(crate) fn padding(size: u64) -> usize {
-    let over = usize::try_from(size % BLOCK as u64).unwrap_or(0);
-    (BLOCK - over) % BLOCK
-}
-
 impl Header {
     /// Appends the header, with the members for long names before it.
     pub(crate) fn write(&self, out: &mut Vec<u8>) {
-        for (kind, long) in [(b'L', &self.name), (b'K', &self.link)] {
+        for (kind, long) in [(TypeFlag::LongName, &self.name), (TypeFlag::LongLink, &self.link)] {
             if long.len() > 100 {
                 let carrier = Self {
                     name: b"././@LongLink".to_vec(),
                     link: Vec::new(),
-                    kind: Kind::Other(kind),
+                    kind,
                     mode: 0o644,
                     uid: 0,
                     gid: 0,
@@ -57,7 +34,7 @@ impl Header {
                 };
                 carrier.write_block(out);
                 out.extend_from_slice(long);
-                let padding = 1 + padding(carrier.size);
+                let padding = 1 + padding(carrier.size).len();
                 out.resize(out.len() + padding, 0);
             }
         }
@@ -76,72 +53,40 @@ impl Header {
         put(116, &number(u64::from(self.gid), 8), 8);
         put(124, &number(self.size, 12), 12);
         put(136, &number(self.modified.max(0).unsigned_abs(), 12), 12);
-        put(148, b"        ", 8);
-        let kind = match self.kind {
-            Kind::File => b'0',
-            Kind::HardLink => b'1',
-            Kind::Symlink => b'2',
-            Kind::Directory => b'5',
-            Kind::LongName => b'L',
-            Kind::LongLink => b'K',
-            Kind::Pax => b'x',
-            Kind::PaxGlobal => b'g',
-            Kind::Other(kind) => kind,
-        };
-        put(156, &[kind], 1);
+        put(156, &[self.kind.byte()], 1);
         put(157, &self.link, 100);
         put(257, b"ustar  \0", 8);
-        let sum: u64 = block.iter().map(|&byte| u64::from(byte)).sum();
-        block[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+        format::seal(&mut block);
         out.extend_from_slice(&block);
     }
 
     /// `None` for a block of zeros, which ends the archive.
     pub(crate) fn parse(block: &[u8; BLOCK]) -> Outcome<Option<Self>> {
-        if block.iter().all(|&byte| byte == 0) {
+        let header = format::Header::parse(block)
+            .map_err(|_| invalid("not a tar stream: a header's checksum is wrong"))?;
+        let Some(header) = header else {
             return Ok(None);
-        }
-        let claimed = parse_number(&block[148..156])?;
-        let sum: u64 = block
-            .iter()
-            .enumerate()
-            .map(|(at, &byte)| u64::from(if (148..156).contains(&at) { b' ' } else { byte }))
-            .sum();
-        if sum != claimed {
-            return Err(invalid("not a tar stream: a header's checksum is wrong"));
-        }
-        let mut name = text(&block[..100]).to_vec();
-        let prefix = text(&block[345..500]);
-        // GNU's own headers use the prefix's place for other things.
-        if &block[257..263] == b"ustar\0" && !prefix.is_empty() {
-            name = [prefix, b"/", &name].concat();
-        }
-        let kind = match block[156] {
-            b'0' | b'\0' | b'7' => Kind::File,
-            b'1' => Kind::HardLink,
-            b'2' => Kind::Symlink,
-            b'5' => Kind::Directory,
-            b'L' => Kind::LongName,
-            b'K' => Kind::LongLink,
-            b'x' => Kind::Pax,
-            b'g' => Kind::PaxGlobal,
-            other => Kind::Other(other),
         };
-        let small = |at: usize| -> Outcome<u32> {
-            let number = parse_number(&block[at..at + 8])?;
-            Ok(u32::try_from(number).unwrap_or(0))
-        };
+        // One that does not fit is taken for none.
+        let small = |number| fine(number).map(|number| u32::try_from(number).unwrap_or(0));
         Ok(Some(Self {
-            name,
-            link: text(&block[157..257]).to_vec(),
-            kind,
-            mode: small(100)?,
-            uid: small(108)?,
-            gid: small(116)?,
-            size: parse_number(&block[124..136])?,
-            modified: i64::try_from(parse_number(&block[136..148]).unwrap_or(0)).unwrap_or(0),
+            name: header.name(),
+            link: header.link().to_vec(),
+            kind: header.flag(),
+            mode: small(header.mode())?,
+            uid: small(header.uid())?,
+            gid: small(header.gid())?,
+            size: fine(header.size())?,
+            modified: i64::try_from(header.mtime().unwrap_or(0)).unwrap_or(0),
         }))
     }
+}
+
+fn fine(number: Result<u64, BadNumber>) -> Outcome<u64> {
+    number.map_err(|bad| match bad {
+        BadNumber::Negative | BadNumber::TooLarge => invalid("a tar header carries an impossible number"),
+        BadNumber::Malformed => invalid("not a tar stream: a header's number is malformed"),
+    })
 }
 
 /// Octal, or GNU's binary form where that is too short.
@@ -157,32 +102,6 @@ fn number(value: u64, width: usize) -> Vec<u8> {
     binary
 }
 
-fn parse_number(field: &[u8]) -> Outcome<u64> {
-    if field[0] & 0x80 != 0 {
-        // Negative numbers (0xff...) and those beyond 63 bits are nobody's size.
-        let low = &field[field.len().saturating_sub(8).max(1)..];
-        let high = &field[1..field.len() - low.len()];
-        if field[0] != 0x80 || high.iter().any(|&byte| byte != 0) {
-            return Err(invalid("a tar header carries an impossible number"));
-        }
-        return Ok(low.iter().fold(0, |value, &byte| value << 8 | u64::from(byte)));
-    }
-    let mut value = 0u64;
-    for &byte in field.iter().skip_while(|&&byte| byte == b' ') {
-        match byte {
-            b'0'..=b'7' => value = (value & (u64::MAX >> 3)) << 3 | u64::from(byte - b'0'),
-            b' ' | b'\0' => break,
-            _ => return Err(invalid("not a tar stream: a header's number is malformed")),
-        }
-    }
-    Ok(value)
-}
-
-fn text(field: &[u8]) -> &[u8] {
-    let end = field.iter().position(|&byte| byte == 0).unwrap_or(field.len());
-    &field[..end]
-}
-
 /// What a pax record says about the next member, as far as it matters here.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Attributes {
@@ -192,34 +111,13 @@ pub(crate) struct Attributes {
 }
 
 impl Attributes {
-    pub(crate) fn take_pax(&mut self, mut records: &[u8]) -> Outcome {
+    pub(crate) fn take_pax(&mut self, records: &[u8]) -> Outcome {
         let malformed = || invalid("not a tar stream: a pax record is malformed");
-        while !records.is_empty() {
-            let space = records
-                .iter()
-                .position(|&byte| byte == b' ')
-                .ok_or_else(malformed)?;
-            let length: usize = std::str::from_utf8(&records[..space])
-                .ok()
-                .and_then(|digits| digits.parse().ok())
-                .filter(|&length| length > space + 1 && length <= records.len())
-                .ok_or_else(malformed)?;
-            let record = &records[space + 1..length - 1];
-            records = &records[length..];
-            let equals = record
-                .iter()
-                .position(|&byte| byte == b'=')
-                .ok_or_else(malformed)?;
-            let (key, value) = (&record[..equals], &record[equals + 1..]);
-            match key {
-                b"path" => self.name = Some(value.to_vec()),
-                b"linkpath" => self.link = Some(value.to_vec()),
-                b"size" => {
-                    let size = std::str::from_utf8(value)
-                        .ok()
-                        .and_then(|digits| digits.parse().ok());
-                    self.size = Some(size.ok_or_else(malformed)?);
-                }
+        for record in format::records(records) {
+            match record.map_err(|_| malformed())? {
+                (b"path", name) => self.name = Some(name.to_vec()),
+                (b"linkpath", link) => self.link = Some(link.to_vec()),
+                (b"size", size) => self.size = Some(format::decimal(size).ok_or_else(malformed)?),
                 _ => {}
             }
         }
@@ -265,7 +163,7 @@ mod tests {
         Header {
             name: name.to_vec(),
             link: Vec::new(),
-            kind: Kind::File,
+            kind: TypeFlag::File,
             mode: 0o640,
             uid: 1000,
             gid: 3_000_000,
@@ -295,7 +193,7 @@ mod tests {
         header(&name, 5).write(&mut bytes);
         assert_eq!(bytes.len(), 3 * BLOCK);
         let carrier = parse(&bytes[..BLOCK]).expect("valid").expect("a header");
-        assert_eq!((carrier.kind, carrier.size), (Kind::LongName, 301));
+        assert_eq!((carrier.kind, carrier.size), (TypeFlag::LongName, 301));
         assert_eq!(&bytes[BLOCK..BLOCK + 300], &name);
     }
 
@@ -307,8 +205,17 @@ mod tests {
         assert!(parse(&block).is_err(), "wrong checksum");
         assert_eq!(parse(&[0; BLOCK]), Ok(None));
         assert!(parse(&[b'z'; BLOCK]).is_err());
-        assert!(parse_number(&[0xff; 12]).is_err());
-        assert!(parse_number(&[0x80, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).is_err());
+        for size in [
+            [0xff; 12],
+            [0x80, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+            *b"0000000000x\0",
+        ] {
+            let mut block = [b'x'; BLOCK];
+            block[100..136].fill(0);
+            block[124..136].copy_from_slice(&size);
+            format::seal(&mut block);
+            assert!(parse(&block).is_err(), "{size:?}");
+        }
     }
 
     #[test]

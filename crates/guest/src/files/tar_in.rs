@@ -9,13 +9,14 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 
+use atoll_archive::format::{BLOCK, TypeFlag, padding};
 use atoll_guest_protocol::{FRAME_COST, FailureKind};
 use rustix::fs::{AtFlags, Mode, OFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
 use crate::failure::{Outcome, failure, from_errno, from_io, invalid, show};
 use crate::files::change::make_directories;
-use crate::files::tar_format::{Attributes, BLOCK, Header, Kind, padding, safe_components};
+use crate::files::tar_format::{Attributes, Header, safe_components};
 use crate::files::{Owner, Place, open_directory};
 use crate::job::{Context, Job, Step};
 
@@ -87,7 +88,7 @@ enum State {
 #[derive(Debug)]
 enum Content {
     File { file: File, modified: i64 },
-    Extension { kind: Kind, bytes: Vec<u8> },
+    Extension { kind: TypeFlag, bytes: Vec<u8> },
     Skipped,
 }
 
@@ -174,15 +175,15 @@ impl Unpacker {
         Ok(())
     }
 
-    fn extend(&mut self, kind: Kind, mut bytes: Vec<u8>) -> Outcome {
-        if kind == Kind::Pax {
+    fn extend(&mut self, kind: TypeFlag, mut bytes: Vec<u8>) -> Outcome {
+        if kind == TypeFlag::Pax {
             return self.attributes.take_pax(&bytes);
         }
         while bytes.last() == Some(&0) {
             bytes.pop();
         }
         match kind {
-            Kind::LongName => self.attributes.name = Some(bytes),
+            TypeFlag::LongName => self.attributes.name = Some(bytes),
             _ => self.attributes.link = Some(bytes),
         }
         Ok(())
@@ -190,28 +191,30 @@ impl Unpacker {
 
     /// Creates what the header names and says what its content is for.
     fn begin(&mut self, mut header: Header) -> Outcome<State> {
-        let extension = matches!(header.kind, Kind::LongName | Kind::LongLink | Kind::Pax);
+        let extension = matches!(
+            header.kind,
+            TypeFlag::LongName | TypeFlag::LongLink | TypeFlag::Pax
+        );
         if extension && header.size > LONGEST_EXTENSION {
             return Err(failure(
                 FailureKind::TooLarge,
                 "a name in the archive is too long",
             ));
         }
-        if !extension && header.kind != Kind::PaxGlobal {
+        if !extension && header.kind != TypeFlag::PaxGlobal {
             std::mem::take(&mut self.attributes).apply(&mut header);
         }
-        let what = match header.kind {
-            Kind::LongName | Kind::LongLink | Kind::Pax => Content::Extension {
+        let what = match header.kind.of_name(&header.name) {
+            TypeFlag::LongName | TypeFlag::LongLink | TypeFlag::Pax => Content::Extension {
                 kind: header.kind,
                 bytes: Vec::new(),
             },
-            Kind::PaxGlobal => Content::Skipped,
-            Kind::File if header.name.ends_with(b"/") => self.directory(&header)?,
-            Kind::File => self.file(&header)?,
-            Kind::Directory => self.directory(&header)?,
-            Kind::Symlink => self.symlink(&header)?,
-            Kind::HardLink => self.hard_link(&header)?,
-            Kind::Other(_) => {
+            TypeFlag::PaxGlobal => Content::Skipped,
+            TypeFlag::File => self.file(&header)?,
+            TypeFlag::Directory => self.directory(&header)?,
+            TypeFlag::Symlink => self.symlink(&header)?,
+            TypeFlag::HardLink => self.hard_link(&header)?,
+            _ => {
                 let name = show(&header.name);
                 let text = format!("the member {name} is a device or of another kind that is not unpacked");
                 return Err(invalid(text));
@@ -219,13 +222,13 @@ impl Unpacker {
         };
         // Links and directories have none, whatever their header says.
         let size = match header.kind {
-            Kind::Symlink | Kind::HardLink | Kind::Directory => 0,
+            TypeFlag::Symlink | TypeFlag::HardLink | TypeFlag::Directory => 0,
             _ => header.size,
         };
         Ok(State::Content {
             what,
             left: size,
-            padding: padding(size),
+            padding: padding(size).len(),
         })
     }
 

@@ -8,11 +8,12 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 
+use atoll_archive::format::{BLOCK, TypeFlag, padding};
 use atoll_guest_protocol::{MAX_PAYLOAD, SUB_MAIN};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat};
 
 use crate::failure::{Outcome, invalid, show};
-use crate::files::tar_format::{BLOCK, Header, Kind, padding};
+use crate::files::tar_format::Header;
 use crate::files::{Place, bytes, open_directory};
 use crate::job::{Context, Job, Step};
 
@@ -83,7 +84,7 @@ impl TarOut {
         let mut header = Header {
             name,
             link: Vec::new(),
-            kind: Kind::File,
+            kind: TypeFlag::File,
             mode: stat.st_mode & 0o7777,
             uid: stat.st_uid,
             gid: stat.st_gid,
@@ -101,11 +102,11 @@ impl TarOut {
                 self.file = Some(Body {
                     file,
                     left: size,
-                    padding: padding(size),
+                    padding: padding(size).len(),
                 });
             }
             FileType::Directory => {
-                header.kind = Kind::Directory;
+                header.kind = TypeFlag::Directory;
                 header.name.push(b'/');
                 if self.only_device.is_some_and(|device| device != stat.st_dev) {
                     header.write(&mut self.pending);
@@ -119,7 +120,7 @@ impl TarOut {
                 });
             }
             FileType::Symlink => {
-                header.kind = Kind::Symlink;
+                header.kind = TypeFlag::Symlink;
                 header.link = rustix::fs::readlinkat(&parent, file_name, Vec::new())?.into_bytes();
                 header.write(&mut self.pending);
             }

@@ -6,6 +6,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
+use atoll_archive::format;
 use sha2::{Digest, Sha256};
 
 use super::pattern::{Ignore, glob};
@@ -396,7 +397,7 @@ pub(super) fn read_archive(
         return Ok(None);
     };
     plain.read_at(&mut head, 0)?;
-    if &head[257..262] != b"ustar" {
+    if !format::has_magic(&head) {
         return Ok(None);
     }
     let mut tree = Tree::default();

@@ -7,7 +7,7 @@ use atoll_models::{CreateModelKey, SetProvider, Who};
 use atoll_types::{ProjectId, ProviderKind};
 use bytes::Bytes;
 
-use crate::support::{Context, Provider, clock, json, request, whole};
+use crate::support::{Context, OWN, Provider, clock, json, request, whole};
 
 const ANSWER: &str = r#"{"choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":1}}"#;
 const ASK: &str = r#"{"model":"m1","messages":[]}"#;
@@ -81,7 +81,9 @@ async fn tenants_reach_neither_this_machine_nor_its_neighbours() {
     let mut who = context.who();
     who.spender.project = tenant.clone();
     let port = provider.url.rsplit(':').next().unwrap();
+    let own = OWN.to_string();
     let hosts = [
+        own.as_str(),
         "127.0.0.1",
         "localhost",
         "127.1",

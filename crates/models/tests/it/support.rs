@@ -1,11 +1,12 @@
 //! A gateway on a database of its own, and a provider that answers with fixed bytes.
 
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use atoll_broker::{Broker, MasterKey};
 use atoll_dialects::Dialect;
-use atoll_egress::{Broker, MasterKey};
 use atoll_gateway_core::Spender;
 use atoll_models::{Models, Refusal, Request, Served, SetProvider, Settings, Who};
 use atoll_policy::Floor;
@@ -17,6 +18,9 @@ use futures_util::StreamExt as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use zeroize::Zeroizing;
+
+/// Taken for an address of this machine; no range of the floor contains it.
+pub(crate) const OWN: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 7);
 
 pub(crate) fn clock() -> Timestamp {
     let since = std::time::SystemTime::now()
@@ -69,6 +73,7 @@ impl Context {
                 timeouts,
                 operator: project.id.clone(),
                 floor: Floor::default(),
+                is_own: |address| address == OWN,
                 keep_bodies,
                 now: clock,
             },

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
 
-use atoll_egress::{Tenant, TrustId, Used};
+use atoll_broker::TrustId;
+use atoll_egress::{Tenant, Used};
 use atoll_policy::{Explanation, Grant, Name, Policy, Question, Step};
 use atoll_store::{SandboxRow, SecretRow};
 use atoll_types::{

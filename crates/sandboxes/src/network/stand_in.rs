@@ -6,7 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_egress::{Tenant, TrustId, Used};
+use atoll_broker::TrustId;
+use atoll_egress::{Tenant, Used};
 use atoll_policy::{Floor, Policy};
 use atoll_types::{Fault, NetworkPolicy, SandboxId};
 

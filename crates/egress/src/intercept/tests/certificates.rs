@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
+use atoll_broker::{MasterKey, TrustId};
 use rustls::pki_types::ServerName;
 use rustls::pki_types::pem::PemObject;
 use rustls::server::ServerConfig;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::world::{name, provider};
-use crate::TrustId;
-use crate::broker::MasterKey;
 use crate::intercept::authority::Authority;
 
 fn authority(key: u8, trust: &str) -> Authority {

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use atoll_broker::TrustId;
 use atoll_types::{Injection, NetworkRule, RuleAction, SecretBinding, Timestamp};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -195,10 +196,7 @@ async fn the_placeholder_of_another_sandbox_is_worth_nothing() {
         .secret("token", VALUE, Injection::Placeholder)
         .start();
     let id = world.grants[0].secret.id.clone();
-    let theirs = world
-        .broker
-        .placeholder(&crate::TrustId::new("another"), &id)
-        .unwrap();
+    let theirs = world.broker.placeholder(&TrustId::new("another"), &id).unwrap();
     assert_ne!(theirs, world.placeholder("token"));
     let (_, body) = world
         .get("/", &[("authorization", &format!("Bearer {theirs}"))])

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::Stdio;
 
+use atoll_broker::TrustId;
 use atoll_types::Injection;
 use hyper::body::Incoming;
 use hyper::{Request, Response};
@@ -184,7 +185,7 @@ https.get({ host: '127.0.0.1', port: PORT, servername: HOST_NAME, ca: fs.readFil
 async fn openssl_verifies_strictly() {
     let tools = Tools::new(Setup::new(echo())).await;
     let leaves = &tools.world.interceptor.shared.leaves;
-    let trust = crate::TrustId::new("origin");
+    let trust = TrustId::new("origin");
     let leaf = leaves.get(&trust, &name(HOST)).unwrap();
     let path = tools.dir.path().join("leaf.pem");
     std::fs::write(&path, crate::intercept::authority::pem(&leaf.cert[0])).unwrap();

@@ -9,6 +9,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
+use atoll_broker::{Broker, MasterKey, Secret, TrustId};
 use atoll_policy::{Decision, Floor, FloorConfig, Grant, Name, Policy};
 use atoll_types::{
     Injection, NetworkPolicy, NetworkRule, ProjectId, RuleAction, SandboxId, SecretBinding, SecretId,
@@ -32,11 +33,10 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-use crate::broker::{Broker, MasterKey, Secret};
+use crate::Tenant;
 use crate::intercept::authority::pem;
 use crate::intercept::route::{Route, Undialled};
 use crate::intercept::{InterceptConfig, Interceptor};
-use crate::{Tenant, TrustId};
 
 pub(super) const HOST: &str = "api.test";
 /// What the route says it dialled. The policy would refuse loopback.

@@ -2,7 +2,7 @@
 
 use zeroize::Zeroizing;
 
-use super::BrokerError;
+use crate::BrokerError;
 
 /// The value of a secret. It has no `Debug`, no `Display`, no `Clone` and no serialization on purpose, and is wiped when
 /// dropped.

@@ -9,7 +9,7 @@ use std::path::Path;
 use aws_lc_rs::hkdf::{HKDF_SHA256, KeyType, Salt};
 use zeroize::Zeroizing;
 
-use super::BrokerError;
+use crate::{BrokerError, TrustId};
 
 const KEY_BYTES: usize = 32;
 
@@ -69,8 +69,15 @@ impl MasterKey {
         Self::load(path)
     }
 
-    pub(crate) fn copy(&self) -> Self {
+    /// A second one, wiped by itself. Not `Clone`: there are to be few, and each on purpose.
+    pub fn copy(&self) -> Self {
         Self(self.0.clone())
+    }
+
+    /// What the private key of a lineage's certificate authority is made of. Not every string of bytes is one; the next
+    /// `attempt` gives others.
+    pub fn authority(&self, trust: &TrustId, attempt: u8) -> Result<Zeroizing<[u8; 32]>, BrokerError> {
+        self.derive("authority", &[trust.as_str(), &attempt.to_string()])
     }
 
     /// `N` bytes for one purpose. Different labels or parts give independent bytes.
@@ -86,6 +93,7 @@ impl MasterKey {
             info.extend_from_slice(part.as_bytes());
         }
         let mut out = Zeroizing::new([0; N]);
+        // Named after where this code once was; with another name no secret that was ever sealed could be opened.
         Salt::new(HKDF_SHA256, b"atoll egress 1")
             .extract(&*self.0)
             .expand(&[&info], Length(N))

@@ -6,8 +6,7 @@
 
 use atoll_types::SecretId;
 
-use super::{BrokerError, MasterKey, Secret};
-use crate::TrustId;
+use crate::{BrokerError, MasterKey, Secret, TrustId};
 
 /// Beginnings by which people and programs recognize keys. They say whose key it is, not which.
 const PREFIXES: [&str; 48] = [
@@ -69,7 +68,7 @@ const RANDOM: u8 = b'?';
 
 /// What a placeholder keeps of its value.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Shape {
+pub(crate) struct Shape {
     alphabet: Alphabet,
     /// Characters as they are, and `?` for a random one of the alphabet.
     pattern: String,
@@ -131,7 +130,7 @@ impl Alphabet {
 }
 
 impl Shape {
-    pub(super) fn of(value: &Secret) -> Self {
+    pub(crate) fn of(value: &Secret) -> Self {
         let value = value.expose();
         let prefix = PREFIXES
             .into_iter()
@@ -159,11 +158,11 @@ impl Shape {
         }
     }
 
-    pub(super) fn encode(&self) -> String {
+    pub(crate) fn encode(&self) -> String {
         format!("{}{}", self.alphabet.code(), self.pattern)
     }
 
-    pub(super) fn decode(text: &str) -> Option<Self> {
+    pub(crate) fn decode(text: &str) -> Option<Self> {
         let code = text.chars().next()?;
         let pattern = &text[code.len_utf8()..];
         let fine = |byte: u8| byte.is_ascii_alphanumeric() || b"-._=?".contains(&byte);
@@ -174,7 +173,7 @@ impl Shape {
     }
 
     /// The same for the same lineage and secret, as long as the key is the same.
-    pub(super) fn placeholder(
+    pub(crate) fn placeholder(
         &self,
         key: &MasterKey,
         trust: &TrustId,

@@ -12,18 +12,18 @@ use std::sync::Arc;
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
 use bytes::{Bytes, BytesMut};
-use hyper::header::{HeaderMap, HeaderName, HeaderValue};
+use http::header::{HeaderMap, HeaderName, HeaderValue};
 use memchr::memmem;
 use zeroize::Zeroizing;
 
-use super::Secret;
+use crate::Secret;
 
 /// Shorter ones occur by chance, and blotting those out would damage what has nothing to do with them.
 const MIN_BYTES: usize = 8;
 const BLOT: u8 = b'*';
 
 /// The forms of one value.
-pub(super) struct Needles(Vec<Needle>);
+pub(crate) struct Needles(Vec<Needle>);
 
 struct Needle {
     text: Zeroizing<Vec<u8>>,
@@ -32,7 +32,7 @@ struct Needle {
 }
 
 impl Needles {
-    pub(super) fn of(value: &Secret) -> Self {
+    pub(crate) fn of(value: &Secret) -> Self {
         let value = value.expose();
         let mut forms = vec![Zeroizing::new(value.to_vec())];
         forms.push(Zeroizing::new(percent_encode(value, b"0123456789ABCDEF")));
@@ -119,11 +119,11 @@ impl std::fmt::Debug for Redactor {
 }
 
 impl Redactor {
-    pub(super) fn add(&mut self, needles: Arc<Needles>) {
+    pub(crate) fn add(&mut self, needles: Arc<Needles>) {
         self.0.push(needles);
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
@@ -146,7 +146,7 @@ impl Redactor {
 
     /// Fields whose name holds a value are left out whole: a name has no letters to spare. On the way it may have lost its
     /// capitals.
-    pub(crate) fn headers(&self, headers: &mut HeaderMap) {
+    pub fn headers(&self, headers: &mut HeaderMap) {
         let telling: Vec<HeaderName> = headers
             .keys()
             .filter(|name| self.needles().any(|needle| needle.is_in_name(name.as_str())))
@@ -219,13 +219,13 @@ impl Scanner {
         self.held.split().freeze()
     }
 
-    pub(crate) fn holds(&self) -> bool {
+    pub fn holds(&self) -> bool {
         !self.held.is_empty()
     }
 }
 
 /// All but what never needs it, as in a query.
-pub(super) fn percent_encode(value: &[u8], digits: &[u8; 16]) -> Vec<u8> {
+pub(crate) fn percent_encode(value: &[u8], digits: &[u8; 16]) -> Vec<u8> {
     let mut out = Vec::with_capacity(value.len() * 3);
     for byte in value {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(byte) {

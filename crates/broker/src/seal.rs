@@ -12,22 +12,22 @@ use atoll_types::{ProjectId, SecretId};
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use zeroize::Zeroizing;
 
-use super::shape::Shape;
-use super::{BrokerError, MasterKey, Secret};
+use crate::shape::Shape;
+use crate::{BrokerError, MasterKey, Secret};
 
 const FORMAT: u8 = 1;
 
-pub(super) struct Sealer(LessSafeKey);
+pub(crate) struct Sealer(LessSafeKey);
 
 impl Sealer {
-    pub(super) fn new(key: &MasterKey) -> Result<Self, BrokerError> {
+    pub(crate) fn new(key: &MasterKey) -> Result<Self, BrokerError> {
         let key = key.derive::<32>("sealing", &[])?;
         UnboundKey::new(&AES_256_GCM, key.as_slice())
             .map(|key| Self(LessSafeKey::new(key)))
             .map_err(|_| BrokerError::Library)
     }
 
-    pub(super) fn seal(
+    pub(crate) fn seal(
         &self,
         project: &ProjectId,
         id: &SecretId,
@@ -50,7 +50,7 @@ impl Sealer {
         Ok([&[FORMAT], nonce.as_slice(), &plain, tag.as_ref()].concat())
     }
 
-    pub(super) fn open(
+    pub(crate) fn open(
         &self,
         project: &ProjectId,
         id: &SecretId,

@@ -1,19 +1,22 @@
 //! Secrets: kept sealed, held in memory, put into requests at the boundary, and never anywhere else.
 //!
+//! Two users: the proxy, which puts them into the requests of sandboxes, and the model gateway, which is lent the keys of its
+//! providers. What a connection is, neither of them says here: this crate sees heads of requests and bytes of answers.
+//!
 //! ```text
 //!   master key ──┬── sealing key ────> sealed bytes (for the store)      bound to project and secret
 //!                ├── placeholders ───> what a sandbox holds instead      same for a lineage, so nothing is stored
-//!                └── authorities ────> see `intercept`
+//!                └── authorities ────> whose certificates a sandbox trusts: see `egress`
 //!
 //!   sealed ── load ──> held { value, shape, expires } ── apply ──> request on its way out
 //!                                                    └─ redactor ──> answer on its way in
 //! ```
 //! What must hold:
-//! - A value has no printable form and is wiped when dropped. It leaves this module only inside a request to a place that
+//! - A value has no printable form and is wiped when dropped. It leaves this crate only inside a request to a place that
 //!   its binding names. Copies inside the HTTP and TLS libraries live as long as that request.
 //! - A value that was loaded later is the one that the next request gets, and who has requests open is told of it.
 //! - A placeholder that cannot be replaced where it stands refuses the request: it is never forwarded in a head.
-//! - No error and no event of this module contains a value or a part of one.
+//! - No error of this crate contains a value or a part of one.
 
 mod inject;
 mod key;
@@ -21,6 +24,7 @@ mod redact;
 mod seal;
 mod secret;
 mod shape;
+mod trust;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -30,13 +34,12 @@ use std::sync::{Arc, PoisonError, RwLock};
 use atoll_types::{ProjectId, SecretId, Timestamp};
 use tokio::sync::watch;
 
+pub use inject::{Denied, Head, Placeholder, Use, carries};
 pub use key::MasterKey;
-pub use secret::Secret;
-
-pub(crate) use inject::{Head, Use, carries};
 pub use redact::{Redactor, Scanner};
+pub use secret::Secret;
+pub use trust::TrustId;
 
-use crate::TrustId;
 use redact::Needles;
 use seal::Sealer;
 use shape::Shape;
@@ -164,18 +167,18 @@ impl Broker {
     }
 
     /// Tells when a value was replaced or forgotten.
-    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+    pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
     /// From when on its value may not be used.
-    pub(crate) fn expires(&self, id: &SecretId) -> Option<Timestamp> {
+    pub fn expires(&self, id: &SecretId) -> Option<Timestamp> {
         let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
         held.get(id)?.expires
     }
 
     /// Why a value that went out may no longer be in use, if that is so.
-    pub(crate) fn revoked(&self, used: &Use, now: Timestamp) -> Option<&'static str> {
+    pub fn revoked(&self, used: &Use, now: Timestamp) -> Option<&'static str> {
         let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
         match held.get(&used.secret.id) {
             None => Some("was deleted"),

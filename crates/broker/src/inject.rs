@@ -5,12 +5,12 @@ use atoll_types::{Injection, SecretRef, Timestamp};
 use base64::Engine;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
-use hyper::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
+use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
 use memchr::memmem;
 use zeroize::Zeroizing;
 
-use super::redact::{Redactor, percent_encode};
-use super::{Broker, Lent, Secret};
+use crate::redact::{Redactor, percent_encode};
+use crate::{Broker, Lent, Secret};
 
 /// Reads what clients send, with or without the padding; writes it with.
 const BASIC: GeneralPurpose = GeneralPurpose::new(
@@ -19,14 +19,14 @@ const BASIC: GeneralPurpose = GeneralPurpose::new(
 );
 
 /// What stands for a secret in one sandbox.
-pub(crate) type Placeholder = (SecretRef, String);
+pub type Placeholder = (SecretRef, String);
 
 /// A secret that went into a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Use {
-    pub(crate) secret: SecretRef,
+pub struct Use {
+    pub secret: SecretRef,
     /// Which of its values.
-    pub(super) version: u64,
+    pub(crate) version: u64,
 }
 
 impl Use {
@@ -40,15 +40,15 @@ impl Use {
 
 /// The parts of a request's head in which secrets go out.
 #[derive(Debug)]
-pub(crate) struct Head<'a> {
-    pub(crate) headers: &'a mut HeaderMap,
-    pub(crate) path: &'a str,
-    pub(crate) query: Option<String>,
+pub struct Head<'a> {
+    pub headers: &'a mut HeaderMap,
+    pub path: &'a str,
+    pub query: Option<String>,
 }
 
 /// Why a request cannot go out, in the words of the log and of the answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Denied {
+pub enum Denied {
     #[error(
         "the request carries the placeholder of secret `{0}`, which is not bound to this host, port, method and path"
     )]
@@ -67,7 +67,7 @@ pub(crate) enum Denied {
 
 impl Denied {
     /// How the log names the rule.
-    pub(crate) fn rule(&self) -> String {
+    pub fn rule(&self) -> String {
         let (Self::Stray(name)
         | Self::Misplaced(name)
         | Self::Unavailable(name)
@@ -76,7 +76,7 @@ impl Denied {
         format!("secret: {name}")
     }
 
-    pub(crate) fn hint(&self) -> &'static str {
+    pub fn hint(&self) -> &'static str {
         match self {
             Self::Stray(_) => "send it only where the secret's binding says, or extend the binding",
             Self::Misplaced(_) => "put it into a header or a parameter of the query",
@@ -90,7 +90,7 @@ impl Denied {
 impl Broker {
     /// Puts the values of `grants` into a request, and makes sure that none of the sandbox's `placeholders` is left in its
     /// head. The answer is which secrets went in.
-    pub(crate) fn inject(
+    pub fn inject(
         &self,
         head: &mut Head<'_>,
         grants: &[&Grant],
@@ -147,7 +147,7 @@ impl Broker {
 
     /// What to blot out of answers. Not only what went out with this very request: a server may show what it was sent
     /// before.
-    pub(crate) fn redactor(&self, grants: &[Grant]) -> Redactor {
+    pub fn redactor(&self, grants: &[Grant]) -> Redactor {
         let mut redactor = Redactor::default();
         for grant in grants {
             if let Some(needles) = self.needles(&grant.secret.id) {
@@ -159,7 +159,7 @@ impl Broker {
 }
 
 /// Whether one of the placeholders stands in these fields.
-pub(crate) fn carries(fields: &HeaderMap, placeholders: &[Placeholder]) -> bool {
+pub fn carries(fields: &HeaderMap, placeholders: &[Placeholder]) -> bool {
     fields.values().any(|value| {
         placeholders
             .iter()
