@@ -220,7 +220,6 @@ impl Server {
         let options = api_options(config, data.path())?;
         let e2b = e2b_options(config, &options);
         let domains = options.port_domains.clone();
-        let managing = atoll_api_models::managing(models.clone(), sandboxes.clone());
         let apis = Apis::new(
             front.clone(),
             domains,
@@ -230,10 +229,10 @@ impl Server {
                 // The last: it takes what is left, and says what there is not.
                 atoll_api_native::api(
                     sandboxes.clone(),
+                    models.clone(),
                     engine.clone(),
                     options,
                     front.clone(),
-                    managing,
                 ),
             ],
         );
