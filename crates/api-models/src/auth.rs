@@ -6,7 +6,7 @@
 use atoll_front::{Refused, Visit};
 use atoll_gateway_core::Spender;
 use atoll_models::{Refusal, Who};
-use atoll_types::{Fault, FaultKind, KeyId, ProjectId};
+use atoll_types::{Fault, FaultKind, ProjectId};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
 
@@ -26,14 +26,6 @@ pub(crate) async fn payer(app: &App, parts: &Parts) -> Result<(Who, Visit), Refu
         None => visit.admit(&spender.project, spender.sandbox.as_ref())?,
     }
     Ok((who, visit))
-}
-
-/// The same for what only a project's own key opens.
-pub(crate) async fn managing(app: &App, parts: &Parts) -> Result<Visit, Refusal> {
-    let (key, project) = managing_key(app, &parts.headers).await?;
-    let visit = visit(parts)?;
-    visit.admit_key(&project, key.as_str())?;
-    Ok(visit)
 }
 
 fn visit(parts: &Parts) -> Result<Visit, Refusal> {
@@ -91,28 +83,6 @@ pub(crate) async fn who(app: &App, headers: &HeaderMap) -> Result<Who, Refusal> 
             tags: tags(headers),
         }),
         None => Err(unknown("this key is unknown, was revoked or has expired").into()),
-    }
-}
-
-/// A project's own key: the only one that manages the gateway.
-pub(crate) async fn project(app: &App, headers: &HeaderMap) -> Result<ProjectId, Refusal> {
-    let (_, project) = managing_key(app, headers).await?;
-    Ok(project)
-}
-
-async fn managing_key(app: &App, headers: &HeaderMap) -> Result<(KeyId, ProjectId), Refusal> {
-    let refuse = |code, message: &str| {
-        let fault = Fault::new(FaultKind::Unauthenticated, code, message);
-        Err(fault
-            .hint("send `Authorization: Bearer atl_…`; `atoll key create` makes one")
-            .into())
-    };
-    let Some(secret) = secret(headers) else {
-        return refuse("missing_key", "this request carries no key");
-    };
-    match app.sandboxes.find_key(secret).await? {
-        Some(found) => Ok(found),
-        None => refuse("invalid_key", "this route needs a project's API key"),
     }
 }
 

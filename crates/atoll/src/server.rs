@@ -217,7 +217,6 @@ impl Server {
         let native = options::api_options(config, data.path())?;
         let e2b = options::e2b_options(config, &native);
         let domains = native.port_domains.clone();
-        let managing = atoll_api_models::managing(models.clone(), sandboxes.clone());
         let apis = Apis::new(
             front.clone(),
             domains,
@@ -225,7 +224,13 @@ impl Server {
                 atoll_api_e2b::api(sandboxes.clone(), e2b),
                 atoll_api_models::api(models.clone(), sandboxes.clone()),
                 // The last: it takes what is left, and says what there is not.
-                atoll_api_native::api(sandboxes.clone(), engine.clone(), native, front.clone(), managing),
+                atoll_api_native::api(
+                    sandboxes.clone(),
+                    models.clone(),
+                    engine.clone(),
+                    native,
+                    front.clone(),
+                ),
             ],
         );
         if let Some(engine) = engine {

@@ -45,7 +45,10 @@ async fn poll(port: u16, admin: &str, key: &str, who: &str) -> tokio::task::Join
     let mut message = fields(&[(1, b"default"), (2, &queue)]);
     message.extend([3 << 3, 1]);
     wait::until("the poll is known", Duration::from_secs(30), async || {
-        let answer = call(port, admin, "DescribeTaskQueue", &message).send().await.ok()?;
+        let answer = call(port, admin, "DescribeTaskQueue", &message)
+            .send()
+            .await
+            .ok()?;
         let body = answer.bytes().await.ok()?;
         body.windows(who.len())
             .any(|bytes| bytes == who.as_bytes())
