@@ -120,7 +120,11 @@ impl<'a> Sandbox<'a> {
             true => Ok(()),
             false => Err(caller.wrong(
                 "e2b run",
-                format!("said {:?} instead of its word", String::from_utf8_lossy(&said)),
+                format!(
+                    "said {:?} instead of its word: {}",
+                    String::from_utf8_lossy(&said),
+                    answer.text()
+                ),
             )),
         }
     }

@@ -37,11 +37,13 @@ pub(super) const ALL: [Feature; 11] = [
 ];
 
 /// Answers on a port with what it was told on its command line.
+/// Shares its port: a command that was started twice, because nobody heard that it was, runs twice.
 const SERVE: &str = "import http.server,sys
 class H(http.server.BaseHTTPRequestHandler):
     def do_GET(s):
         b=sys.argv[1].encode(); s.send_response(200); s.send_header('content-length',str(len(b))); s.end_headers(); s.wfile.write(b)
     def log_message(s,*a): pass
+http.server.HTTPServer.allow_reuse_port=True
 http.server.HTTPServer(('127.0.0.1',8000),H).serve_forever()";
 
 impl Feature {
