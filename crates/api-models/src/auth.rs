@@ -6,7 +6,7 @@
 use atoll_front::{Refused, Visit};
 use atoll_gateway_core::Spender;
 use atoll_models::{Refusal, Who};
-use atoll_types::{Fault, FaultKind, KeyId, ProjectId};
+use atoll_types::{Code, Fault, KeyId, ProjectId};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
 
@@ -43,7 +43,7 @@ fn visit(parts: &Parts) -> Result<Visit, Refusal> {
 
 pub(crate) async fn who(app: &App, headers: &HeaderMap) -> Result<Who, Refusal> {
     let unknown = |message: &str| {
-        Fault::new(FaultKind::Unauthenticated, "invalid_key", message)
+        Fault::new(Code::InvalidKey, message)
             .hint("send `Authorization: Bearer atm_…` or `x-api-key`; `atoll model key create` makes a key")
     };
     let Some(secret) = secret(headers) else {
@@ -102,17 +102,17 @@ pub(crate) async fn project(app: &App, headers: &HeaderMap) -> Result<ProjectId,
 
 async fn managing_key(app: &App, headers: &HeaderMap) -> Result<(KeyId, ProjectId), Refusal> {
     let refuse = |code, message: &str| {
-        let fault = Fault::new(FaultKind::Unauthenticated, code, message);
+        let fault = Fault::new(code, message);
         Err(fault
             .hint("send `Authorization: Bearer atl_…`; `atoll key create` makes one")
             .into())
     };
     let Some(secret) = secret(headers) else {
-        return refuse("missing_key", "this request carries no key");
+        return refuse(Code::MissingKey, "this request carries no key");
     };
     match app.sandboxes.find_key(secret).await? {
         Some(found) => Ok(found),
-        None => refuse("invalid_key", "this route needs a project's API key"),
+        None => refuse(Code::InvalidKey, "this route needs a project's API key"),
     }
 }
 
@@ -145,8 +145,8 @@ fn label(headers: &HeaderMap, name: &'static str) -> Result<Option<String>, Refu
     };
     match value.to_str() {
         Ok(text) if (1..=200).contains(&text.len()) => Ok(Some(text.to_owned())),
-        _ => Err(Fault::invalid(
-            "invalid_header",
+        _ => Err(Fault::new(
+            Code::InvalidHeader,
             format!("`{name}` has 1 to 200 printable characters"),
         )
         .into()),

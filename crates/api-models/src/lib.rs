@@ -62,6 +62,11 @@ pub fn managing(models: Models, sandboxes: Sandboxes) -> OpenApiRouter {
     OpenApiRouter::with_openapi(document).merge(managing.with_state(app).into())
 }
 
+/// What the routes that manage the gateway say of themselves.
+pub fn document() -> utoipa::openapi::OpenApi {
+    manage::routes().into_openapi()
+}
+
 /// The wires of model clients.
 pub fn api(models: Models, sandboxes: Sandboxes) -> Api {
     let app = App {

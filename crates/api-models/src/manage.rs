@@ -9,7 +9,7 @@ pub(crate) mod guards;
 pub(crate) mod keys;
 pub(crate) mod providers;
 
-use atoll_types::{Fault, ProjectId, Timestamp};
+use atoll_types::{Code, Fault, ProjectId, Timestamp};
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
@@ -69,7 +69,7 @@ fn parse<T: DeserializeOwned>(body: &Read) -> Result<T, Failure> {
                 error.column()
             )
         };
-        own(Fault::invalid("invalid_body", told))
+        own(Fault::new(Code::InvalidBody, told))
     })
 }
 
@@ -77,7 +77,7 @@ fn parse<T: DeserializeOwned>(body: &Read) -> Result<T, Failure> {
 type Named = Result<axum::extract::Path<String>, axum::extract::rejection::PathRejection>;
 
 fn named(named: Named) -> Result<String, Failure> {
-    let named = named.map_err(|error| own(Fault::invalid("invalid_path_parameter", error.body_text())))?;
+    let named = named.map_err(|error| own(Fault::new(Code::InvalidPathParameter, error.body_text())))?;
     Ok(named.0)
 }
 
@@ -85,7 +85,7 @@ fn named(named: Named) -> Result<String, Failure> {
 type Asked<T> = Result<axum::extract::Query<T>, axum::extract::rejection::QueryRejection>;
 
 fn query<T>(asked: Asked<T>) -> Result<T, Failure> {
-    let asked = asked.map_err(|error| own(Fault::invalid("invalid_query", error.body_text())))?;
+    let asked = asked.map_err(|error| own(Fault::new(Code::InvalidQuery, error.body_text())))?;
     Ok(asked.0)
 }
 
@@ -94,14 +94,14 @@ where
     T::Err: std::fmt::Display,
 {
     text.parse()
-        .map_err(|why| own(Fault::invalid("invalid_body", format!("`{field}`: {why}"))))
+        .map_err(|why| own(Fault::new(Code::InvalidBody, format!("`{field}`: {why}"))))
 }
 
 fn instant(field: &str, text: &str) -> Result<Timestamp, Failure> {
     let parsed = text.parse::<jiff::Timestamp>();
     parsed.map(|at| Timestamp(at.as_millisecond())).map_err(|_| {
         let message = format!("`{field}` is not a time; write RFC 3339, such as 2030-01-31T12:00:00Z");
-        own(Fault::invalid("invalid_time", message))
+        own(Fault::new(Code::InvalidTime, message))
     })
 }
 

@@ -145,6 +145,14 @@ pub fn api(
     }
 }
 
+/// The document that the server serves at `/openapi.json`, as text with a line for each part; `others` is what
+/// the model gateway's routes say of themselves.
+pub fn document(others: utoipa::openapi::OpenApi) -> serde_json::Result<String> {
+    let mut document = openapi::documented().into_openapi();
+    document.merge(others);
+    serde_json::to_string_pretty(&openapi::complete(document))
+}
+
 /// What every handler may use; cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct App(Arc<Inner>);

@@ -99,7 +99,7 @@ async fn attached(client: &Client, output: Output, sandbox: &Value, args: &RunAr
 pub(crate) async fn create(client: &Client, output: Output, spec: &SpecArgs) -> Result<Value> {
     let body = create_body(spec)?;
     match client.post("/v1/sandboxes", &body).await {
-        Err(error) if error.code.as_deref() == Some("template_not_found") && spec.template == "base" => {
+        Err(error) if error.is(atoll_types::Code::TemplateNotFound) && spec.template == "base" => {
             output
                 .note("The template `base` is not there yet; building it, once. This takes a minute or two.");
             template::build_base(client, output).await?;
