@@ -7,7 +7,7 @@ use atoll_front::proxy::{self, Passing, Secrets};
 use atoll_front::serve;
 use atoll_front::{Asked, Refused, Visit, host};
 use atoll_sandboxes::{Caller, Opens, Sandbox, kind_of_secret};
-use atoll_types::{Fault, SandboxId, SandboxState};
+use atoll_types::{Code, Fault, SandboxId, SandboxState};
 use axum::extract::{Json, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
@@ -235,7 +235,7 @@ async fn to_port(
         }
     }
     if request.method() == Method::CONNECT {
-        return Err(Fault::invalid("method_not_allowed", "a sandbox's port is not a proxy").into());
+        return Err(Fault::new(Code::MethodNotAllowed, "a sandbox's port is not a proxy").into());
     }
     let visit = request.extensions().get::<Visit>().cloned();
     let visit = visit.ok_or_else(|| Refused::Unpaid.fault())?;
@@ -270,12 +270,12 @@ async fn to_port(
 
 /// A port that nobody listens on, and whatever else went wrong on the way there.
 fn port_failed(id: &SandboxId, port: u16, fault: &Fault) -> Response {
-    if fault.code == "port_refused" {
+    if fault.code == Code::PortRefused {
         let message = "The sandbox is running but port is not open";
         return refused(id, StatusCode::BAD_GATEWAY, message, Some(port));
     }
     // The guest's mistake, and not the server's, is a bad gateway to whoever asked the guest.
-    let status = match fault.kind {
+    let status = match fault.kind() {
         atoll_types::FaultKind::GuestFailed => StatusCode::BAD_GATEWAY,
         _ => Refusal::from(fault.clone()).status,
     };

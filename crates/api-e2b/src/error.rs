@@ -2,7 +2,7 @@
 //! than the status, so the two are always the same number.
 
 use atoll_front::Refused;
-use atoll_types::{Fault, FaultKind};
+use atoll_types::{Code, Fault, FaultKind};
 use axum::extract::Json;
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
@@ -62,15 +62,15 @@ impl From<Refused> for Refusal {
 }
 
 fn status_of(fault: &Fault) -> StatusCode {
-    match fault.kind {
+    match fault.kind() {
         // It was the client that took too long.
-        FaultKind::TimedOut if fault.code == Refused::SLOW => StatusCode::REQUEST_TIMEOUT,
+        FaultKind::TimedOut if fault.code == Code::BodyTooSlow => StatusCode::REQUEST_TIMEOUT,
         FaultKind::Invalid | FaultKind::Unsupported => StatusCode::BAD_REQUEST,
         FaultKind::Unauthenticated => StatusCode::UNAUTHORIZED,
         FaultKind::Forbidden => StatusCode::FORBIDDEN,
         FaultKind::NotFound | FaultKind::Gone => StatusCode::NOT_FOUND,
         FaultKind::Conflict => StatusCode::CONFLICT,
-        FaultKind::LimitExceeded if fault.code == "disk_full" => StatusCode::INSUFFICIENT_STORAGE,
+        _ if matches!(fault.code, Code::DiskFull | Code::ServerDiskFull) => StatusCode::INSUFFICIENT_STORAGE,
         FaultKind::LimitExceeded => StatusCode::TOO_MANY_REQUESTS,
         FaultKind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
         FaultKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
@@ -113,8 +113,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_number_in_the_body_is_the_status() {
-        let response =
-            Refusal::from(Fault::new(FaultKind::Gone, "sandbox_deleted", "it is gone")).into_response();
+        let response = Refusal::from(Fault::new(Code::SandboxDeleted, "it is gone")).into_response();
         assert_eq!(response.status(), StatusCode::NOT_FOUND);
         let body = axum::body::to_bytes(response.into_body(), 1000).await.unwrap();
         assert_eq!(&body[..], br#"{"code":404,"message":"it is gone"}"#);

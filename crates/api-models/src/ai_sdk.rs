@@ -3,7 +3,7 @@
 use atoll_dialects::Dialect;
 use atoll_models::{ModelView, Who};
 use atoll_store::{SpendBy, SpendQuery};
-use atoll_types::{Fault, KeyId, ModelCallId, SandboxId, Timestamp, Usd};
+use atoll_types::{Code, Fault, KeyId, ModelCallId, SandboxId, Timestamp, Usd};
 use axum::extract::{Query, Request, State};
 use axum::http::{HeaderMap, Uri};
 use axum::response::{IntoResponse, Response};
@@ -141,11 +141,12 @@ pub(crate) async fn generation(
 ) -> Result<Response, Failure> {
     let who = who(&app, &headers).await?;
     let Ok(Query(query)) = query else {
-        return Err(WIRE.refuse(Fault::invalid("id_missing", "`id` names the generation")));
+        return Err(WIRE.refuse(Fault::new(Code::IdMissing, "`id` names the generation")));
     };
-    let id: ModelCallId = query.id.parse().map_err(|error: atoll_types::IdError| {
-        WIRE.refuse(Fault::invalid("invalid_id", error.to_string()))
-    })?;
+    let id: ModelCallId = query
+        .id
+        .parse()
+        .map_err(|error: atoll_types::IdError| WIRE.refuse(Fault::new(Code::InvalidId, error.to_string())))?;
     let row = app
         .models
         .model_call(&who.spender.project, &id)
@@ -155,7 +156,7 @@ pub(crate) async fn generation(
     let is_others = (sandbox.is_some() && sandbox != row.sandbox) || (key.is_some() && key != row.key);
     if is_others {
         // What others asked is not for them to know, nor that they did.
-        let fault = Fault::not_found("call_not_found", format!("there is no model call {id}"));
+        let fault = Fault::new(Code::CallNotFound, format!("there is no model call {id}"));
         return Err(WIRE.refuse(fault));
     }
     let duration = row.ended_at.map_or(0, |ended| ended.millis_since(row.started_at));
@@ -208,15 +209,15 @@ pub(crate) async fn report(
 ) -> Result<Response, Failure> {
     let who = who(&app, &headers).await?;
     let Ok(Query(query)) = query else {
-        return Err(WIRE.refuse(Fault::invalid(
-            "dates_missing",
+        return Err(WIRE.refuse(Fault::new(
+            Code::DatesMissing,
             "`start_date` and `end_date` are dates: YYYY-MM-DD",
         )));
     };
     // Leaving them out of the sum would answer another question.
     for (field, given) in [("tags", &query.tags), ("credential_type", &query.credential_type)] {
         if given.is_some() {
-            let fault = Fault::invalid("filter_unsupported", format!("cannot filter by `{field}`"));
+            let fault = Fault::new(Code::FilterUnsupported, format!("cannot filter by `{field}`"));
             return Err(WIRE.refuse(fault));
         }
     }
@@ -228,14 +229,14 @@ pub(crate) async fn report(
         (Some("tag"), _) => (SpendBy::Tag, "tag"),
         (Some("provider"), _) => (SpendBy::Provider, "provider"),
         (Some(other), _) => {
-            let fault = Fault::invalid("group_by_unsupported", format!("cannot group by `{other}`"));
+            let fault = Fault::new(Code::GroupByUnsupported, format!("cannot group by `{other}`"));
             return Err(WIRE.refuse(fault.hint("use day, user, model, tag or provider")));
         }
     };
     let date = |text: &str| -> Result<i64, Failure> {
         let parsed = format!("{text}T00:00:00Z").parse::<jiff::Timestamp>();
-        let bad = Fault::invalid(
-            "invalid_date",
+        let bad = Fault::new(
+            Code::InvalidDate,
             format!("`{}` is not a date: YYYY-MM-DD", text.escape_default()),
         );
         parsed.map(|at| at.as_millisecond()).map_err(|_| WIRE.refuse(bad))

@@ -6,7 +6,7 @@
 use atoll_front::{Refused, Visit};
 use atoll_gateway_core::Spender;
 use atoll_models::{Refusal, Who};
-use atoll_types::{Fault, FaultKind, ProjectId};
+use atoll_types::{Code, Fault, ProjectId};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
 
@@ -35,7 +35,7 @@ fn visit(parts: &Parts) -> Result<Visit, Refusal> {
 
 pub(crate) async fn who(app: &App, headers: &HeaderMap) -> Result<Who, Refusal> {
     let unknown = |message: &str| {
-        Fault::new(FaultKind::Unauthenticated, "invalid_key", message)
+        Fault::new(Code::InvalidKey, message)
             .hint("send `Authorization: Bearer atm_…` or `x-api-key`; `atoll model key create` makes a key")
     };
     let Some(secret) = secret(headers) else {
@@ -115,8 +115,8 @@ fn label(headers: &HeaderMap, name: &'static str) -> Result<Option<String>, Refu
     };
     match value.to_str() {
         Ok(text) if (1..=200).contains(&text.len()) => Ok(Some(text.to_owned())),
-        _ => Err(Fault::invalid(
-            "invalid_header",
+        _ => Err(Fault::new(
+            Code::InvalidHeader,
             format!("`{name}` has 1 to 200 printable characters"),
         )
         .into()),

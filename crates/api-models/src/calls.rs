@@ -5,7 +5,7 @@ use std::time::Duration;
 use atoll_dialects::Dialect;
 use atoll_front::{Refused, Visit};
 use atoll_models::{Refusal, Request, Served};
-use atoll_types::{Fault, FaultKind};
+use atoll_types::{Code, Fault};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
@@ -149,8 +149,8 @@ fn keep(headers: &HeaderMap) -> Result<Option<Duration>, Refusal> {
     let seconds = value.to_str().ok().and_then(|text| text.parse().ok());
     match seconds.filter(|seconds| (1..=LONGEST_KEPT).contains(seconds)) {
         Some(seconds) => Ok(Some(Duration::from_secs(seconds))),
-        None => Err(Fault::invalid(
-            "invalid_header",
+        None => Err(Fault::new(
+            Code::InvalidHeader,
             format!("`{NAME}` is a number of seconds from 1 to {LONGEST_KEPT}"),
         )
         .into()),
@@ -171,14 +171,14 @@ async fn read(visit: &Visit, headers: &HeaderMap, body: Body) -> Result<Bytes, R
         .to_ascii_lowercase();
     if essence != "application/json" && !essence.ends_with("+json") {
         let message = "this route reads JSON, and the body is declared as something else";
-        return Err(Fault::invalid("unsupported_media_type", message)
+        return Err(Fault::new(Code::UnsupportedMediaType, message)
             .hint("send `Content-Type: application/json`")
             .into());
     }
     let refuse = |refused| match refused {
         Refused::TooLarge { limit } => {
             let message = format!("a request may hold at most {limit} bytes");
-            Fault::new(FaultKind::TooLarge, "request_too_large", message)
+            Fault::new(Code::RequestTooLarge, message)
         }
         other => other.fault(),
     };

@@ -1,8 +1,8 @@
 //! The one mapping from faults to statuses and to each wire's shape of an error.
 
-use atoll_front::Refused;
+use atoll_front::status;
 use atoll_models::Refusal;
-use atoll_types::{Fault, FaultKind};
+use atoll_types::{Code, Fault, FaultKind};
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
@@ -33,16 +33,12 @@ impl Wire {
 
 pub(crate) async fn no_such_route(method: Method, uri: Uri) -> Failure {
     let message = format!("there is no {method} {}", uri.path());
-    Wire::Openai.refuse(Fault::not_found("no_such_route", message))
+    Wire::Openai.refuse(Fault::new(Code::NoSuchRoute, message))
 }
 
-pub(crate) async fn wrong_method(method: Method, uri: Uri) -> Response {
+pub(crate) async fn wrong_method(method: Method, uri: Uri) -> Failure {
     let message = format!("{method} is not a method of {}", uri.path());
-    let mut response = Wire::Openai
-        .refuse(Fault::invalid("method_not_allowed", message))
-        .into_response();
-    *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
-    response
+    Wire::Openai.refuse(Fault::new(Code::MethodNotAllowed, message))
 }
 
 fn status_of(refusal: &Refusal) -> StatusCode {
@@ -53,25 +49,15 @@ fn status_of(refusal: &Refusal) -> StatusCode {
     {
         return status;
     }
-    match (refusal.fault.kind, refusal.fault.code) {
+    match refusal.fault.code {
         // Clients try again after 429; money does not come back by waiting a second.
-        (_, "budget_exhausted") => StatusCode::PAYMENT_REQUIRED,
-        // It is we who are busy, or the client that is slow, and no provider.
-        (_, "server_busy") => StatusCode::SERVICE_UNAVAILABLE,
-        (_, Refused::SLOW) => StatusCode::REQUEST_TIMEOUT,
-        (FaultKind::Unavailable, _) => StatusCode::BAD_GATEWAY,
-        (FaultKind::Invalid, _) => StatusCode::BAD_REQUEST,
-        (FaultKind::Unauthenticated, _) => StatusCode::UNAUTHORIZED,
-        (FaultKind::Forbidden, _) => StatusCode::FORBIDDEN,
-        (FaultKind::NotFound, _) => StatusCode::NOT_FOUND,
-        (FaultKind::Conflict, _) => StatusCode::CONFLICT,
-        (FaultKind::Gone, _) => StatusCode::GONE,
-        (FaultKind::LimitExceeded, _) => StatusCode::TOO_MANY_REQUESTS,
-        (FaultKind::TooLarge, _) => StatusCode::PAYLOAD_TOO_LARGE,
-        (FaultKind::Unsupported, _) => StatusCode::UNPROCESSABLE_ENTITY,
-        (FaultKind::GuestFailed, _) => StatusCode::BAD_GATEWAY,
-        (FaultKind::TimedOut, _) => StatusCode::GATEWAY_TIMEOUT,
-        (FaultKind::Internal, _) => StatusCode::INTERNAL_SERVER_ERROR,
+        Code::BudgetExhausted => StatusCode::PAYMENT_REQUIRED,
+        // It is we who are busy, and no provider.
+        Code::ServerBusy | Code::ServerCrowded => StatusCode::SERVICE_UNAVAILABLE,
+        // As the makers of these wires answer it.
+        Code::UnsupportedMediaType => StatusCode::BAD_REQUEST,
+        code if code.kind() == FaultKind::Unavailable => StatusCode::BAD_GATEWAY,
+        code => status::http(code),
     }
 }
 
@@ -102,9 +88,9 @@ fn anthropic_type(status: StatusCode) -> &'static str {
     }
 }
 
-fn ai_sdk_type(status: StatusCode, code: &str) -> &'static str {
+fn ai_sdk_type(status: StatusCode, code: Code) -> &'static str {
     match (status.as_u16(), code) {
-        (_, "model_not_found") => "model_not_found",
+        (_, Code::ModelNotFound) => "model_not_found",
         (401, _) => "authentication_error",
         (402 | 403, _) => "forbidden",
         (404, _) => "not_found",
@@ -142,13 +128,13 @@ impl IntoResponse for Failure {
             _ => {
                 let body = match wire {
                     Wire::Openai => json!({"error": {
-                        "message": message(fault), "type": openai_type(status), "param": refusal.field, "code": fault.code,
+                        "message": message(fault), "type": openai_type(status), "param": refusal.field, "code": fault.code.text(),
                     }}),
                     Wire::Anthropic => json!({"type": "error", "error": {
                         "type": anthropic_type(status), "message": message(fault),
                     }, "request_id": refusal.call.as_ref().map(|call| call.as_str())}),
                     Wire::AiSdk => json!({"error": {
-                        "message": message(fault), "type": ai_sdk_type(status, fault.code), "code": fault.code,
+                        "message": message(fault), "type": ai_sdk_type(status, fault.code), "code": fault.code.text(),
                         "param": refusal.field,
                     }, "generationId": refusal.call.as_ref().map(|call| call.as_str())}),
                 };

@@ -1,7 +1,7 @@
 //! `/v1/models`: one path, two wires. Anthropic's clients say who they are in a header.
 
 use atoll_models::ModelView;
-use atoll_types::Fault;
+use atoll_types::{Code, Fault};
 use axum::extract::{Path, State};
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
@@ -48,8 +48,8 @@ pub(crate) async fn one(
         Some(view) => Ok(axum::Json(write(view, wire)).into_response()),
         None => {
             let shown: String = id.chars().take(100).collect();
-            Err(wire.refuse(Fault::not_found(
-                "model_not_found",
+            Err(wire.refuse(Fault::new(
+                Code::ModelNotFound,
                 format!("there is no model `{shown}`"),
             )))
         }

@@ -1,7 +1,7 @@
 //! Which parameters the queries of model clients may have. Those that nobody reads are refused, except where a client sends
 //! them always: what they ask for is then what it gets anyway.
 
-use atoll_types::Fault;
+use atoll_types::{Code, Fault};
 use axum::extract::{MatchedPath, Request};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
@@ -41,7 +41,7 @@ pub(crate) async fn check(path: MatchedPath, request: Request, next: Next) -> Re
     let (wire, names) = known(path.as_str());
     match unknown(request.uri().query().unwrap_or_default(), names) {
         Some(message) => wire
-            .refuse(Fault::invalid("invalid_query", message))
+            .refuse(Fault::new(Code::InvalidQuery, message))
             .into_response(),
         None => next.run(request).await,
     }

@@ -2,7 +2,7 @@
 
 use atoll_guest_protocol::CommandState;
 use atoll_sandboxes::{Caller, Command, ExecEvent, ExecEvents};
-use atoll_types::{CommandId, Fault, SandboxId};
+use atoll_types::{Code, CommandId, Fault, SandboxId};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -123,8 +123,8 @@ impl SignalName {
             }
         };
         number.filter(|number| (1..=64).contains(number)).ok_or_else(|| {
-            Failure::invalid(
-                "invalid_signal",
+            Failure::new(
+                Code::InvalidSignal,
                 format!("`{given}` is not a signal; give a number from 1 to 64 or a name such as SIGTERM"),
             )
         })
@@ -220,8 +220,8 @@ async fn written(app: &App, caller: &Caller, id: &SandboxId, command: &CommandId
     let commands = app.sandboxes.commands(caller, id).await?;
     match commands.iter().find(|known| known.id == *command) {
         Some(known) => Ok(known.output_bytes),
-        None => Err(Fault::not_found(
-            "command_not_found",
+        None => Err(Fault::new(
+            Code::CommandNotFound,
             format!("sandbox {id} has no command {command}"),
         )
         .into()),

@@ -1,7 +1,7 @@
 //! What holds for every request to this API: where it goes by its host, and no unknown parameters.
 
 use atoll_front::host::Target;
-use atoll_types::{Fault, FaultKind};
+use atoll_types::{Code, Fault};
 use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -19,14 +19,13 @@ pub(crate) async fn enter(State(app): State<App>, request: Request, next: Next) 
         Some(Target::Port { sandbox, port }) => {
             proxy::pass(&app, &sandbox, port, request).await.into_response()
         }
-        Some(Target::Nowhere { host }) => Failure::from(Fault::not_found(
-            "no_such_port",
+        Some(Target::Nowhere { host }) => Failure::from(Fault::new(
+            Code::NoSuchPort,
             format!("`{host}` names no port of a sandbox; expected `PORT-SANDBOX` before the domain"),
         ))
         .into_response(),
         Some(Target::Ambiguous) => Failure::from(Fault::new(
-            FaultKind::Invalid,
-            "ambiguous_host",
+            Code::AmbiguousHost,
             "the request must name exactly one host",
         ))
         .into_response(),

@@ -1,11 +1,10 @@
-//! The one error shape, and the one mapping from faults to statuses.
+//! The one error shape.
 //!
 //! A handler returns a [`Failure`], which is a response that carries a [`Fault`] among its extensions; its body is written when
 //! the request's id is known ([`write`]).
 
-use atoll_front::Refused;
-use atoll_front::apis::status_of;
-use atoll_types::Fault;
+use atoll_front::{Refused, status};
+use atoll_types::{Code, Fault};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
@@ -26,17 +25,8 @@ struct Refusal {
 }
 
 impl Failure {
-    pub(crate) fn invalid(code: &'static str, message: impl Into<String>) -> Self {
-        Fault::invalid(code, message).into()
-    }
-
-    /// For the few answers that HTTP has a status for and our faults have no kind.
-    pub(crate) fn with_status(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
-        Self(Box::new(Refusal {
-            status,
-            fault: Fault::invalid(code, message),
-            header: None,
-        }))
+    pub(crate) fn new(code: Code, message: impl Into<String>) -> Self {
+        Fault::new(code, message).into()
     }
 
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
@@ -61,7 +51,7 @@ impl Failure {
 
 impl From<Fault> for Failure {
     fn from(fault: Fault) -> Self {
-        let status = status_of(fault.kind);
+        let status = status::http(fault.code);
         let header = (status == StatusCode::UNAUTHORIZED)
             .then(|| (header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")));
         Self(Box::new(Refusal {
@@ -74,12 +64,7 @@ impl From<Fault> for Failure {
 
 impl From<Refused> for Failure {
     fn from(refused: Refused) -> Self {
-        let mut failure = Self::from(refused.fault());
-        // It was the client that took too long, and not what it asked for.
-        if failure.0.fault.code == Refused::SLOW {
-            failure.0.status = StatusCode::REQUEST_TIMEOUT;
-        }
-        failure
+        refused.fault().into()
     }
 }
 
@@ -137,7 +122,7 @@ pub(crate) struct ErrorDetail {
 impl ErrorDetail {
     pub(crate) fn new(fault: &Fault, request_id: Option<&str>) -> Self {
         Self {
-            code: fault.code.into(),
+            code: fault.code.text().into(),
             message: fault.message.clone(),
             hint: fault.hint.clone(),
             request_id: request_id.map(Into::into),
@@ -147,14 +132,11 @@ impl ErrorDetail {
 
 #[cfg(test)]
 mod tests {
-    use atoll_types::FaultKind;
-
     use super::*;
 
     #[tokio::test]
     async fn a_failure_is_written_with_code_hint_and_request_id() {
-        let failure =
-            Failure::from(Fault::new(FaultKind::Unauthenticated, "missing_key", "no key").hint("send one"));
+        let failure = Failure::from(Fault::new(Code::MissingKey, "no key").hint("send one"));
         let fault = failure.fault().clone();
         let response = write(failure.into_response(), &fault, "req_1");
         assert_eq!(response.status(), StatusCode::UNAUTHORIZED);

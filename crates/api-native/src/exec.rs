@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use atoll_front::{Permit, Refused, Visit};
 use atoll_guest_protocol::{CommandState, PtySize};
 use atoll_sandboxes::{ExecEvent, ExecEvents, ExecInput, ExecSpec, Execution, OutputStream};
-use atoll_types::{CommandId, Fault, FaultKind, SandboxId};
+use atoll_types::{Code, CommandId, Fault, SandboxId};
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::sse::{Event, KeepAlive, Sse};
@@ -101,16 +101,16 @@ impl ExecRequest {
         let argv: Vec<Vec<u8>> = match (self.argv, self.cmd) {
             (Some(argv), None) if !argv.is_empty() => argv.into_iter().map(String::into_bytes).collect(),
             (None, Some(cmd)) => vec![b"/bin/sh".into(), b"-c".into(), cmd.into_bytes()],
-            (Some(_), None) => return Err(Failure::invalid("invalid_body", "`argv` is empty")),
+            (Some(_), None) => return Err(Failure::new(Code::InvalidBody, "`argv` is empty")),
             (None, None) => {
-                return Err(Failure::invalid(
-                    "missing_field",
+                return Err(Failure::new(
+                    Code::MissingField,
                     "nothing to run: give `argv` (a list) or `cmd` (a line for /bin/sh)",
                 ));
             }
             (Some(_), Some(_)) => {
-                return Err(Failure::invalid(
-                    "contradicting_fields",
+                return Err(Failure::new(
+                    Code::ContradictingFields,
                     "`argv` and `cmd` exclude each other",
                 ));
             }
@@ -373,7 +373,7 @@ pub(crate) async fn started(events: &mut ExecEvents) -> Result<u32, Fault> {
 }
 
 fn broken(message: &str) -> Fault {
-    Fault::new(FaultKind::GuestFailed, "guest_protocol", message)
+    Fault::new(Code::GuestProtocol, message)
 }
 
 /// Writes all of stdin and closes it. A command that reads no further is none of our business.
@@ -751,8 +751,8 @@ mod tests {
         let (_, visit) = visit(1 << 20);
         let mut captured = Captured::new(visit.permit().unwrap());
         captured.take(&vec![0; 400_000]).unwrap();
-        assert_eq!(captured.prepare().unwrap_err().code, "too_much_buffered");
+        assert_eq!(captured.prepare().unwrap_err().code, Code::TooMuchBuffered);
         let fault = captured.take(&vec![0; 1 << 20]).unwrap_err();
-        assert_eq!(fault.code, "too_much_buffered");
+        assert_eq!(fault.code, Code::TooMuchBuffered);
     }
 }

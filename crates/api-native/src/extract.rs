@@ -3,10 +3,10 @@
 
 use atoll_front::{Held, Refused, Visit};
 use atoll_sandboxes::Caller;
-use atoll_types::{Fault, FaultKind, ProjectId, SandboxId};
+use atoll_types::{Code, Fault, ProjectId, SandboxId};
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
-use axum::http::{Extensions, HeaderMap, StatusCode, header};
+use axum::http::{Extensions, HeaderMap, header};
 use serde::de::DeserializeOwned;
 use zeroize::Zeroize as _;
 
@@ -31,13 +31,9 @@ impl FromRequestParts<App> for As {
         }
         const HINT: &str = "send `Authorization: Bearer atl_…`; `atoll key create` makes a key";
         let Some(secret) = bearer(&parts.headers) else {
-            return Err(Fault::new(
-                FaultKind::Unauthenticated,
-                "missing_key",
-                "this request carries no API key",
-            )
-            .hint(HINT)
-            .into());
+            return Err(Fault::new(Code::MissingKey, "this request carries no API key")
+                .hint(HINT)
+                .into());
         };
         match app.sandboxes.find_key(secret).await? {
             Some((key, project)) => {
@@ -46,8 +42,7 @@ impl FromRequestParts<App> for As {
                 Ok(Self(Caller { project }))
             }
             None => Err(Fault::new(
-                FaultKind::Unauthenticated,
-                "invalid_key",
+                Code::InvalidKey,
                 match atoll_sandboxes::kind_of_secret(secret) {
                     Some(kind) if !secret.starts_with("atl_") => format!("this is {kind}, not an API key"),
                     _ => "this API key is unknown or was revoked".to_owned(),
@@ -126,8 +121,8 @@ impl<T: DeserializeOwned + Send> FromRequestParts<App> for At<T> {
     async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Failure> {
         match Path::<T>::from_request_parts(parts, &()).await {
             Ok(Path(value)) => Ok(Self(value)),
-            Err(rejection) => Err(Failure::invalid(
-                "invalid_path_parameter",
+            Err(rejection) => Err(Failure::new(
+                Code::InvalidPathParameter,
                 cause(&rejection.body_text()),
             )),
         }
@@ -150,17 +145,17 @@ pub(crate) fn query<T: DeserializeOwned>(text: &str) -> Result<T, Failure> {
     // The decoder behind `Query` replaces what is not UTF-8, which would silently name another file.
     if !decodes_to_utf8(text) {
         return Err(
-            Failure::invalid("invalid_query", "the query is not UTF-8 once decoded")
+            Failure::new(Code::InvalidQuery, "the query is not UTF-8 once decoded")
                 .hint("name such a file with `path_base64`"),
         );
     }
     let uri = axum::http::Uri::builder()
         .path_and_query(format!("/?{text}"))
         .build()
-        .map_err(|error| Failure::invalid("invalid_query", error.to_string()))?;
+        .map_err(|error| Failure::new(Code::InvalidQuery, error.to_string()))?;
     match Query::<T>::try_from_uri(&uri) {
         Ok(Query(value)) => Ok(value),
-        Err(rejection) => Err(Failure::invalid("invalid_query", cause(&rejection.body_text()))),
+        Err(rejection) => Err(Failure::new(Code::InvalidQuery, cause(&rejection.body_text()))),
     }
 }
 
@@ -276,13 +271,13 @@ impl FromRequest<App> for Arriving {
 pub(crate) fn parse_json<T: DeserializeOwned>(text: &[u8]) -> Result<T, Failure> {
     match axum::Json::<T>::from_bytes(text) {
         Ok(axum::Json(value)) => Ok(value),
-        Err(rejection) => Err(Failure::invalid("invalid_body", cause(&rejection.body_text()))),
+        Err(rejection) => Err(Failure::new(Code::InvalidBody, cause(&rejection.body_text()))),
     }
 }
 
 /// The same without a word of what is there: a mistake is described by its place and by what was expected.
 pub(crate) fn parse_private_json<T: DeserializeOwned>(text: &[u8]) -> Result<T, Failure> {
-    let refuse = |message: String| Failure::invalid("invalid_body", message);
+    let refuse = |message: String| Failure::new(Code::InvalidBody, message);
     let mut reader = serde_json::Deserializer::from_slice(text);
     let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
         let (path, error) = (error.path().to_string(), error.into_inner());
@@ -322,9 +317,8 @@ fn without_content(path: &str, error: &serde_json::Error) -> String {
 
 async fn read_json(request: Request) -> Result<(Visit, Held), Failure> {
     if !is_json(request.headers()) {
-        return Err(Failure::with_status(
-            StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            "unsupported_media_type",
+        return Err(Failure::new(
+            Code::UnsupportedMediaType,
             "this route reads JSON, and the body is not declared as such",
         )
         .hint("send `Content-Type: application/json`"));
@@ -364,6 +358,7 @@ pub(crate) fn wants_events(headers: &HeaderMap) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use axum::http::StatusCode;
     use serde::Deserialize;
 
     #[derive(Debug, Deserialize)]

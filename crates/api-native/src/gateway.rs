@@ -9,7 +9,7 @@ pub(crate) mod guards;
 pub(crate) mod keys;
 pub(crate) mod providers;
 
-use atoll_types::Timestamp;
+use atoll_types::{Code, Timestamp};
 use serde::Serialize;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
@@ -38,14 +38,14 @@ where
     T::Err: std::fmt::Display,
 {
     text.parse()
-        .map_err(|why| Failure::invalid("invalid_body", format!("`{field}`: {why}")))
+        .map_err(|why| Failure::new(Code::InvalidBody, format!("`{field}`: {why}")))
 }
 
 fn instant(field: &str, text: &str) -> Answer<Timestamp> {
     let parsed = text.parse::<jiff::Timestamp>();
     parsed.map(|at| Timestamp(at.as_millisecond())).map_err(|_| {
         let message = format!("`{field}` is not a time; write RFC 3339, such as 2030-01-31T12:00:00Z");
-        Failure::invalid("invalid_time", message)
+        Failure::new(Code::InvalidTime, message)
     })
 }
 

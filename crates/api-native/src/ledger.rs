@@ -1,7 +1,7 @@
 //! The ledger as callers read it: facts in their order, and usage summed from them; of one sandbox or of the project.
 
 use atoll_sandboxes::Caller;
-use atoll_types::SandboxId;
+use atoll_types::{Code, SandboxId};
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -99,7 +99,7 @@ pub(crate) async fn facts(
 ) -> Answer<axum::Json<FactPage>> {
     let after = after.unwrap_or(0);
     if after < 0 {
-        return Err(Failure::invalid("out_of_range", "`after` must not be negative"));
+        return Err(Failure::new(Code::OutOfRange, "`after` must not be negative"));
     }
     let limit = wire::within("limit", limit.unwrap_or(100), 1..=1000)?;
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);

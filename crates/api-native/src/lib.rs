@@ -145,6 +145,12 @@ pub fn api(
     }
 }
 
+/// The document that the server serves at `/openapi.json`, as text with a line for each part.
+pub fn document() -> serde_json::Result<String> {
+    let document = openapi::documented().into_openapi();
+    serde_json::to_string_pretty(&openapi::complete(document))
+}
+
 /// What every handler may use; cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct App(Arc<Inner>);

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use atoll_types::Fault;
+use atoll_types::{Code, Fault};
 use axum::http::Method;
 use utoipa::openapi::path::ParameterIn;
 use utoipa::openapi::{OpenApi, RefOr, Schema};
@@ -62,7 +62,7 @@ impl Parameters {
             };
             if seen.contains(&name) && !parameter.repeats {
                 let message = format!("the query parameter `{name}` is given twice");
-                return Err(Fault::invalid("invalid_query", message));
+                return Err(Fault::new(Code::InvalidQuery, message));
             }
             seen.push(name);
         }
@@ -79,8 +79,8 @@ fn unknown(name: &str, known: &[Parameter]) -> Fault {
             format!("expected one of {}", names.join(", "))
         }
     };
-    Fault::invalid(
-        "invalid_query",
+    Fault::new(
+        Code::InvalidQuery,
         format!("unknown query parameter `{}`; {expected}", shown.escape_default()),
     )
 }

@@ -1,6 +1,6 @@
 //! `/v1/sandboxes/{id}/ports`: what listens inside, and the way to it.
 
-use atoll_types::SandboxId;
+use atoll_types::{Code, SandboxId};
 use axum::extract::State;
 use axum::http::HeaderMap;
 use serde::Serialize;
@@ -78,7 +78,7 @@ pub(crate) async fn get_port(
     headers: HeaderMap,
 ) -> Answer<axum::Json<PortAccess>> {
     if port == 0 {
-        return Err(Failure::invalid("invalid_path_parameter", "0 is not a port"));
+        return Err(Failure::new(Code::InvalidPathParameter, "0 is not a port"));
     }
     let token = app.sandboxes.port_token(&caller, &id, port).await?;
     Ok(axum::Json(PortAccess {

@@ -7,7 +7,7 @@ use atoll_front::proxy::{
 };
 use atoll_front::serve;
 use atoll_sandboxes::{Caller, kind_of_secret};
-use atoll_types::{Fault, FaultKind, SandboxId};
+use atoll_types::{Code, Fault, SandboxId};
 use axum::extract::Request;
 use axum::http::header::{self, HeaderName};
 use axum::http::{HeaderMap, Method, StatusCode, Uri};
@@ -23,25 +23,23 @@ const MAX_TOKENS: usize = 8;
 
 pub(crate) async fn pass(app: &App, sandbox: &SandboxId, port: u16, request: Request) -> Answer<Response> {
     if request.method() == Method::CONNECT {
-        return Err(Failure::with_status(
-            StatusCode::METHOD_NOT_ALLOWED,
-            "method_not_allowed",
+        return Err(Failure::new(
+            Code::MethodNotAllowed,
             "a sandbox's port is not a proxy",
         ));
     }
     let Some(admitted) = admit(app, sandbox, port, request.headers(), request.uri()) else {
         // A token says nothing of a sandbox that is not there any more.
         if app.sandboxes.tenant(sandbox).is_none() {
-            return Err(Fault::not_found(
-                "sandbox_not_found",
+            return Err(Fault::new(
+                Code::SandboxNotFound,
                 format!("there is no sandbox {sandbox}, or it has ended"),
             )
             .into());
         }
         let shown = tokens(request.headers(), request.uri()).find_map(|(_, token)| kind_of_secret(token));
         return Err(Fault::new(
-            FaultKind::Unauthenticated,
-            "invalid_port_token",
+            Code::InvalidPortToken,
             match shown {
                 Some(kind) => format!(
                     "port {port} of sandbox {sandbox} opens with this port's token only; what was sent looks like {kind}"

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use atoll_sandboxes::Ran;
+use atoll_types::Code;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
@@ -64,8 +65,8 @@ pub(crate) async fn run(
     let Run { spec, stdin } = body.command.into_run()?;
     let stdin = paid(&visit, stdin)?;
     if spec.background {
-        return Err(Failure::invalid(
-            "contradicting_fields",
+        return Err(Failure::new(
+            Code::ContradictingFields,
             "`command.background`: a command in the background has no end to wait for; create a sandbox and run it there",
         ));
     }

@@ -7,7 +7,7 @@ pub(crate) mod rest;
 mod view;
 mod words;
 
-use atoll_types::SandboxId;
+use atoll_types::{Code, SandboxId};
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -85,8 +85,8 @@ pub(crate) fn idempotency_key(headers: &HeaderMap) -> Answer<Option<String>> {
     };
     match value.to_str() {
         Ok(key) if (1..=255).contains(&key.len()) => Ok(Some(key.into())),
-        _ => Err(Failure::invalid(
-            "invalid_idempotency_key",
+        _ => Err(Failure::new(
+            Code::InvalidIdempotencyKey,
             "`Idempotency-Key` must be 1 to 255 visible ASCII characters",
         )),
     }

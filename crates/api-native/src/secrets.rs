@@ -4,7 +4,7 @@
 //! their memory is wiped, and what is said about a mistake in them never repeats what stood there.
 
 use atoll_sandboxes::{SecretView, SetSecret};
-use atoll_types::SecretBinding;
+use atoll_types::{Code, SecretBinding};
 use axum::extract::State;
 use axum::http::StatusCode;
 use base64::Engine as _;
@@ -89,14 +89,14 @@ fn value(
         (Some(mut text), None) => Ok(Zeroizing::new(std::mem::take(&mut *text).into_bytes())),
         (None, Some(encoded)) => match STANDARD.decode(encoded.as_bytes()) {
             Ok(bytes) => Ok(Zeroizing::new(bytes)),
-            Err(_) => Err(Failure::invalid("invalid_base64", "`value_base64` is not base64")),
+            Err(_) => Err(Failure::new(Code::InvalidBase64, "`value_base64` is not base64")),
         },
-        (None, None) => Err(Failure::invalid(
-            "missing_field",
+        (None, None) => Err(Failure::new(
+            Code::MissingField,
             "`value` is missing; give it, or `value_base64` if it is not UTF-8",
         )),
-        (Some(_), Some(_)) => Err(Failure::invalid(
-            "contradicting_fields",
+        (Some(_), Some(_)) => Err(Failure::new(
+            Code::ContradictingFields,
             "`value` and `value_base64` exclude each other",
         )),
     }

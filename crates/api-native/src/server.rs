@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 
 use atoll_front::meter::{gauge, line};
 use atoll_sandboxes::PoolView;
-use atoll_types::{Fault, Isolation};
+use atoll_types::{Code, Fault, Isolation};
 use axum::extract::{Request, State};
-use axum::http::{StatusCode, header};
+use axum::http::header;
 use axum::response::{Html, IntoResponse};
 use bytes::Bytes;
 use serde::Serialize;
@@ -248,8 +248,8 @@ fn page(api: &OpenApi) -> String {
 
 /// Answers what no route matches.
 pub(crate) async fn no_such_route(request: Request) -> Failure {
-    Failure::from(Fault::not_found(
-        "no_such_route",
+    Failure::from(Fault::new(
+        Code::NoSuchRoute,
         format!("there is nothing at `{}`", request.uri().path()),
     ))
     .hint("/docs lists what there is")
@@ -257,9 +257,8 @@ pub(crate) async fn no_such_route(request: Request) -> Failure {
 
 /// Answers a method that a route does not have; the router adds `Allow`.
 pub(crate) async fn wrong_method(request: Request) -> Failure {
-    Failure::with_status(
-        StatusCode::METHOD_NOT_ALLOWED,
-        "method_not_allowed",
+    Failure::new(
+        Code::MethodNotAllowed,
         format!(
             "`{}` cannot be asked to {}",
             request.uri().path(),

@@ -22,7 +22,7 @@ use std::time::Duration;
 use atoll_front::body::json_weight;
 use atoll_front::{Permit, Visit};
 use atoll_sandboxes::{Caller, ExecEvent, ExecEvents, ExecInput, Execution, OutputStream};
-use atoll_types::{CommandId, Fault, FaultKind, SandboxId};
+use atoll_types::{Code, CommandId, Fault, FaultKind, SandboxId};
 use axum::extract::State;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
@@ -165,8 +165,8 @@ fn accept(visit: &Visit, upgrade: Upgrade) -> Answer<(WebSocketUpgrade, Permit)>
                 .write_buffer_size(BUFFER_BYTES);
             Ok((upgrade, permit))
         }
-        Err(rejection) => Err(Failure::invalid(
-            "websocket_required",
+        Err(rejection) => Err(Failure::new(
+            Code::WebsocketRequired,
             format!("this route speaks WebSocket: {}", rejection.body_text()),
         )),
     }
@@ -216,16 +216,11 @@ async fn first_message(socket: &mut WebSocket) -> Answer<Bytes> {
     };
     match tokio::time::timeout(PATIENCE, next).await {
         Ok(Some(Ok(Message::Text(text)))) => Ok(text.into()),
-        Ok(_) => Err(Failure::invalid(
-            "invalid_message",
+        Ok(_) => Err(Failure::new(
+            Code::InvalidMessage,
             "the first message must be a text message with the command to run",
         )),
-        Err(_) => Err(Fault::new(
-            FaultKind::TimedOut,
-            "no_message",
-            "no command to run arrived within 10 seconds",
-        )
-        .into()),
+        Err(_) => Err(Fault::new(Code::NoMessage, "no command to run arrived within 10 seconds").into()),
     }
 }
 
@@ -271,7 +266,7 @@ async fn outbound(
             Some(Err(fault)) => return End::Failed(fault.into()),
             None => {
                 let message = "the output ended before the command did";
-                return End::Failed(Fault::new(FaultKind::GuestFailed, "guest_protocol", message).into());
+                return End::Failed(Fault::new(Code::GuestProtocol, message).into());
             }
         };
         if sink.send(message).await.is_err() {
@@ -295,7 +290,7 @@ async fn inbound(stream: &mut SplitStream<WebSocket>, mut input: ExecInput, stdi
             }
             Message::Binary(_) => {
                 let message = "a binary message must begin with 0, the channel of stdin";
-                return End::Failed(Failure::invalid("invalid_message", message));
+                return End::Failed(Failure::new(Code::InvalidMessage, message));
             }
             Message::Text(text) => {
                 if let Err(failure) = control(&mut input, text.as_bytes()).await {
@@ -326,7 +321,7 @@ async fn finish(sink: &mut SplitSink<WebSocket, Message>, mut stream: SplitStrea
     let (last, code) = match end {
         End::Exited(exit) => (FromServer::Exited(exit), close_code::NORMAL),
         End::Failed(failure) => {
-            let code = match failure.fault().kind {
+            let code = match failure.fault().kind() {
                 FaultKind::Invalid => close_code::POLICY,
                 _ => close_code::ERROR,
             };
@@ -399,7 +394,7 @@ mod tests {
             permit
         };
         let sessions: Vec<_> = (0..10).map(|_| open().unwrap()).collect();
-        assert_eq!(open().unwrap_err().fault().code, "too_much_buffered");
+        assert_eq!(open().unwrap_err().fault().code, Code::TooMuchBuffered);
         drop(sessions);
         open().unwrap();
         assert_eq!(front.memory.held(), 0);

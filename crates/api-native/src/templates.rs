@@ -5,7 +5,7 @@ pub(crate) mod request;
 use std::collections::BTreeMap;
 
 use atoll_sandboxes::{BuildEvent, BuildFrom, BuildStream, BuildTemplate, Template};
-use atoll_types::TemplateSource;
+use atoll_types::{Code, TemplateSource};
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
@@ -203,8 +203,8 @@ pub(crate) async fn build_from_context(
     let build = read_context_query(pairs)?;
     let login = read_login(&headers)?;
     if login.as_ref().is_some_and(|login| login.registry.is_none()) {
-        return Err(Failure::invalid(
-            "missing_registry",
+        return Err(Failure::new(
+            Code::MissingRegistry,
             "`X-Registry` does not say which registry the login is for",
         )
         .hint(

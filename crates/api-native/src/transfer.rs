@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use atoll_guest_protocol::{EntryKind, FileStat, WriteMode};
 use atoll_sandboxes::{ByteStream, FileContent, WriteSpec};
-use atoll_types::{Fault, SandboxId};
+use atoll_types::{Code, Fault, SandboxId};
 use axum::body::{Body, BodyDataStream};
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -125,8 +125,8 @@ pub(crate) async fn read_file(
         return whole(content, offset, length).await;
     };
     if query.offset.is_some() || query.length.is_some() {
-        return Err(Failure::invalid(
-            "contradicting_fields",
+        return Err(Failure::new(
+            Code::ContradictingFields,
             "`Range` excludes `offset` and `length`",
         ));
     }
@@ -204,9 +204,8 @@ fn ranged(body: ByteStream, part: Part, size: u64) -> Response {
 }
 
 fn no_such_range(size: u64) -> Failure {
-    let failure = Failure::with_status(
-        StatusCode::RANGE_NOT_SATISFIABLE,
-        "range_not_satisfiable",
+    let failure = Failure::new(
+        Code::RangeNotSatisfiable,
         format!("the file has {size} bytes and no such range"),
     );
     match HeaderValue::from_str(&format!("bytes */{size}")) {
@@ -316,7 +315,7 @@ impl Stream for Incoming {
             self.body = None;
         }
         Poll::Ready(next.map(|chunk| {
-            chunk.map_err(|error| Fault::invalid("incomplete_body", format!("the body broke off: {error}")))
+            chunk.map_err(|error| Fault::new(Code::IncompleteBody, format!("the body broke off: {error}")))
         }))
     }
 }

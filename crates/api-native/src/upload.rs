@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use atoll_archive::{Budget, Dialect, Ids, is_full, is_too_much, unpack_within};
 use atoll_sandboxes::Caller;
-use atoll_types::{Fault, FaultKind};
+use atoll_types::{Code, Fault};
 use axum::body::Body;
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
@@ -163,8 +163,8 @@ fn unpack(archive: impl Read, root: &Path, limit: u64, entries: u64) -> Answer<(
             Err(Fault::internal(format!("cannot unpack the build context: {error}")).into())
         }
         Err(error) => Err(unreadable(&error)),
-        Ok(tally) if tally.skipped.total() > 0 => Err(Failure::invalid(
-            "invalid_context",
+        Ok(tally) if tally.skipped.total() > 0 => Err(Failure::new(
+            Code::InvalidContext,
             "the context holds something that is neither a file, a directory nor a link",
         )),
         Ok(_) => Ok(()),
@@ -191,8 +191,8 @@ fn write_file(from: &mut impl Read, to: &Path, mode: u32, room: u64) -> io::Resu
 
 fn read_text(root: &Path, name: &str) -> Answer<String> {
     let missing = |why: String| {
-        Failure::invalid(
-            "no_dockerfile",
+        Failure::new(
+            Code::NoDockerfile,
             format!("the context's `{name}` cannot be read: {why}"),
         )
         .hint("name it with `dockerfile=`, relative to the context")
@@ -217,8 +217,8 @@ fn read_text(root: &Path, name: &str) -> Answer<String> {
 }
 
 fn unreadable(error: &io::Error) -> Failure {
-    Failure::invalid(
-        "invalid_context",
+    Failure::new(
+        Code::InvalidContext,
         format!("the body is not an archive that can be unpacked: {error}"),
     )
 }
@@ -229,15 +229,15 @@ fn failed(name: &Path, error: &io::Error) -> Failure {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::ReadOnlyFilesystem => {
             Fault::internal(format!("cannot unpack `{}`: {error}", name.display())).into()
         }
-        _ => Failure::invalid(
-            "invalid_context",
+        _ => Failure::new(
+            Code::InvalidContext,
             format!("cannot unpack `{}`: {error}", name.display()),
         ),
     }
 }
 
 fn too_large(message: String) -> Failure {
-    Fault::new(FaultKind::TooLarge, "context_too_large", message).into()
+    Fault::new(Code::ContextTooLarge, message).into()
 }
 
 #[cfg(test)]
@@ -339,7 +339,7 @@ mod tests {
         assert_eq!(read_text(&root, "inner").unwrap(), "FROM base");
         for name in ["a", "b", "up/secret", "../secret", "/etc/passwd", "d", "missing"] {
             let failure = read_text(&root, name).unwrap_err();
-            assert_eq!(failure.fault().code, "no_dockerfile", "{name}");
+            assert_eq!(failure.fault().code, Code::NoDockerfile, "{name}");
         }
     }
 
@@ -402,7 +402,7 @@ mod tests {
         }
         let directory = tempfile::tempdir().unwrap();
         let failure = unpack(&builder.into_inner().unwrap()[..], directory.path(), 1 << 40, 500).unwrap_err();
-        assert_eq!(failure.fault().code, "context_too_large");
+        assert_eq!(failure.fault().code, Code::ContextTooLarge);
     }
 
     #[test]

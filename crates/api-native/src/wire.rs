@@ -1,6 +1,6 @@
 //! Spellings that several areas share: times, modes, and bytes that are usually but not always text.
 
-use atoll_types::Timestamp;
+use atoll_types::{Code, Timestamp};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
@@ -23,8 +23,8 @@ pub(crate) fn maybe_time(field: &'static str, text: Option<&str>) -> Result<Opti
     let Some(text) = text else { return Ok(None) };
     match text.parse::<jiff::Timestamp>() {
         Ok(at) => Ok(Some(Timestamp(at.as_millisecond()))),
-        Err(_) => Err(Failure::invalid(
-            "invalid_time",
+        Err(_) => Err(Failure::new(
+            Code::InvalidTime,
             format!("`{field}` is not a time; write RFC 3339, such as 2030-01-31T12:00:00Z"),
         )),
     }
@@ -67,12 +67,12 @@ pub(crate) fn exactly_one(
     match (text, encoded) {
         (Some(text), None) => Ok(text.into_bytes()),
         (None, Some(encoded)) => from_base64(field, &encoded),
-        (None, None) => Err(Failure::invalid(
-            "missing_field",
+        (None, None) => Err(Failure::new(
+            Code::MissingField,
             format!("`{field}` is missing; give it, or `{field}_base64` if it is not UTF-8"),
         )),
-        (Some(_), Some(_)) => Err(Failure::invalid(
-            "contradicting_fields",
+        (Some(_), Some(_)) => Err(Failure::new(
+            Code::ContradictingFields,
             format!("`{field}` and `{field}_base64` exclude each other"),
         )),
     }
@@ -80,8 +80,8 @@ pub(crate) fn exactly_one(
 
 pub(crate) fn from_base64(field: &'static str, encoded: &str) -> Result<Vec<u8>, Failure> {
     STANDARD.decode(encoded).map_err(|error| {
-        Failure::invalid(
-            "invalid_base64",
+        Failure::new(
+            Code::InvalidBase64,
             format!("`{field}_base64` is not base64: {error}"),
         )
     })
@@ -93,8 +93,8 @@ pub(crate) fn mode(text: &str) -> Result<u32, Failure> {
     let octal = !digits.is_empty() && digits.bytes().all(|byte| (b'0'..=b'7').contains(&byte));
     match u32::from_str_radix(digits, 8) {
         Ok(mode) if octal && mode <= 0o7777 => Ok(mode),
-        _ => Err(Failure::invalid(
-            "invalid_mode",
+        _ => Err(Failure::new(
+            Code::InvalidMode,
             format!("`{text}` is not a file mode; write octal digits up to 7777, such as 0644"),
         )),
     }
@@ -108,8 +108,8 @@ pub(crate) fn show_mode(mode: u32) -> String {
 pub(crate) fn pair(field: &'static str, text: &str) -> Result<(String, String), Failure> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.into(), value.into())),
-        _ => Err(Failure::invalid(
-            "invalid_query",
+        _ => Err(Failure::new(
+            Code::InvalidQuery,
             format!("`{field}={text}`: expected `{field}=NAME=VALUE`"),
         )),
     }
@@ -124,8 +124,8 @@ pub(crate) fn within(
     if range.contains(&value) {
         return Ok(value);
     }
-    Err(Failure::invalid(
-        "out_of_range",
+    Err(Failure::new(
+        Code::OutOfRange,
         format!(
             "`{field}` is {value}; it must be from {} to {}",
             range.start(),
@@ -148,8 +148,8 @@ pub(crate) fn name(field: &'static str, text: String) -> Result<String, Failure>
     if (1..=255).contains(&length) {
         return Ok(text);
     }
-    Err(Failure::invalid(
-        "out_of_range",
+    Err(Failure::new(
+        Code::OutOfRange,
         format!("`{field}` has {length} characters; it must have 1 to 255"),
     ))
 }

@@ -2,7 +2,7 @@
 //! workflows speak their SDK's wire.
 
 use atoll_sandboxes::Caller;
-use atoll_types::{Fault, FaultKind, Timestamp};
+use atoll_types::{Code, Fault, Timestamp};
 use atoll_workflows::{ActivityView, Engine, EventView, Refusal, WorkflowName, WorkflowView};
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -232,8 +232,8 @@ pub(crate) async fn workflow_history(
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     let from = query.from.unwrap_or(1);
     if from < 1 {
-        return Err(Failure::invalid(
-            "invalid_query",
+        return Err(Failure::new(
+            Code::InvalidQuery,
             "`from` is the id of an event, which is at least 1",
         ));
     }
@@ -344,23 +344,19 @@ fn engine<'a>(app: &'a App, caller: &Caller, name: &WorkflowName) -> Answer<&'a 
 
 pub(crate) fn any_engine(app: &App) -> Answer<&Engine> {
     app.workflows.as_ref().ok_or_else(|| {
-        Fault::new(
-            FaultKind::Unsupported,
-            "workflows_off",
-            "this server does not serve workflows",
-        )
-        .hint("start it with --workflows-listen")
-        .into()
+        Fault::new(Code::WorkflowsOff, "this server does not serve workflows")
+            .hint("start it with --workflows-listen")
+            .into()
     })
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "the shape that map_err wants")]
 pub(crate) fn refused(refusal: Refusal) -> Failure {
-    let (kind, code) = match &refusal {
-        Refusal::NotFound(_) => (FaultKind::NotFound, "workflow_not_found"),
-        Refusal::NamespaceNotFound(_) => (FaultKind::NotFound, "namespace_not_found"),
-        Refusal::NamespaceDeleting(_) => (FaultKind::Conflict, "namespace_deleting"),
-        Refusal::InvalidArgument(_) => (FaultKind::Invalid, "invalid_request"),
+    let code = match &refusal {
+        Refusal::NotFound(_) => Code::WorkflowNotFound,
+        Refusal::NamespaceNotFound(_) => Code::NamespaceNotFound,
+        Refusal::NamespaceDeleting(_) => Code::NamespaceDeleting,
+        Refusal::InvalidArgument(_) => Code::InvalidRequest,
         Refusal::AlreadyStarted { .. }
         | Refusal::AlreadyExists(_)
         | Refusal::NamespaceExists(_)
@@ -368,17 +364,15 @@ pub(crate) fn refused(refusal: Refusal) -> Failure {
         | Refusal::FailedPrecondition(_)
         | Refusal::NotReady(_)
         | Refusal::PagesLost
-        | Refusal::Aborted(_) => (FaultKind::Conflict, "workflow_conflict"),
-        Refusal::ResourceExhausted(_) => (FaultKind::LimitExceeded, "workflow_limit"),
-        Refusal::PermissionDenied(_) => (FaultKind::Forbidden, "forbidden"),
-        Refusal::DeadlineExceeded(_) => (FaultKind::TimedOut, "timed_out"),
-        Refusal::Unavailable(_) => (FaultKind::Unavailable, "unavailable"),
-        Refusal::Unimplemented(_) => (FaultKind::Unsupported, "unsupported"),
-        Refusal::QueryFailed { .. } | Refusal::MultiOperation { .. } | Refusal::Internal(_) => {
-            (FaultKind::Internal, "internal")
-        }
+        | Refusal::Aborted(_) => Code::WorkflowConflict,
+        Refusal::ResourceExhausted(_) => Code::WorkflowLimit,
+        Refusal::PermissionDenied(_) => Code::Forbidden,
+        Refusal::DeadlineExceeded(_) => Code::TimedOut,
+        Refusal::Unavailable(_) => Code::Unavailable,
+        Refusal::Unimplemented(_) => Code::Unsupported,
+        Refusal::QueryFailed { .. } | Refusal::MultiOperation { .. } | Refusal::Internal(_) => Code::Internal,
     };
-    let mut fault = Fault::new(kind, code, refusal.to_string());
+    let mut fault = Fault::new(code, refusal.to_string());
     fault.hint = refusal.hint();
     fault.into()
 }

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use atoll_front::body::Awaited;
-use atoll_front::{Front, Line, Refused, Visit};
-use atoll_types::{Fault, FaultKind, ProjectId};
+use atoll_front::{Front, Line, Refused, Visit, status};
+use atoll_types::{Fault, ProjectId};
 use atoll_workflow_core::Refusal;
 use atoll_workflows::{Engine, Namespace};
 use futures_util::FutureExt as _;
@@ -267,13 +267,8 @@ fn refused(refused: Refused) -> Status {
 }
 
 fn told(fault: &Fault) -> Status {
-    match fault.kind {
-        FaultKind::LimitExceeded | FaultKind::TooLarge => Status::resource_exhausted(fault.to_string()),
-        FaultKind::Unavailable => Status::unavailable(fault.to_string()),
-        FaultKind::TimedOut => Status::deadline_exceeded(fault.to_string()),
-        FaultKind::Invalid => Status::invalid_argument(fault.to_string()),
-        _ => Status::internal(fault.to_string()),
-    }
+    let code = tonic::Code::from_i32(status::grpc(fault.code).number);
+    Status::new(code, fault.to_string())
 }
 
 async fn admit(keys: &dyn Keys, visit: &Visit, headers: &HeaderMap) -> Result<Caller, Status> {

@@ -9,6 +9,7 @@ use std::fmt::{self, Display};
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
+use atoll_types::Code;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 
@@ -47,12 +48,17 @@ impl Error {
     /// For a command that could not be started: the exit code that a shell would have.
     #[must_use]
     pub fn into_start_failure(mut self) -> Self {
-        self.exit = match self.code.as_deref() {
-            Some("not_found_in_sandbox") => 127,
-            Some("permission_denied_in_sandbox") => 126,
-            _ => self.exit,
-        };
+        if self.is(Code::NotFoundInSandbox) {
+            self.exit = 127;
+        } else if self.is(Code::PermissionDeniedInSandbox) {
+            self.exit = 126;
+        }
         self
+    }
+
+    /// Whether the server gave this reason.
+    pub fn is(&self, code: Code) -> bool {
+        self.code.as_deref() == Some(code.text())
     }
 
     pub fn report(&self, json: bool) {
@@ -92,7 +98,7 @@ impl From<atoll_types::Fault> for Error {
         Self {
             message: fault.message,
             hint: fault.hint,
-            code: Some(fault.code.into()),
+            code: Some(fault.code.text().into()),
             exit: OWN_FAILURE,
         }
     }

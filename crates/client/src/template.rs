@@ -3,6 +3,7 @@
 
 use futures_util::TryStreamExt as _;
 use reqwest::{Method, Response};
+use atoll_types::Code;
 use serde_json::{Value, json};
 
 use crate::output::{Error, Output, Result, Stages};
@@ -14,7 +15,7 @@ const BASE: &str = "base";
 /// Creates a sandbox; if it is to be made from `base` and there is no such template yet, builds that first.
 pub async fn create_sandbox(client: &Client, output: Output, body: &Value) -> Result<Value> {
     match client.post("/v1/sandboxes", body).await {
-        Err(error) if error.code.as_deref() == Some("template_not_found") && body["template"] == BASE => {
+        Err(error) if error.is(Code::TemplateNotFound) && body["template"] == BASE => {
             output
                 .note("The template `base` is not there yet; building it, once. This takes a minute or two.");
             build_base(client, output).await?;

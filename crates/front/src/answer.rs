@@ -209,7 +209,7 @@ mod tests {
             name: "test",
             claims: Arc::new(|_| true),
             router,
-            write: |response, fault, _| (response.status(), fault.code).into_response(),
+            write: |response, fault, _| (response.status(), fault.code.text()).into_response(),
         };
         Apis::new(Front::new(limits), Vec::new(), [api])
     }

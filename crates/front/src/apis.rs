@@ -18,7 +18,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Instant;
 
-use atoll_types::{Fault, FaultKind, RequestId};
+use atoll_types::{Code, Fault, FaultKind, RequestId};
 use axum::Router;
 use axum::extract::{MatchedPath, Request};
 use axum::http::request::Parts;
@@ -30,7 +30,7 @@ use tower::ServiceExt as _;
 use tracing::Instrument as _;
 
 use crate::host::{self, Target};
-use crate::{Front, answer};
+use crate::{Front, answer, status};
 
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -107,7 +107,7 @@ impl Apis {
         };
         let Some(api) = self.0.apis.iter().find(|api| (api.claims)(&asked)) else {
             // The last of them takes everything, so this is a server without one.
-            return failed(Fault::not_found("no_such_route", "nobody serves this here"));
+            return failed(Fault::new(Code::NoSuchRoute, "nobody serves this here"));
         };
         let span = tracing::info_span!(
             "request",
@@ -182,41 +182,20 @@ impl Apis {
 /// A response whose body is still to be written, by the API that was asked.
 pub fn failed(fault: Fault) -> Response {
     let mut response = Response::default();
-    *response.status_mut() = status_of(fault.kind);
+    *response.status_mut() = status::http(fault.code);
     response.extensions_mut().insert(fault);
     response
 }
 
-/// What each kind of fault means in HTTP. `Unsupported` is 422: the request is well formed and understood, and this machine
-/// cannot carry it out (a retry will not help, another machine may).
-pub fn status_of(kind: FaultKind) -> axum::http::StatusCode {
-    use axum::http::StatusCode;
-    match kind {
-        FaultKind::Invalid => StatusCode::BAD_REQUEST,
-        FaultKind::Unauthenticated => StatusCode::UNAUTHORIZED,
-        FaultKind::Forbidden => StatusCode::FORBIDDEN,
-        FaultKind::NotFound => StatusCode::NOT_FOUND,
-        FaultKind::Conflict => StatusCode::CONFLICT,
-        FaultKind::Gone => StatusCode::GONE,
-        FaultKind::LimitExceeded => StatusCode::TOO_MANY_REQUESTS,
-        FaultKind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-        FaultKind::Unsupported => StatusCode::UNPROCESSABLE_ENTITY,
-        FaultKind::GuestFailed => StatusCode::BAD_GATEWAY,
-        FaultKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
-        FaultKind::TimedOut => StatusCode::GATEWAY_TIMEOUT,
-        FaultKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
-    }
-}
-
 fn tell(fault: &Fault) {
-    match fault.kind {
+    match fault.kind() {
         FaultKind::Internal => {
-            tracing::error!(code = fault.code, message = %fault.message, "request failed");
+            tracing::error!(code = fault.code.text(), message = %fault.message, "request failed");
         }
         FaultKind::GuestFailed | FaultKind::Unavailable => {
-            tracing::warn!(code = fault.code, message = %fault.message, "request failed");
+            tracing::warn!(code = fault.code.text(), message = %fault.message, "request failed");
         }
-        _ => tracing::debug!(code = fault.code, message = %fault.message, "request refused"),
+        _ => tracing::debug!(code = fault.code.text(), message = %fault.message, "request refused"),
     }
 }
 
@@ -301,7 +280,7 @@ mod tests {
         let first = Router::new()
             .route("/first/{id}", get(|| async { "first" }))
             .route("/first/panic", get(panics));
-        let rest = Router::new().fallback(|| async { failed(Fault::not_found("no_such_route", "nowhere")) });
+        let rest = Router::new().fallback(|| async { failed(Fault::new(Code::NoSuchRoute, "nowhere")) });
         Apis::new(
             Front::new(Limits::for_machine(1 << 30, 1000)),
             vec!["localhost".into()],
@@ -364,26 +343,5 @@ mod tests {
         assert_eq!(sandbox_in("/v1/sandboxes"), None);
         assert_eq!(sandbox_in("/sandboxes/metrics"), None);
         assert_eq!(sandbox_in("/v1/keys"), None);
-    }
-
-    #[test]
-    fn each_kind_has_its_status() {
-        for (kind, status) in [
-            (FaultKind::Invalid, 400),
-            (FaultKind::Unauthenticated, 401),
-            (FaultKind::Forbidden, 403),
-            (FaultKind::NotFound, 404),
-            (FaultKind::Conflict, 409),
-            (FaultKind::Gone, 410),
-            (FaultKind::TooLarge, 413),
-            (FaultKind::Unsupported, 422),
-            (FaultKind::LimitExceeded, 429),
-            (FaultKind::Internal, 500),
-            (FaultKind::GuestFailed, 502),
-            (FaultKind::Unavailable, 503),
-            (FaultKind::TimedOut, 504),
-        ] {
-            assert_eq!(status_of(kind).as_u16(), status, "{kind:?}");
-        }
     }
 }

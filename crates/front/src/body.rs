@@ -10,7 +10,7 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use atoll_types::{Fault, FaultKind};
+use atoll_types::{Code, Fault};
 use bytes::{Buf as _, Bytes};
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
@@ -52,20 +52,15 @@ pub enum Refused {
 }
 
 impl Refused {
-    /// What a slow body is called in every API.
-    pub const SLOW: &'static str = "body_too_slow";
-
     /// In words, for an API that has no others.
     pub fn fault(self) -> Fault {
         match self {
             Self::TooLarge { limit } => Fault::new(
-                FaultKind::TooLarge,
-                "body_too_large",
+                Code::BodyTooLarge,
                 format!("the body may hold at most {limit} bytes"),
             ),
             Self::TooSlow { wait, rate } => Fault::new(
-                FaultKind::TimedOut,
-                Self::SLOW,
+                Code::BodyTooSlow,
                 format!(
                     "the body came too slowly: each piece has {} seconds to come, and after those the body has to bring {} \
                      bytes a second",
@@ -75,13 +70,12 @@ impl Refused {
             )
             .hint("send the whole body at once"),
             Self::Silent { after } => Fault::new(
-                FaultKind::TimedOut,
-                Self::SLOW,
+                Code::BodyTooSlow,
                 format!("nothing of the body came for {} seconds", after.as_secs()),
             )
             .hint("send it without such pauses"),
             Self::Broken(why) => {
-                Fault::invalid("incomplete_body", format!("the body could not be read: {why}"))
+                Fault::new(Code::IncompleteBody, format!("the body could not be read: {why}"))
             }
             Self::Full(fault) => fault,
             Self::Unpaid => Fault::internal("a body was to be read before it was known whose it is"),

@@ -17,7 +17,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use atoll_types::{Fault, FaultKind, ProjectId, SandboxId};
+use atoll_types::{Code, Fault, ProjectId, SandboxId};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -296,8 +296,7 @@ impl Line {
         let known = state.open.saturating_sub(state.strangers.len());
         if known >= limits.crowded() && of_project >= limits.small() {
             return Err(Fault::new(
-                FaultKind::LimitExceeded,
-                "server_busy",
+                Code::ServerCrowded,
                 format!(
                     "the server has {known} connections, and keeps the rest for projects with fewer than {}",
                     limits.small()
@@ -307,8 +306,7 @@ impl Line {
         }
         if !state.forget_stranger(self.0.id, &self.0.peer) {
             return Err(Fault::new(
-                FaultKind::Unavailable,
-                "server_busy",
+                Code::ServerBusy,
                 "this connection was given up for others that came later",
             )
             .hint("connect again"));
@@ -329,11 +327,7 @@ impl Line {
         }
         let mut state = self.0.table.lock();
         if state.revoked.iter().any(|revoked| revoked == key) {
-            return Err(Fault::new(
-                FaultKind::Unauthenticated,
-                "invalid_key",
-                "this API key was revoked",
-            ));
+            return Err(Fault::new(Code::InvalidKey, "this API key was revoked"));
         }
         let of_key = state.of_key.entry(key.to_owned()).or_default();
         of_key.insert(self.0.id, Arc::downgrade(&self.0));
@@ -475,8 +469,7 @@ fn one_less<K: Hash + Eq>(counts: &mut HashMap<K, usize>, who: &K) {
 
 fn too_many(who: &str, limit: usize) -> Fault {
     Fault::new(
-        FaultKind::LimitExceeded,
-        "too_many_connections",
+        Code::TooManyConnections,
         format!("{who} has {limit} connections to this server, and may have no more"),
     )
     .hint("close some, or use one for several requests; who runs the server sets this in `[limits]`")
@@ -565,9 +558,9 @@ mod tests {
         };
         let mut lines: Vec<Line> = (0..32).map(|_| known(1).unwrap()).collect();
         lines.extend((0..16).map(|_| known(2).unwrap()));
-        assert_eq!(known(2).unwrap_err().code, "server_busy");
+        assert_eq!(known(2).unwrap_err().code, Code::ServerCrowded);
         lines.extend((0..4).map(|_| known(3).unwrap()));
-        assert_eq!(known(3).unwrap_err().code, "server_busy");
+        assert_eq!(known(3).unwrap_err().code, Code::ServerCrowded);
     }
 
     #[tokio::test]
@@ -621,7 +614,7 @@ mod tests {
             assert_eq!(line.cut().is_cancelled(), expected);
         }
         // Whoever was looked up before it was revoked does not come in after.
-        assert_eq!(other.used("key_1").unwrap_err().code, "invalid_key");
+        assert_eq!(other.used("key_1").unwrap_err().code, Code::InvalidKey);
         drop((lines, other));
         assert!(connections.lock().of_key.is_empty());
     }
@@ -632,7 +625,7 @@ mod tests {
         let first = connections.admit(from(1)).unwrap();
         let _others: Vec<Line> = (0..3).map(|_| connections.admit(from(1)).unwrap()).collect();
         assert!(first.cut().is_cancelled());
-        assert_eq!(first.known(&project(1), None).unwrap_err().code, "server_busy");
+        assert_eq!(first.known(&project(1), None).unwrap_err().code, Code::ServerBusy);
     }
 
     #[test]

@@ -15,6 +15,7 @@
 //!   for whoever does not read the answer.
 //! - **Strangers cannot keep others out.** When there are too many of them, the one that came first is cut, so whoever comes
 //!   with a key gets in.
+//! - A fault has one status in HTTP and one in gRPC: [`status`] is the only table.
 //! - A `Host` means one thing: [`host`] is the only parser of `{port}-{sandbox}.{domain}`.
 
 mod answer;
@@ -29,6 +30,7 @@ pub mod proto;
 pub mod proxy;
 pub mod serve;
 mod slots;
+pub mod status;
 mod visit;
 
 use std::sync::Arc;

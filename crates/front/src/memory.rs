@@ -8,7 +8,7 @@ use std::collections::hash_map::Entry;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use atoll_types::{Fault, FaultKind, ProjectId, SandboxId};
+use atoll_types::{Code, Fault, ProjectId, SandboxId};
 
 const MIB: u64 = 1024 * 1024;
 
@@ -126,8 +126,7 @@ impl Account {
         }
         if held.server.saturating_add(bytes) > limits.server {
             return Err(Fault::new(
-                FaultKind::Unavailable,
-                "server_busy",
+                Code::ServerBusy,
                 format!(
                     "requests and answers on their way hold all of the {} MiB that this server buffers",
                     limits.server / MIB
@@ -155,8 +154,7 @@ impl Account {
 
 fn caller_holds_too_much(who: &str, limit: u64) -> Fault {
     Fault::new(
-        FaultKind::LimitExceeded,
-        "too_much_buffered",
+        Code::TooMuchBuffered,
         format!(
             "requests and answers of {who} on their way hold all of the {} MiB that it may buffer",
             limit / MIB
@@ -254,7 +252,7 @@ mod tests {
         let mut first = memory.account(&project(1), Some(&sandbox(1))).open();
         first.grow(30).unwrap();
         let fault = first.grow(1).unwrap_err();
-        assert_eq!(fault.code, "too_much_buffered");
+        assert_eq!(fault.code, Code::TooMuchBuffered);
         assert!(fault.message.contains("sandbox"), "{fault}");
         // Its project goes on without it.
         let mut second = memory.account(&project(1), None).open();
@@ -264,7 +262,7 @@ mod tests {
         let mut third = memory.account(&project(2), None).open();
         third.grow(40).unwrap();
         let fault = third.grow(1).unwrap_err();
-        assert_eq!((fault.kind, fault.code), (FaultKind::Unavailable, "server_busy"));
+        assert_eq!(fault.code, Code::ServerBusy);
         drop(first);
         third.grow(20).unwrap();
         assert_eq!(memory.held(), 90);

@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use atoll_http_rules::{connection_options, strip_hop_by_hop};
-use atoll_types::{Fault, FaultKind};
+use atoll_types::{Code, Fault, FaultKind};
 use axum::body::Body;
 use axum::extract::{ConnectInfo, Request};
 use axum::http::header::{self, HeaderName};
@@ -73,7 +73,7 @@ pub async fn connect<S>(port: u16, connecting: impl Future<Output = Result<S, Fa
         Err(_) => {
             let message =
                 format!("port {port} inside the sandbox did not accept a connection within 10 seconds");
-            Err(Fault::new(FaultKind::TimedOut, "port_timed_out", message))
+            Err(Fault::new(Code::PortTimedOut, message))
         }
     }
 }
@@ -113,8 +113,7 @@ where
         };
         let (Some(client_side), true) = (client_side, agreed) else {
             return Err(Fault::new(
-                FaultKind::GuestFailed,
-                "port_broke_http",
+                Code::PortBrokeHttp,
                 format!("port {port} inside the sandbox switched to a protocol that nobody asked for"),
             ));
         };
@@ -127,11 +126,10 @@ where
 }
 
 fn unreachable_port(fault: Fault, port: u16) -> Fault {
-    match fault.kind {
+    match fault.kind() {
         // The request was well formed; it is the port that says no.
         FaultKind::Invalid | FaultKind::GuestFailed => Fault::new(
-            FaultKind::GuestFailed,
-            "port_refused",
+            Code::PortRefused,
             format!(
                 "port {port} inside the sandbox refused the connection: {}",
                 fault.message
@@ -144,8 +142,7 @@ fn unreachable_port(fault: Fault, port: u16) -> Fault {
 
 fn guest_failed(port: u16, error: &hyper::Error) -> Fault {
     Fault::new(
-        FaultKind::GuestFailed,
-        "port_broke_http",
+        Code::PortBrokeHttp,
         format!("port {port} inside the sandbox did not answer in HTTP: {error}"),
     )
 }
@@ -198,7 +195,7 @@ fn outgoing(
         _ => without_token(&parts.uri).parse(),
     };
     let uri: Uri =
-        uri.map_err(|error| Fault::invalid("invalid_uri", format!("the path cannot be passed on: {error}")))?;
+        uri.map_err(|error| Fault::new(Code::InvalidUri, format!("the path cannot be passed on: {error}")))?;
     let mut outgoing = hyper::Request::new(body);
     *outgoing.method_mut() = parts.method;
     *outgoing.uri_mut() = uri;

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use atoll_types::{Fault, FaultKind, ProjectId};
+use atoll_types::{Code, Fault, ProjectId};
 
 /// Cheap to clone; every clone is the same.
 #[derive(Debug, Clone)]
@@ -42,8 +42,7 @@ impl Slots {
         let of_project = taken.get(project).copied().unwrap_or(0);
         let refuse = |whose: &str, count: usize| {
             Fault::new(
-                FaultKind::Unavailable,
-                "too_many_uploads",
+                Code::TooManyUploads,
                 format!("{count} {what}{whose} are under way already"),
             )
             .hint("try again when one of them is done")

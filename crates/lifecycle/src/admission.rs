@@ -10,7 +10,7 @@ mod keeping;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
-use atoll_types::{Fault, FaultKind, GIB, Isolation, MIB, SandboxSpec, format_bytes};
+use atoll_types::{Code, Fault, GIB, Isolation, MIB, SandboxSpec, format_bytes};
 
 /// What the operator allows one sandbox to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,8 +104,8 @@ pub fn admit(mut spec: SandboxSpec, limits: &Limits, tiers: &[Tier]) -> Result<A
     if let Some(idle) = spec.idle
         && idle.after_millis < limits.min_idle_millis
     {
-        return Err(Fault::invalid(
-            "idle_out_of_range",
+        return Err(Fault::new(
+            Code::IdleOutOfRange,
             format!(
                 "idle time {} is below the minimum of {}",
                 millis(idle.after_millis),
@@ -124,18 +124,17 @@ pub fn admit(mut spec: SandboxSpec, limits: &Limits, tiers: &[Tier]) -> Result<A
 
 /// Checks a lifetime, of a new sandbox or of an extension.
 pub fn admit_timeout(timeout_millis: Option<u64>, limits: &Limits) -> Result<(), Fault> {
-    const CODE: &str = "timeout_out_of_range";
     match (timeout_millis, limits.max_timeout_millis) {
-        (Some(timeout), _) if timeout < limits.min_timeout_millis => Err(Fault::invalid(
-            CODE,
+        (Some(timeout), _) if timeout < limits.min_timeout_millis => Err(Fault::new(
+            Code::TimeoutOutOfRange,
             format!(
                 "timeout {} is below the minimum of {}",
                 millis(timeout),
                 millis(limits.min_timeout_millis)
             ),
         )),
-        (Some(timeout), Some(max)) if timeout > max => Err(Fault::invalid(
-            CODE,
+        (Some(timeout), Some(max)) if timeout > max => Err(Fault::new(
+            Code::TimeoutOutOfRange,
             format!(
                 "timeout {} exceeds this server's maximum of {}",
                 millis(timeout),
@@ -145,8 +144,8 @@ pub fn admit_timeout(timeout_millis: Option<u64>, limits: &Limits) -> Result<(),
         .hint(
             "ask for less and extend the sandbox while it is needed, or have the operator raise the maximum",
         )),
-        (None, Some(max)) => Err(Fault::invalid(
-            CODE,
+        (None, Some(max)) => Err(Fault::new(
+            Code::TimeoutOutOfRange,
             "a sandbox without a timeout is not allowed on this server",
         )
         .hint(format!("set a timeout of at most {}", millis(max)))),
@@ -213,8 +212,7 @@ fn choose_tier(
         remedies.push("run `atoll doctor` on the server".into());
     }
     Err(Fault::new(
-        FaultKind::Unsupported,
-        "isolation_unavailable",
+        Code::IsolationUnavailable,
         format!(
             "{whose} `{floor}` cannot be met on this machine: {}",
             why.join("; ")
@@ -225,8 +223,8 @@ fn choose_tier(
 
 fn template(name: &str) -> Result<(), Fault> {
     if name.is_empty() || name.len() > 256 || name.chars().any(|c| c.is_control() || c.is_whitespace()) {
-        return Err(Fault::invalid(
-            "template_name_invalid",
+        return Err(Fault::new(
+            Code::TemplateNameInvalid,
             "a template is named by 1 to 256 bytes without spaces or control characters",
         )
         .hint("`atoll template list` shows those that exist"));
@@ -243,8 +241,8 @@ fn within<T: PartialOrd + Copy>(
     if range.contains(&value) {
         return Ok(());
     }
-    Err(Fault::invalid(
-        "resources_out_of_range",
+    Err(Fault::new(
+        Code::ResourcesOutOfRange,
         format!(
             "{field} {} is outside of what this server allows: {} to {}",
             show(value),
@@ -255,11 +253,16 @@ fn within<T: PartialOrd + Copy>(
 }
 
 fn labels(spec: &SandboxSpec, limits: &Limits) -> Result<(), Fault> {
-    at_most("labels_too_many", "labels", spec.labels.len(), limits.max_labels)?;
+    at_most(
+        Code::LabelsTooMany,
+        "labels",
+        spec.labels.len(),
+        limits.max_labels,
+    )?;
     for (key, value) in &spec.labels {
         let bad = |what: String| {
-            Err(Fault::invalid(
-                "label_invalid",
+            Err(Fault::new(
+                Code::LabelInvalid,
                 format!("label {:?} {what}", shown(key)),
             ))
         };
@@ -295,7 +298,7 @@ fn labels(spec: &SandboxSpec, limits: &Limits) -> Result<(), Fault> {
 
 fn env(spec: &SandboxSpec, limits: &Limits) -> Result<(), Fault> {
     at_most(
-        "env_too_many",
+        Code::EnvTooMany,
         "environment variables",
         spec.env.len(),
         limits.max_env,
@@ -304,8 +307,8 @@ fn env(spec: &SandboxSpec, limits: &Limits) -> Result<(), Fault> {
         let mut bytes = name.bytes();
         let starts_well = bytes.next().is_some_and(|b| b.is_ascii_alphabetic() || b == b'_');
         if !starts_well || !bytes.all(|b| b.is_ascii_alphanumeric() || b == b'_') {
-            return Err(Fault::invalid(
-                "env_invalid",
+            return Err(Fault::new(
+                Code::EnvInvalid,
                 format!(
                     "environment variable name {:?} is not valid: letters, digits and `_`, not starting with a digit",
                     shown(name)
@@ -314,8 +317,8 @@ fn env(spec: &SandboxSpec, limits: &Limits) -> Result<(), Fault> {
         }
         // The value itself may be confidential, so it is never repeated.
         if value.contains('\0') {
-            return Err(Fault::invalid(
-                "env_invalid",
+            return Err(Fault::new(
+                Code::EnvInvalid,
                 format!("the value of environment variable {name} contains a NUL character"),
             ));
         }
@@ -326,7 +329,7 @@ fn env(spec: &SandboxSpec, limits: &Limits) -> Result<(), Fault> {
         .map(|(name, value)| name.len() + value.len())
         .sum();
     at_most(
-        "env_too_large",
+        Code::EnvTooLarge,
         "bytes of environment",
         total,
         limits.max_env_bytes,
@@ -334,11 +337,11 @@ fn env(spec: &SandboxSpec, limits: &Limits) -> Result<(), Fault> {
     .map_err(|fault| fault.hint("write large values to a file in the sandbox"))
 }
 
-fn at_most(code: &'static str, what: impl Display, count: usize, max: usize) -> Result<(), Fault> {
+fn at_most(code: Code, what: impl Display, count: usize, max: usize) -> Result<(), Fault> {
     if count <= max {
         return Ok(());
     }
-    Err(Fault::invalid(
+    Err(Fault::new(
         code,
         format!("{count} {what} are too many; at most {max} are allowed"),
     ))

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use atoll_dialects::{Demand, Dialect, Peek, Unpriced};
 use atoll_gateway_core::{Most, Price, Reading, Reservation, Spender, Target, most_input_tokens};
-use atoll_types::{Fault, FaultKind, Usd};
+use atoll_types::{Code, Fault, Usd};
 use bytes::Bytes;
 
 use crate::faults::Refusal;
@@ -80,7 +80,7 @@ impl Models {
         };
         let reason = format!("the key `{}` has used up its rate", key.row.name);
         self.note_refusal(who, "", "rate", &reason);
-        let fault = Fault::new(FaultKind::LimitExceeded, "rate_limited", reason);
+        let fault = Fault::new(Code::RateLimited, reason);
         Err(Refusal {
             retry_after: Some(Duration::from_millis(wait)),
             ..fault.hint("wait as long as `Retry-After` says").into()
@@ -98,7 +98,7 @@ impl Models {
         let peek = Peek::at(request.dialect, &request.body)?;
         let asked = request.model.clone().or_else(|| peek.model.clone());
         let Some(asked) = asked.filter(|model| !model.is_empty() && model.len() <= 200) else {
-            let fault = Fault::invalid("model_missing", "the request names no model");
+            let fault = Fault::new(Code::ModelMissing, "the request names no model");
             return Err(Refusal {
                 field: Some("model".into()),
                 ..fault.into()
@@ -157,7 +157,7 @@ impl Models {
         };
         let reason = format!("the key `{}` may not ask for `{model}`", key.row.name);
         self.note_refusal(who, model, "not_allowed", &reason);
-        let fault = Fault::new(FaultKind::Forbidden, "model_not_allowed", reason);
+        let fault = Fault::new(Code::ModelNotAllowed, reason);
         Err(fault
             .hint(format!("it may ask for {}", key.row.models.join(", ")))
             .into())
@@ -189,9 +189,9 @@ impl Models {
                 });
             }
         }
-        let refuse = |code: &'static str, reason: String, hint: &'static str, field: Option<String>| {
+        let refuse = |code: Code, reason: String, hint: &'static str, field: Option<String>| {
             self.note_refusal(who, asked, "budget", &reason);
-            let fault = Fault::new(FaultKind::Forbidden, code, reason).hint(hint);
+            let fault = Fault::new(code, reason).hint(hint);
             Refusal {
                 field,
                 ..fault.into()
@@ -202,7 +202,7 @@ impl Models {
             let name = format!("`{}` of provider `{}`", target.model, target.provider);
             let Some(price) = setup.price_of(target) else {
                 return Err(refuse(
-                    "model_unpriced",
+                    Code::ModelUnpriced,
                     format!("{name} has no price, so no budget can hold against it"),
                     "`atoll model price set` gives it one; 0 is a price",
                     None,
@@ -210,7 +210,7 @@ impl Models {
             };
             if searches_by_itself(&target.model) && !price.is_free() {
                 return Err(refuse(
-                    "model_unpriced",
+                    Code::ModelUnpriced,
                     format!(
                         "{name} searches by itself, which has a price of its own, so no budget can hold against it"
                     ),
@@ -226,7 +226,7 @@ impl Models {
             };
             if let Some(Unpriced { field, why }) = demand.unpriced.as_ref().filter(|_| !price.is_free()) {
                 return Err(refuse(
-                    "field_unpriced",
+                    Code::FieldUnpriced,
                     format!("`{field}` has no price, so no budget can hold against it: {why}"),
                     "leave it out, or ask where no budget applies",
                     Some(field.clone()),
@@ -234,7 +234,7 @@ impl Models {
             }
             let Some(most) = price.at_most(&most(demand, price, &target.model)) else {
                 return Err(refuse(
-                    "model_unpriced",
+                    Code::ModelUnpriced,
                     format!("{name} has no price for sound, so no budget can hold against it"),
                     "`atoll model price set` gives it one; 0 is a price",
                     None,
@@ -291,7 +291,7 @@ fn refuse_other_prices(peek: &Peek) -> Result<(), Refusal> {
                 "the service tier `{}` has prices of its own, which this gateway does not know",
                 tier.escape_default()
             );
-            let fault = Fault::invalid("service_tier_unsupported", reason);
+            let fault = Fault::new(Code::ServiceTierUnsupported, reason);
             Err(Refusal {
                 field: Some("service_tier".into()),
                 ..fault.hint("leave `service_tier` out").into()

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use atoll_gateway_core::Target;
 use atoll_providers::{Call, Error, Reply};
-use atoll_types::{Fault, FaultKind};
+use atoll_types::{Code, Fault};
 use bytes::Bytes;
 use serde_json::Value;
 
@@ -104,8 +104,8 @@ impl Models {
         let setup = std::sync::Arc::clone(&open.setup);
         let project = open.row.project.clone();
         let Some(provider) = setup.providers.get(&target.provider) else {
-            let fault = Fault::not_found(
-                "provider_not_found",
+            let fault = Fault::new(
+                Code::ProviderNotFound,
                 format!("there is no provider `{}`", target.provider),
             );
             return Err((fault.into(), Next::Elsewhere));
@@ -129,7 +129,7 @@ impl Models {
                 "provider `{}` has failed too often and is left alone for a moment",
                 target.provider
             );
-            let fault = Fault::new(FaultKind::Unavailable, "provider_resting", message);
+            let fault = Fault::new(Code::ProviderResting, message);
             return Err((fault.into(), Next::Elsewhere));
         }
         let same_wire = outgoing.speaks == request.dialect;
@@ -225,22 +225,14 @@ pub(crate) async fn refused(target: &Target, reply: Reply, same_wire: bool) -> R
         // The caller's own key is fine, and the provider may repeat ours in its complaint.
         401 | 403 => {
             let message = format!("{whom} does not accept the key that this gateway has for it");
-            let fault = Fault::new(FaultKind::Unavailable, "provider_key_refused", message);
+            let fault = Fault::new(Code::ProviderKeyRefused, message);
             return fault.hint("`atoll provider set` replaces it").into();
         }
-        404 => Fault::not_found("model_not_found", format!("{whom}: {said}")),
-        413 => Fault::new(FaultKind::TooLarge, "provider_refused", format!("{whom}: {said}")),
-        429 => Fault::new(
-            FaultKind::LimitExceeded,
-            "provider_rate_limited",
-            format!("{whom}: {said}"),
-        ),
-        400..=499 => Fault::invalid("provider_refused", format!("{whom}: {said}")),
-        _ => Fault::new(
-            FaultKind::Unavailable,
-            "provider_failed",
-            format!("{whom}: {said}"),
-        ),
+        404 => Fault::new(Code::ModelNotFound, format!("{whom}: {said}")),
+        413 => Fault::new(Code::ProviderRefusedSize, format!("{whom}: {said}")),
+        429 => Fault::new(Code::ProviderRateLimited, format!("{whom}: {said}")),
+        400..=499 => Fault::new(Code::ProviderRefused, format!("{whom}: {said}")),
+        _ => Fault::new(Code::ProviderFailed, format!("{whom}: {said}")),
     };
     let upstream = Some(Box::new(Upstream {
         status,
@@ -256,29 +248,20 @@ pub(crate) async fn refused(target: &Target, reply: Reply, same_wire: bool) -> R
 
 pub(crate) fn failed(target: &Target, error: &Error) -> (Refusal, Next) {
     let message = format!("provider `{}`: {error}", target.provider);
-    let (kind, code, next) = match error {
-        Error::TooSlow(_) | Error::Stalled(_) => (FaultKind::TimedOut, "provider_timed_out", Next::Elsewhere),
-        Error::Unusable(_) => (FaultKind::Unavailable, "provider_unusable", Next::Elsewhere),
+    let (code, next) = match error {
+        Error::TooSlow(_) | Error::Stalled(_) => (Code::ProviderTimedOut, Next::Elsewhere),
+        Error::Unusable(_) => (Code::ProviderUnusable, Next::Elsewhere),
         // It will not be allowed the next time either.
-        Error::OutOfBounds(_) => (FaultKind::Unavailable, "provider_failed", Next::Elsewhere),
-        Error::Crowded(_) => (FaultKind::LimitExceeded, "too_many_connections", Next::GiveUp),
-        Error::WrongKind(_) | Error::TooLarge(_) => {
-            (FaultKind::Unavailable, "provider_failed", Next::Elsewhere)
-        }
-        Error::Unreachable(_) | Error::BrokeOff(_) => {
-            (FaultKind::Unavailable, "provider_failed", Next::Again)
-        }
+        Error::OutOfBounds(_) => (Code::ProviderFailed, Next::Elsewhere),
+        Error::Crowded(_) => (Code::TooManyConnections, Next::GiveUp),
+        Error::WrongKind(_) | Error::TooLarge(_) => (Code::ProviderFailed, Next::Elsewhere),
+        Error::Unreachable(_) | Error::BrokeOff(_) => (Code::ProviderFailed, Next::Again),
     };
-    (Fault::new(kind, code, message).into(), next)
+    (Fault::new(code, message).into(), next)
 }
 
 fn nobody() -> Refusal {
-    Fault::new(
-        FaultKind::Unavailable,
-        "provider_failed",
-        "no provider could be asked",
-    )
-    .into()
+    Fault::new(Code::ProviderFailed, "no provider could be asked").into()
 }
 
 /// What a provider says about a refusal, however it spells it.

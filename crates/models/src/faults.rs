@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use atoll_dialects::{PeekError, Untranslatable};
 use atoll_gateway_core::{Exhausted, NoRoute};
-use atoll_types::{BudgetScope, Fault, FaultKind, KeyId, ModelCallId, SandboxId, Timestamp};
+use atoll_types::{BudgetScope, Code, Fault, KeyId, ModelCallId, SandboxId, Timestamp};
 
 use crate::{Upstream, Who};
 
@@ -35,7 +35,7 @@ impl From<Fault> for Refusal {
 
 impl From<Untranslatable> for Refusal {
     fn from(error: Untranslatable) -> Self {
-        let fault = Fault::invalid("untranslatable", error.to_string());
+        let fault = Fault::new(Code::Untranslatable, error.to_string());
         Self {
             field: Some(error.field),
             ..fault.into()
@@ -45,13 +45,13 @@ impl From<Untranslatable> for Refusal {
 
 impl From<PeekError> for Refusal {
     fn from(error: PeekError) -> Self {
-        Fault::invalid("invalid_body", error.to_string()).into()
+        Fault::new(Code::InvalidBody, error.to_string()).into()
     }
 }
 
 impl From<NoRoute> for Refusal {
     fn from(error: NoRoute) -> Self {
-        let fault = Fault::not_found("model_not_found", error.to_string());
+        let fault = Fault::new(Code::ModelNotFound, error.to_string());
         let hint = match error {
             NoRoute::Unknown { .. } => {
                 "`atoll model list` shows what can be called; `provider/model` names one directly"
@@ -69,7 +69,7 @@ impl From<Box<Exhausted>> for Refusal {
             "a budget of the project does not allow this call; {}",
             resets(&refused)
         );
-        Fault::new(FaultKind::LimitExceeded, "budget_exhausted", message)
+        Fault::new(Code::BudgetExhausted, message)
             .hint("ask for fewer tokens (`max_tokens`), use a cheaper model, or ask whoever manages the project's budgets")
             .into()
     }
@@ -88,7 +88,7 @@ impl Refusal {
         if !is_own && !manages {
             return refused.into();
         }
-        Fault::new(FaultKind::LimitExceeded, "budget_exhausted", standing(&refused))
+        Fault::new(Code::BudgetExhausted, standing(&refused))
             .hint("ask for fewer tokens (`max_tokens`), use a cheaper model, or raise the budget with `atoll budget set`")
             .into()
     }
@@ -132,10 +132,8 @@ fn time(at: Timestamp) -> String {
 
 pub(crate) fn from_store(error: &atoll_store::Error) -> Fault {
     match error {
-        atoll_store::Error::NameTaken { .. } => {
-            Fault::new(FaultKind::Conflict, "name_taken", error.to_string())
-        }
-        atoll_store::Error::NotFound { .. } => Fault::not_found("not_found", error.to_string()),
+        atoll_store::Error::NameTaken { .. } => Fault::new(Code::NameTaken, error.to_string()),
+        atoll_store::Error::NotFound { .. } => Fault::new(Code::NotFound, error.to_string()),
         error => {
             tracing::error!(%error, "the store failed");
             Fault::internal(format!("the server's database failed: {error}"))

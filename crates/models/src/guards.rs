@@ -8,7 +8,7 @@ use std::sync::Arc;
 use atoll_dialects::screen::{Action, Screen, Stopped};
 use atoll_gateway_core::{Pattern, Target, input_tokens};
 use atoll_store::{ModelGuards, ModelGuardsRow};
-use atoll_types::{Fault, FaultKind, ProjectId};
+use atoll_types::{Code, Fault, ProjectId};
 use bytes::Bytes;
 
 use crate::faults::{Refusal, from_store};
@@ -78,8 +78,7 @@ impl Models {
 
     /// Replaces a project's guards.
     pub async fn set_guards(&self, project: &ProjectId, guards: ModelGuards) -> Result<(), Fault> {
-        let compiled =
-            Guards::compile(guards.clone()).map_err(|why| Fault::invalid("guards_invalid", why))?;
+        let compiled = Guards::compile(guards.clone()).map_err(|why| Fault::new(Code::GuardsInvalid, why))?;
         let _one_at_a_time = self.inner.setup_lock.lock().await;
         let row = ModelGuardsRow {
             project: project.clone(),
@@ -125,20 +124,14 @@ impl Models {
         {
             let reason =
                 format!("the request is estimated at more than the {most} tokens that a guard allows");
-            return Err(self.guarded(who, "", FaultKind::TooLarge, "input_too_large", reason));
+            return Err(self.guarded(who, "", Code::InputTooLarge, reason));
         }
         if guards.screen.is_empty() {
             return Ok(body);
         }
         guards.screen.apply(&body).map_err(|stopped| match stopped {
-            Stopped::Found(_) => self.guarded(
-                who,
-                "",
-                FaultKind::Forbidden,
-                "guard_refused",
-                stopped.to_string(),
-            ),
-            Stopped::Unreadable => Fault::invalid("invalid_body", stopped.to_string()).into(),
+            Stopped::Found(_) => self.guarded(who, "", Code::GuardRefused, stopped.to_string()),
+            Stopped::Unreadable => Fault::new(Code::InvalidBody, stopped.to_string()).into(),
         })
     }
 
@@ -157,21 +150,14 @@ impl Models {
             None => Ok(()),
             Some(name) => {
                 let reason = format!("the model `{name}` is blocked by a guard of this project");
-                Err(self.guarded(who, asked, FaultKind::Forbidden, "model_blocked", reason))
+                Err(self.guarded(who, asked, Code::ModelBlocked, reason))
             }
         }
     }
 
-    fn guarded(
-        &self,
-        who: &Who,
-        model: &str,
-        kind: FaultKind,
-        code: &'static str,
-        reason: String,
-    ) -> Refusal {
+    fn guarded(&self, who: &Who, model: &str, code: Code, reason: String) -> Refusal {
         self.note_refusal(who, model, "guard", &reason);
-        Fault::new(kind, code, reason)
+        Fault::new(code, reason)
             .hint("`atoll model guard` shows what is guarded against")
             .into()
     }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use atoll_gateway_core::{Pattern, Rate, RateLimit};
 use atoll_store::{Fact, ModelKeyRow};
-use atoll_types::{Fault, KeyId, ProjectId, Timestamp};
+use atoll_types::{Code, Fault, KeyId, ProjectId, Timestamp};
 use sha2::{Digest as _, Sha256};
 
 use crate::faults::from_store;
@@ -110,28 +110,28 @@ impl Models {
     ) -> Result<(ModelKeyRow, String), Fault> {
         let name = &request.name;
         if name.is_empty() || name.len() > 100 || name.chars().any(char::is_control) {
-            return Err(Fault::invalid(
-                "key_name_invalid",
+            return Err(Fault::new(
+                Code::KeyNameInvalid,
                 "a key's name has 1 to 100 printable characters",
             ));
         }
         if [request.requests_per_minute, request.tokens_per_minute].contains(&Some(0)) {
-            return Err(Fault::invalid(
-                "key_rate_invalid",
+            return Err(Fault::new(
+                Code::KeyRateInvalid,
                 "a key that may do nothing is of no use: a rate is at least 1 a minute",
             )
             .hint("leave the rate out where there is no limit, and revoke a key that is to stop"));
         }
         if request.models.len() > 100 {
-            return Err(Fault::invalid(
-                "key_models_invalid",
+            return Err(Fault::new(
+                Code::KeyModelsInvalid,
                 "a key names at most 100 models; use wildcards",
             ));
         }
         for pattern in &request.models {
             pattern
                 .parse::<Pattern>()
-                .map_err(|why| Fault::invalid("model_name_invalid", why))?;
+                .map_err(|why| Fault::new(Code::ModelNameInvalid, why))?;
         }
         let (first, second): (KeyId, KeyId) = (fresh(), fresh());
         let secret = format!("{PREFIX}{}{}", first.bare(), second.bare());

@@ -14,7 +14,7 @@ use atoll_dialects::{
 };
 use atoll_gateway_core::{Target, input_tokens};
 use atoll_providers::{Call, Reply};
-use atoll_types::{Fault, FaultKind, ModelCallId, ProjectId, Usd};
+use atoll_types::{Code, Fault, ModelCallId, ProjectId, Usd};
 use bytes::Bytes;
 use futures_util::Stream;
 use serde_json::{Value, json};
@@ -239,7 +239,7 @@ impl Models {
         let value: Value = serde_json::from_slice(&body).unwrap_or_default();
         value["input_tokens"].as_u64().ok_or_else(|| {
             let message = format!("provider `{}` did not count", target.provider);
-            Fault::new(FaultKind::Unavailable, "provider_failed", message).into()
+            Fault::new(Code::ProviderFailed, message).into()
         })
     }
 }
@@ -280,7 +280,7 @@ async fn whole(
     reply: Reply,
     open: &mut Open,
 ) -> Result<Bytes, Refusal> {
-    let failed = |why: String| Refusal::from(Fault::new(FaultKind::Unavailable, "provider_failed", why));
+    let failed = |why: String| Refusal::from(Fault::new(Code::ProviderFailed, why));
     let body = reply.whole().await.map_err(|error| failed(error.to_string()))?;
     if outgoing.speaks == request.dialect {
         let mut watch = Watch::new(outgoing.speaks);

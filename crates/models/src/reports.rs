@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use atoll_store::{Cursor, ModelCallRow, Page, SpendQuery, SpendRow, UsageTotal};
-use atoll_types::{Fault, ModelCallId, ProjectId, SandboxId, Usd};
+use atoll_types::{Code, Fault, ModelCallId, ProjectId, SandboxId, Usd};
 
 use crate::Models;
 use crate::faults::from_store;
@@ -20,7 +20,7 @@ impl Models {
             .model_call(project, id)
             .await
             .map_err(|e| from_store(&e))?;
-        found.ok_or_else(|| Fault::not_found("call_not_found", format!("there is no model call {id}")))
+        found.ok_or_else(|| Fault::new(Code::CallNotFound, format!("there is no model call {id}")))
     }
 
     /// Newest first.
@@ -34,7 +34,7 @@ impl Models {
         let after: Option<Cursor> = cursor
             .map(|text| text.parse())
             .transpose()
-            .map_err(|why: String| Fault::invalid("invalid_cursor", why))?;
+            .map_err(|why: String| Fault::new(Code::InvalidCursor, why))?;
         self.store()
             .model_calls(project, sandbox, after, limit)
             .await

@@ -12,7 +12,7 @@ use atoll_gateway_core::{
 use atoll_store::{
     Fact, ModelBudgetRow, ModelPriceRow, ModelProviderRow, ModelRates, ModelRouteRow, ModelTarget, NewFact,
 };
-use atoll_types::{Fault, ProjectId, ProviderKind, SecretId, Timestamp, Usd};
+use atoll_types::{Code, Fault, ProjectId, ProviderKind, SecretId, Timestamp, Usd};
 use zeroize::Zeroizing;
 
 pub use budgets::{BudgetView, SetBudget};
@@ -245,8 +245,8 @@ impl Models {
             Some(url) => check_url(url)?,
             None => default_url(request.kind)
                 .ok_or_else(|| {
-                    Fault::invalid(
-                        "base_url_missing",
+                    Fault::new(
+                        Code::BaseUrlMissing,
                         "a provider of this kind has no address of its own",
                     )
                 })?
@@ -264,7 +264,7 @@ impl Models {
         for pattern in &serves {
             pattern
                 .parse::<Pattern>()
-                .map_err(|why| Fault::invalid("model_name_invalid", why))?;
+                .map_err(|why| Fault::new(Code::ModelNameInvalid, why))?;
         }
         let _one_at_a_time = self.inner.setup_lock.lock().await;
         let before = self.setup(project).providers.get(&request.name).cloned();
@@ -273,7 +273,7 @@ impl Models {
         let sealed = match request.key {
             Some(mut key) => {
                 let secret = Secret::from_input(std::mem::take(&mut *key))
-                    .map_err(|error| Fault::invalid("provider_key_invalid", error.to_string()))?;
+                    .map_err(|error| Fault::new(Code::ProviderKeyInvalid, error.to_string()))?;
                 let sealed = self.inner.broker.seal(project, &id, &secret);
                 Some(sealed.map_err(|error| Fault::internal(error.to_string()))?)
             }
@@ -362,22 +362,22 @@ impl Models {
         request
             .name
             .parse::<Pattern>()
-            .map_err(|why| Fault::invalid("model_name_invalid", why))?;
+            .map_err(|why| Fault::new(Code::ModelNameInvalid, why))?;
         if request.name.contains('*') {
-            return Err(Fault::invalid(
-                "model_name_invalid",
+            return Err(Fault::new(
+                Code::ModelNameInvalid,
                 "a name of your own has no `*` in it",
             ));
         }
         if request.targets.is_empty() && request.fallbacks.is_empty() {
-            return Err(Fault::invalid(
-                "route_empty",
+            return Err(Fault::new(
+                Code::RouteEmpty,
                 "a name stands for at least one model",
             ));
         }
         if request.targets.len() > 16 || request.fallbacks.len() > 16 {
-            return Err(Fault::invalid(
-                "route_too_long",
+            return Err(Fault::new(
+                Code::RouteTooLong,
                 "a name stands for at most 16 models and 16 fallbacks",
             ));
         }
@@ -494,14 +494,14 @@ impl Models {
     pub async fn set_price(&self, project: &ProjectId, request: SetPrice) -> Result<(), Fault> {
         if request.model.contains('*') {
             let message = format!("`{}`: a price is of one model, not of a pattern", request.model);
-            return Err(Fault::invalid("model_name_invalid", message)
+            return Err(Fault::new(Code::ModelNameInvalid, message)
                 .hint("name the model as its provider does; `atoll model list` shows what can be called"));
         }
         request
             .model
             .parse::<Pattern>()
-            .map_err(|why| Fault::invalid("model_name_invalid", why))?;
-        price(&request.rates).map_err(|why| Fault::invalid("price_invalid", why))?;
+            .map_err(|why| Fault::new(Code::ModelNameInvalid, why))?;
+        price(&request.rates).map_err(|why| Fault::new(Code::PriceInvalid, why))?;
         let _one_at_a_time = self.inner.setup_lock.lock().await;
         let row = ModelPriceRow {
             project: project.clone(),
@@ -637,8 +637,8 @@ fn refuse_moving(before: Option<&ModelProviderRow>, kind: ProviderKind, base_url
     if !moves {
         return Ok(());
     }
-    Err(Fault::invalid(
-        "provider_key_needed",
+    Err(Fault::new(
+        Code::ProviderKeyNeeded,
         "the address or the kind of this provider changes, and its key does not go to another place unseen",
     )
     .hint("give the key again, or delete the provider first if it needs none"))
@@ -659,8 +659,8 @@ fn check_url(url: &str) -> Result<String, Fault> {
                 .all(|byte| byte.is_ascii_graphic() && !b"?#@\"\\".contains(&byte))
     });
     if !fine {
-        return Err(Fault::invalid(
-            "base_url_invalid",
+        return Err(Fault::new(
+            Code::BaseUrlInvalid,
             "the address of a provider is http:// or https://, without a query",
         )
         .hint("for example https://openrouter.ai/api/v1 or http://127.0.0.1:11434/v1"));
@@ -676,8 +676,8 @@ fn check_name(what: &str, name: &str) -> Result<(), Fault> {
     if fine {
         return Ok(());
     }
-    Err(Fault::invalid(
-        "name_invalid",
+    Err(Fault::new(
+        Code::NameInvalid,
         format!("the name of a {what} has 1 to 64 letters, digits, `-`, `_` and `.`"),
     ))
 }
@@ -688,7 +688,7 @@ fn shown(name: &str) -> String {
 }
 
 fn missing(what: &'static str, name: &str) -> Fault {
-    Fault::not_found("not_found", format!("there is no {what} `{}`", shown(name))).hint(format!(
+    Fault::new(Code::NotFound, format!("there is no {what} `{}`", shown(name))).hint(format!(
         "`atoll {} list` shows those that exist",
         if what == "price" { "model price" } else { what }
     ))

@@ -5,7 +5,7 @@
 
 use atoll_dialects::Peek;
 use atoll_gateway_core::{Sort, Wishes};
-use atoll_types::Fault;
+use atoll_types::{Code, Fault};
 use serde_json::Value;
 
 #[derive(Debug, Default, PartialEq)]
@@ -58,8 +58,8 @@ pub(crate) fn read(peek: &Peek) -> Result<Asked, Fault> {
         }
         for field in ["byok", "serviceTier"] {
             if !gateway[field].is_null() {
-                return Err(Fault::invalid(
-                    "gateway_option_unsupported",
+                return Err(Fault::new(
+                    Code::GatewayOptionUnsupported,
                     format!("`providerOptions.gateway.{field}` is not supported by this gateway"),
                 ));
             }
@@ -69,8 +69,8 @@ pub(crate) fn read(peek: &Peek) -> Result<Asked, Fault> {
 }
 
 fn cannot_promise(field: &str) -> Fault {
-    Fault::invalid(
-        "gateway_option_unsupported",
+    Fault::new(
+        Code::GatewayOptionUnsupported,
         format!("`{field}` is a promise of the provider's that this gateway cannot check"),
     )
     .hint("choose providers that promise it with `only`, and leave this out")
@@ -83,14 +83,14 @@ fn names(value: &Value, field: &str) -> Result<Vec<String>, Fault> {
             .iter()
             .map(|item| match item.as_str() {
                 Some(text) if text.len() <= 200 => Ok(text.to_owned()),
-                _ => Err(Fault::invalid(
-                    "gateway_option_invalid",
+                _ => Err(Fault::new(
+                    Code::GatewayOptionInvalid,
                     format!("`{field}` is a list of short names"),
                 )),
             })
             .collect(),
-        _ => Err(Fault::invalid(
-            "gateway_option_invalid",
+        _ => Err(Fault::new(
+            Code::GatewayOptionInvalid,
             format!("`{field}` is a list of at most {MOST_NAMES} names"),
         )),
     }

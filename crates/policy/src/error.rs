@@ -1,6 +1,6 @@
 //! Why a policy, a floor or a binding cannot be used as it is written.
 
-use atoll_types::Fault;
+use atoll_types::{Code, Fault};
 
 /// What is wrong, where, and what to write instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -28,8 +28,8 @@ impl PolicyError {
 
 impl From<PolicyError> for Fault {
     fn from(error: PolicyError) -> Self {
-        Self::invalid(
-            "invalid_network_policy",
+        Self::new(
+            Code::InvalidNetworkPolicy,
             format!("{}: {}", error.place, error.problem),
         )
         .hint(error.remedy)

@@ -5,6 +5,9 @@
 
 #![allow(clippy::panic, reason = "a test fails by panicking")]
 
+#[path = "../../atoll/build/sources.rs"]
+mod embedded;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -271,6 +274,33 @@ fn guest_and_jailer_stand_alone() {
             );
         }
     }
+}
+
+/// Otherwise a change of what they are made of would leave the old ones in the program.
+#[test]
+fn whatever_the_embedded_programs_use_is_watched() {
+    let workspace = Workspace::read();
+    let mut used = vec!["guest".to_owned(), "jailer".to_owned()];
+    let mut next = 0;
+    while let Some(name) = used.get(next).cloned() {
+        let own = workspace.crates[&name]
+            .iter()
+            .filter_map(|name| name.strip_prefix("atoll-"));
+        for name in own {
+            if !used.iter().any(|known| known == name) {
+                used.push(name.to_owned());
+            }
+        }
+        next += 1;
+    }
+    let mut expected: Vec<PathBuf> = used
+        .iter()
+        .map(|name| workspace.root.join(crate_dir(name)))
+        .collect();
+    expected.extend(["Cargo.toml", "Cargo.lock"].map(|name| workspace.root.join(name)));
+    expected.sort();
+    let watched = embedded::sources(&workspace.root, &["atoll-guest", "atoll-jailer"]);
+    assert_eq!(watched.into_iter().collect::<Vec<_>>(), expected);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use atoll_guest_protocol::EntryKind;
 use atoll_store::{ArtifactKind, ArtifactRow, Fact, NewFact};
-use atoll_types::{ArtifactId, Fault, FaultKind, SandboxId};
+use atoll_types::{ArtifactId, Code, Fault, SandboxId};
 use futures_util::StreamExt as _;
 use sha2::{Digest as _, Sha256};
 use tokio::io::AsyncWriteExt as _;
@@ -40,8 +40,8 @@ impl Sandboxes {
                 self.read_file(caller, id, request.at, 0, None).await?.body,
             ),
             EntryKind::Symlink | EntryKind::Other => {
-                return Err(Fault::invalid(
-                    "not_a_file",
+                return Err(Fault::new(
+                    Code::NotAFile,
                     "only files and directories can be saved as artifacts",
                 ));
             }
@@ -178,8 +178,8 @@ impl Sandboxes {
         found
             .filter(|row| row.expires_at.is_none_or(|at| at > self.now()))
             .ok_or_else(|| {
-                Fault::not_found(
-                    "artifact_not_found",
+                Fault::new(
+                    Code::ArtifactNotFound,
                     format!("there is no artifact `{}`", which.escape_default()),
                 )
                 .hint("`atoll artifact list` shows those that exist")
@@ -202,8 +202,7 @@ impl Sandboxes {
             size += bytes.len() as u64;
             if size > self.settings().max_artifact_bytes {
                 return Err(Fault::new(
-                    FaultKind::TooLarge,
-                    "artifact_too_large",
+                    Code::ArtifactTooLarge,
                     format!(
                         "artifacts may have at most {}",
                         atoll_types::format_bytes(self.settings().max_artifact_bytes)
@@ -258,11 +257,7 @@ async fn sync_directory(path: PathBuf) -> Result<(), Fault> {
 
 fn disk(what: &str, error: &std::io::Error) -> Fault {
     if error.kind() == std::io::ErrorKind::StorageFull {
-        return Fault::new(
-            FaultKind::Unavailable,
-            "server_disk_full",
-            format!("{what}: the server's disk is full"),
-        );
+        return Fault::new(Code::ServerDiskFull, format!("{what}: the server's disk is full"));
     }
     Fault::internal(format!("{what}: {error}"))
 }
@@ -279,8 +274,8 @@ fn check_name(name: &str) -> Result<(), Fault> {
     if fine {
         return Ok(());
     }
-    Err(Fault::invalid(
-        "artifact_name_invalid",
+    Err(Fault::new(
+        Code::ArtifactNameInvalid,
         "an artifact's name has 1 to 200 characters of letters, digits, `.`, `_` and `-`, and does not begin with `art_`",
     ))
 }

@@ -9,7 +9,7 @@ pub use atoll_image::Login as RegistryLogin;
 use atoll_image::{DebianOptions, DockerfileOptions, ImageSource, Limits, OciOptions, Progress, Update};
 use atoll_store::{Fact, NewFact};
 use atoll_types::{
-    Fault, FaultKind, NetworkPolicy, Resources, SandboxSpec, StartCommand, TemplateId, TemplateManifest,
+    Code, Fault, NetworkPolicy, Resources, SandboxSpec, StartCommand, TemplateId, TemplateManifest,
 };
 use futures_util::Stream;
 use tokio::sync::mpsc;
@@ -256,7 +256,7 @@ impl Sandboxes {
                 // Nobody listens any more: dropping the build stops it.
                 () = events.closed() => return,
                 () = service.inner.stop.cancelled() => {
-                    Err(Fault::new(FaultKind::Unavailable, "server_stopping", "the server is stopping"))
+                    Err(Fault::new(Code::ServerStopping, "the server is stopping"))
                 }
             };
             let _ = events
@@ -274,8 +274,8 @@ impl Sandboxes {
         let start_image = request.start == BuildStart::Image;
         let built = match request.from {
             BuildFrom::Debian { .. } if start_image => {
-                return Err(Fault::invalid(
-                    "nothing_to_start",
+                return Err(Fault::new(
+                    Code::NothingToStart,
                     "a template of Debian packages has no command of its own to start",
                 ));
             }
@@ -400,8 +400,8 @@ async fn blocking<T: Send + 'static>(
 }
 
 fn no_template(which: &str) -> Fault {
-    Fault::not_found(
-        "template_not_found",
+    Fault::new(
+        Code::TemplateNotFound,
         format!("there is no template `{}`", which.escape_default()),
     )
     .hint("`atoll template list` shows those that exist; `atoll template build base` makes the default one")

@@ -10,7 +10,7 @@ use std::time::Duration;
 use atoll_lifecycle::Record;
 use atoll_runtime::Instance;
 use atoll_store::SandboxRow;
-use atoll_types::{Fault, FaultKind, InstanceId, ProjectId, SandboxId, SandboxState, Timestamp};
+use atoll_types::{Code, Fault, InstanceId, ProjectId, SandboxId, SandboxState, Timestamp};
 use tokio::sync::watch;
 
 use crate::endings::OpenCommands;
@@ -163,9 +163,9 @@ impl Cell {
         let why = match ended {
             Ok(Ok(row)) if row.record.end.is_none() => {
                 let (code, hint) = match row.record.state {
-                    SandboxState::Stopped => ("sandbox_stopped", "start it, then do it again"),
+                    SandboxState::Stopped => (Code::SandboxStopped, "start it, then do it again"),
                     _ => (
-                        "sandbox_paused",
+                        Code::SandboxPaused,
                         "resume it; commands go on from where they were, attach to them again",
                     ),
                 };
@@ -173,18 +173,17 @@ impl Cell {
                     "sandbox {} was {} during this operation",
                     self.id, row.record.state
                 );
-                return Fault::new(FaultKind::Conflict, code, message).hint(hint);
+                return Fault::new(code, message).hint(hint);
             }
             Ok(Ok(row)) => row.record.end.as_ref().map(|end| (end.name(), end.explain())),
             _ => None,
         };
         let (code, why) = match why {
-            Some(("out_of_memory", why)) => ("sandbox_out_of_memory", why),
-            Some((_, why)) => ("sandbox_ended", why),
-            None => ("sandbox_ended", "its instance is gone".into()),
+            Some(("out_of_memory", why)) => (Code::SandboxOutOfMemory, why),
+            Some((_, why)) => (Code::SandboxEnded, why),
+            None => (Code::SandboxEnded, "its instance is gone".into()),
         };
         Fault::new(
-            FaultKind::Gone,
             code,
             format!("sandbox {} ended during this operation: {why}", self.id),
         )

@@ -18,7 +18,7 @@ use atoll_lifecycle::{Admitted, Boot, Input, NewRecord, Transition, admit};
 use atoll_runtime::{Instance, InstanceSpec, Restore};
 use atoll_store::{Idempotency, Inserted, NewSandbox, SandboxRow, SnapshotRow};
 use atoll_types::{
-    EndReason, Fault, FaultKind, InstanceId, Isolation, ProjectId, SandboxId, SandboxSpec, SaveKind,
+    Code, EndReason, Fault, InstanceId, Isolation, ProjectId, SandboxId, SandboxSpec, SaveKind,
     SnapshotOwner, TemplateManifest,
 };
 use sha2::{Digest as _, Sha256};
@@ -68,11 +68,7 @@ impl Sandboxes {
         command: &mut Option<ExecSpec>,
     ) -> Result<(Sandbox, Option<Execution>), Fault> {
         if self.inner.stop.is_cancelled() {
-            return Err(Fault::new(
-                FaultKind::Unavailable,
-                "server_stopping",
-                "the server is stopping",
-            ));
+            return Err(Fault::new(Code::ServerStopping, "the server is stopping"));
         }
         let idempotency = request
             .idempotency_key
@@ -211,8 +207,7 @@ impl Sandboxes {
         let floor = self.floor_of(&admitted.spec);
         if snapshot.isolation < floor {
             return Err(Fault::new(
-                FaultKind::Conflict,
-                "snapshot_tier_too_weak",
+                Code::SnapshotTierTooWeak,
                 format!(
                     "it was saved on the {} tier, below the floor of {floor}",
                     snapshot.isolation
@@ -310,10 +305,8 @@ impl Sandboxes {
     ) -> Result<(), Fault> {
         match hooks::run(&instance.guest, &row.spec.hooks.on_create).await {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(failed)) => Err(
-                Fault::new(FaultKind::GuestFailed, "hook_failed", failed.to_string())
-                    .hint("the sandbox was removed; run the hook by hand in one without it to see more"),
-            ),
+            Ok(Err(failed)) => Err(Fault::new(Code::HookFailed, failed.to_string())
+                .hint("the sandbox was removed; run the hook by hand in one without it to see more")),
             Err(error) => Err(from_channel(cell, error).await),
         }
     }
@@ -532,8 +525,7 @@ fn take_its_volumes(spec: &mut SandboxSpec, snapshot: &SnapshotRow) -> Result<()
     }
     let needed: Vec<String> = needed.into_iter().map(|(path, _)| path).collect();
     Err(Fault::new(
-        FaultKind::Conflict,
-        "snapshot_volumes_differ",
+        Code::SnapshotVolumesDiffer,
         match needed.as_slice() {
             [] => "its memory was saved without volumes, and comes back without".to_owned(),
             paths => format!(
@@ -581,8 +573,7 @@ fn idempotency(key: String, spec: &SandboxSpec) -> Result<Idempotency, Fault> {
 /// For whoever came second under an idempotency key.
 fn first_failed() -> Fault {
     Fault::new(
-        FaultKind::Unavailable,
-        "start_failed",
+        Code::StartFailed,
         "another request with the same idempotency key came first, and its sandbox could not be started",
     )
     .hint("ask again: the key is free")
@@ -591,13 +582,10 @@ fn first_failed() -> Fault {
 pub(crate) fn insert_fault(error: &atoll_store::Error) -> Fault {
     match error {
         atoll_store::Error::IdempotencyConflict { .. } => {
-            Fault::new(FaultKind::Conflict, "idempotency_conflict", error.to_string())
-                .hint("use a new key for a new request")
+            Fault::new(Code::IdempotencyConflict, error.to_string()).hint("use a new key for a new request")
         }
-        atoll_store::Error::QuotaExceeded { .. } => {
-            Fault::new(FaultKind::LimitExceeded, "too_many_sandboxes", error.to_string())
-                .hint("kill sandboxes that are no longer needed, or have the operator raise the limit")
-        }
+        atoll_store::Error::QuotaExceeded { .. } => Fault::new(Code::TooManySandboxes, error.to_string())
+            .hint("kill sandboxes that are no longer needed, or have the operator raise the limit"),
         other => from_store(other),
     }
 }

@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use atoll_guest_protocol::{CommandInfo, CommandState, Message, Request};
 use atoll_runtime::channel::{ChannelError, Guest, Incoming, Stream};
 use atoll_store::{CommandEnd, Fact, NewFact};
-use atoll_types::{CommandId, Fault, FaultKind, Timestamp};
+use atoll_types::{Code, CommandId, Fault, Timestamp};
 use tokio::task::JoinHandle;
 
 use crate::Sandboxes;
@@ -78,18 +78,13 @@ impl OpenCommands {
         let mut open = self.lock();
         if open.len() >= MOST_OPEN {
             return Err(Fault::new(
-                FaultKind::LimitExceeded,
-                "sandbox_busy",
+                Code::SandboxBusy,
                 format!("{MOST_OPEN} commands of this sandbox have not ended"),
             )
             .hint("wait for one to end, or kill the sandbox"));
         }
         if open.contains_key(id) {
-            return Err(Fault::new(
-                FaultKind::Conflict,
-                crate::faults::ALREADY_EXISTS,
-                format!("{id} has begun"),
-            ));
+            return Err(Fault::new(Code::AlreadyExists, format!("{id} has begun")));
         }
         let entry = Open {
             started_at,

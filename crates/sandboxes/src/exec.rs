@@ -6,11 +6,11 @@ use std::time::Duration;
 use atoll_guest_protocol::{CommandInfo, CommandState, Exec, Message, PtySize, Request, SUB_STDERR};
 use atoll_runtime::channel::{ChannelError, Guest, Incoming, Stream, StreamReceiver, StreamSender};
 use atoll_store::Fact;
-use atoll_types::{CommandId, Fault, FaultKind, SandboxId, Timestamp};
+use atoll_types::{Code, CommandId, Fault, SandboxId, Timestamp};
 use bytes::Bytes;
 
 use crate::cell::{Cell, InUse};
-use crate::faults::{ALREADY_EXISTS, ANSWER_WITHIN, from_channel, unexpected, unreachable_guest};
+use crate::faults::{ANSWER_WITHIN, from_channel, unexpected, unreachable_guest};
 use crate::{Caller, Command, ExecEvent, ExecSpec, OutputStream, Sandboxes};
 
 /// What a command's log keeps for those who attach later.
@@ -30,8 +30,8 @@ impl Sandboxes {
             return self.exec_as(caller, id, spec, crate::entropy::id()).await;
         };
         if spec.stdin || spec.pty.is_some() {
-            return Err(Fault::invalid(
-                "idempotency_key_with_input",
+            return Err(Fault::new(
+                Code::IdempotencyKeyWithInput,
                 "an idempotency key goes with commands that read no input and have no terminal",
             )
             .hint("put the input into a file of the sandbox first"));
@@ -43,7 +43,7 @@ impl Sandboxes {
         }
         match self.exec_as(caller, id, spec, command.clone()).await {
             // Somebody with the same key was faster.
-            Err(fault) if fault.code == ALREADY_EXISTS => self
+            Err(fault) if fault.code == Code::AlreadyExists => self
                 .rejoin(caller, id, &command, &argv)
                 .await?
                 .ok_or_else(|| begun(&command)),
@@ -65,8 +65,7 @@ impl Sandboxes {
         };
         if found.argv != argv {
             return Err(Fault::new(
-                FaultKind::Conflict,
-                "idempotency_conflict",
+                Code::IdempotencyConflict,
                 format!("this idempotency key has started another command, {command}"),
             )
             .hint("use a new key for a new request"));
@@ -180,8 +179,8 @@ impl Sandboxes {
             .iter()
             .any(|info| info.command == command.as_str())
         {
-            return Err(Fault::not_found(
-                "command_not_found",
+            return Err(Fault::new(
+                Code::CommandNotFound,
                 format!("there is no command {command} in {id}"),
             )
             .hint("`atoll ps` lists the commands of a sandbox; the oldest ended ones are forgotten"));
@@ -284,8 +283,8 @@ impl Planned {
 pub(crate) fn check_argv(argv: &[Vec<u8>]) -> Result<(), Fault> {
     match argv.first() {
         Some(program) if !program.is_empty() => Ok(()),
-        _ => Err(Fault::invalid(
-            "argv_empty",
+        _ => Err(Fault::new(
+            Code::ArgvEmpty,
             "a command needs at least the name of a program",
         )),
     }
@@ -332,8 +331,7 @@ fn weigh(info: &CommandInfo) -> usize {
 
 fn begun(command: &CommandId) -> Fault {
     Fault::new(
-        FaultKind::LimitExceeded,
-        "command_begins",
+        Code::CommandBegins,
         format!("{command} is being started by another request with the same idempotency key"),
     )
     .hint("ask again")
@@ -343,8 +341,8 @@ fn check_signal(signal: i32) -> Result<(), Fault> {
     if (1..=64).contains(&signal) {
         Ok(())
     } else {
-        Err(Fault::invalid(
-            "signal_invalid",
+        Err(Fault::new(
+            Code::SignalInvalid,
             format!("{signal} is not a signal; use a number from 1 to 64"),
         ))
     }

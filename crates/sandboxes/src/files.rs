@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use atoll_guest_protocol::{Attributes, FileEntry, FileStat, Message, Request, WatchEvent, WriteFile};
 use atoll_runtime::channel::{Incoming, Stream};
-use atoll_types::{Fault, FaultKind, SandboxId};
+use atoll_types::{Code, Fault, SandboxId};
 use futures_util::StreamExt as _;
 
 use crate::cell::{Cell, InUse};
@@ -99,7 +99,7 @@ impl Sandboxes {
         depth: u32,
     ) -> Result<Vec<FileEntry>, Fault> {
         if depth == 0 {
-            return Err(Fault::invalid("depth_invalid", "depth must be at least 1"));
+            return Err(Fault::new(Code::DepthInvalid, "depth must be at least 1"));
         }
         let mut open = self
             .open(
@@ -126,8 +126,7 @@ impl Sandboxes {
             entries.extend(batch);
             if entries.len() > MAX_ENTRIES || weight > MAX_LISTED {
                 return Err(Fault::new(
-                    FaultKind::TooLarge,
-                    "listing_too_large",
+                    Code::ListingTooLarge,
                     format!(
                         "there are more than {MAX_ENTRIES} entries, or their paths take more than {} MiB",
                         MAX_LISTED >> 20

@@ -2,7 +2,7 @@
 
 use atoll_runtime::Saves;
 use atoll_store::SnapshotRow;
-use atoll_types::{DiskBacking, Fault, FaultKind, Isolation, SaveKind};
+use atoll_types::{Code, DiskBacking, Fault, Isolation, SaveKind};
 
 /// Whether its files can be used without its memory.
 pub(crate) fn has_files_apart(saved: &SnapshotRow) -> bool {
@@ -18,13 +18,12 @@ fn is_archive(saved: &SnapshotRow) -> bool {
 
 /// Whether it can be used by this runtime on this processor.
 pub(crate) fn fits(saved: &SnapshotRow, here: &Saves) -> Result<(), Fault> {
-    let misfit = |code: &'static str, why: String| {
-        Fault::new(FaultKind::Conflict, code, why)
-            .hint("use the machine or the runtime version that it was saved with")
+    let misfit = |code: Code, why: String| {
+        Fault::new(code, why).hint("use the machine or the runtime version that it was saved with")
     };
     if saved.runtime != here.runtime_version && !is_archive(saved) {
         return Err(misfit(
-            "snapshot_runtime_mismatch",
+            Code::SnapshotRuntimeMismatch,
             format!(
                 "it was saved by `{}`, but `{}` is what runs here",
                 saved.runtime, here.runtime_version
@@ -40,7 +39,7 @@ pub(crate) fn fits(saved: &SnapshotRow, here: &Saves) -> Result<(), Fault> {
             .collect();
         if !missing.is_empty() {
             return Err(misfit(
-                "snapshot_cpu_mismatch",
+                Code::SnapshotCpuMismatch,
                 format!(
                     "its programs were started on a CPU with {}, which this one lacks",
                     missing.join(", ")
@@ -91,7 +90,7 @@ mod tests {
         let memory = saved(SaveKind::Memory, Isolation::Gvisor);
         assert!(fits(&memory, &here("one", &["sse2", "avx", "avx512f"])).is_ok());
         let refused = fits(&memory, &here("one", &["sse2", "avx"])).unwrap_err();
-        assert_eq!(refused.code, "snapshot_cpu_mismatch");
+        assert_eq!(refused.code, Code::SnapshotCpuMismatch);
         assert!(refused.message.contains("avx512f") && !refused.message.contains("sse2"));
         let files = saved(SaveKind::Filesystem, Isolation::Gvisor);
         assert!(fits(&files, &here("one", &[])).is_ok());

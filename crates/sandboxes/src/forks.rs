@@ -15,7 +15,7 @@ use std::sync::Arc;
 use atoll_lifecycle::{Boot, Input, NewRecord, Policy};
 use atoll_runtime::SaveSource;
 use atoll_store::{Fact, SandboxRow};
-use atoll_types::{EndReason, Fault, FaultKind, SandboxId, SandboxState, SaveKind};
+use atoll_types::{Code, EndReason, Fault, SandboxId, SandboxState, SaveKind};
 use futures_util::future::join_all;
 
 use crate::cell::Cell;
@@ -47,8 +47,8 @@ impl Sandboxes {
         request: ForkSandbox,
     ) -> Result<Vec<Sandbox>, Fault> {
         if !(1..=MAX_COPIES).contains(&request.count) {
-            return Err(Fault::invalid(
-                "fork_count_invalid",
+            return Err(Fault::new(
+                Code::ForkCountInvalid,
                 format!("a fork makes 1 to {MAX_COPIES} copies, not {}", request.count),
             ));
         }
@@ -108,8 +108,7 @@ impl Sandboxes {
         {
             if saved.kind != kind {
                 return Err(Fault::new(
-                    FaultKind::Conflict,
-                    "saved_state_differs",
+                    Code::SavedStateDiffers,
                     format!("{} rests on its {}, not on its {kind}", row.id, saved.kind),
                 )
                 .hint("resume it first, or fork what it rests on"));

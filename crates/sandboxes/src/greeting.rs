@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use atoll_guest_protocol::{CommandState, Configure, Exec, Message, Network as GuestNetwork, Request, Start};
 use atoll_runtime::channel::{ChannelError, Guest, Incoming, Stream, in_time};
-use atoll_types::{Fault, FaultKind, ReadyCheck, SandboxId, SandboxSpec, TemplateManifest};
+use atoll_types::{Code, Fault, ReadyCheck, SandboxId, SandboxSpec, TemplateManifest};
 
 use crate::entropy;
 use crate::exec::Planned;
@@ -62,8 +62,7 @@ pub(crate) async fn await_ready(
     match tokio::time::timeout(Duration::from_millis(limit), wait).await {
         Ok(outcome) => outcome.map(Ok),
         Err(_) => Ok(Err(Fault::new(
-            FaultKind::TimedOut,
-            "template_not_ready",
+            Code::TemplateNotReady,
             format!("the template's start command was not ready: waited {limit} ms for {what}"),
         )
         .hint("run the start command by hand in a sandbox of a template without one, and look at what it prints"))),

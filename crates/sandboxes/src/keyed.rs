@@ -1,7 +1,7 @@
 //! What a request with an idempotency key makes has an id that follows from the key, so that whoever asks again, of this
 //! server or of the next, finds it without a table of keys.
 
-use atoll_types::{CommandId, Fault, Id, Kind, SandboxId};
+use atoll_types::{Code, CommandId, Fault, Id, Kind, SandboxId};
 use sha2::{Digest as _, Sha256};
 
 /// The id of what `key` makes of or in a sandbox. A fork is another sandbox, so its keys make other things.
@@ -23,8 +23,8 @@ pub fn keyed_command(sandbox: &SandboxId, key: &str) -> Result<CommandId, Fault>
 
 pub(crate) fn check(key: &str) -> Result<(), Fault> {
     if key.is_empty() || key.len() > 256 || key.chars().any(char::is_control) {
-        return Err(Fault::invalid(
-            "idempotency_key_invalid",
+        return Err(Fault::new(
+            Code::IdempotencyKeyInvalid,
             "an idempotency key has 1 to 256 printable characters",
         ));
     }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, PoisonError};
 
 use atoll_store::{Fact, KeyRow, NewFact, NewKey};
-use atoll_types::{Fault, KeyId, ProjectId, SandboxId, Timestamp};
+use atoll_types::{Code, Fault, KeyId, ProjectId, SandboxId, Timestamp};
 use sha2::{Digest as _, Sha256};
 
 use crate::faults::from_store;
@@ -58,8 +58,8 @@ impl Sandboxes {
     /// Makes a key and returns its secret, which cannot be shown again.
     pub async fn create_key(&self, project: &ProjectId, name: &str) -> Result<(Key, String), Fault> {
         if name.is_empty() || name.len() > 100 || name.chars().any(char::is_control) {
-            return Err(Fault::invalid(
-                "key_name_invalid",
+            return Err(Fault::new(
+                Code::KeyNameInvalid,
                 "a key's name has 1 to 100 printable characters",
             ));
         }
@@ -106,7 +106,7 @@ impl Sandboxes {
         match revoked {
             Ok(row) => Ok(view(row)),
             Err(atoll_store::Error::NotFound { .. }) => {
-                Err(Fault::not_found("key_not_found", format!("there is no key {id}"))
+                Err(Fault::new(Code::KeyNotFound, format!("there is no key {id}"))
                     .hint("`atoll key list` shows those that exist"))
             }
             Err(error) => Err(from_store(&error)),

@@ -68,7 +68,8 @@ use atoll_runtime::probe::{Probe, Verdict};
 use atoll_runtime::{Instance, InstanceSpec, Runtime, Runtimes};
 use atoll_store::{Cursor, Fact, NewFact, Store};
 use atoll_types::{
-    Fault, InstanceId, Isolation, NetworkPolicy, ProjectId, SandboxId, SandboxState, TemplateId, Timestamp,
+    Code, Fault, InstanceId, Isolation, NetworkPolicy, ProjectId, SandboxId, SandboxState, TemplateId,
+    Timestamp,
 };
 use atoll_vault::Vault;
 use atoll_volumes::Volumes;
@@ -441,7 +442,7 @@ fn parse_cursor(cursor: Option<String>) -> Result<Option<Cursor>, Fault> {
     cursor
         .map(|text| {
             text.parse()
-                .map_err(|why: String| Fault::invalid("cursor_invalid", why))
+                .map_err(|why: String| Fault::new(Code::CursorInvalid, why))
         })
         .transpose()
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use atoll_lifecycle::{Effect, Extension, Input, step};
 use atoll_runtime::InstanceEnd;
 use atoll_store::{SandboxQuery, SandboxRow, SnapshotRow};
-use atoll_types::{EndReason, Fault, FaultKind, InstanceId, Isolation, SandboxId, SandboxState};
+use atoll_types::{Code, EndReason, Fault, InstanceId, Isolation, SandboxId, SandboxState};
 
 use crate::cell::Cell;
 use crate::faults::from_store;
@@ -34,8 +34,8 @@ impl Sandboxes {
             request.states
         };
         if request.labels.len() > MOST_LABELS {
-            return Err(Fault::invalid(
-                "too_many_labels",
+            return Err(Fault::new(
+                Code::TooManyLabels,
                 format!("a list is narrowed by at most {MOST_LABELS} labels"),
             ));
         }
@@ -68,8 +68,7 @@ impl Sandboxes {
         match over {
             Ok(Ok(row)) => Ok(views::sandbox(row.clone())),
             _ => Err(Fault::new(
-                FaultKind::Unavailable,
-                "kill_in_progress",
+                Code::KillInProgress,
                 format!("{id} is being deleted, but the host has not let go of it yet"),
             )
             .hint("the server goes on trying; look at it again later")),
@@ -104,7 +103,7 @@ impl Sandboxes {
             .await
             .map_err(|e| from_store(&e))?;
         row.ok_or_else(|| {
-            Fault::not_found("sandbox_not_found", format!("there is no sandbox {id}"))
+            Fault::new(Code::SandboxNotFound, format!("there is no sandbox {id}"))
                 .hint("`atoll ls --all` shows those that exist or existed lately")
         })
     }
@@ -124,12 +123,10 @@ impl Sandboxes {
             }
             tokio::task::yield_now().await;
         }
-        Err(Fault::new(
-            FaultKind::Unavailable,
-            "sandbox_starting",
-            format!("{id} is just being created"),
+        Err(
+            Fault::new(Code::SandboxStarting, format!("{id} is just being created"))
+                .hint("try again in a moment"),
         )
-        .hint("try again in a moment"))
     }
 
     /// Decides, commits, and has the effects performed by a task of the server's own.

@@ -29,7 +29,7 @@ use atoll_policy::{Floor, Name};
 use atoll_runtime::{CableEnd, Instance, Network};
 use atoll_store::{Fact, SandboxRow};
 use atoll_types::{
-    EgressVerdict, Fault, FaultKind, InstanceId, NetworkPolicy, SandboxId, SandboxState, SecretUse,
+    Code, EgressVerdict, Fault, InstanceId, NetworkPolicy, SandboxId, SandboxState, SecretUse,
 };
 
 pub(crate) use policy::{Admission, allows_nothing};
@@ -240,8 +240,7 @@ impl Sandboxes {
         };
         let link = way.links.lease(instance).await.map_err(|error| {
             Fault::new(
-                FaultKind::Unavailable,
-                "network_failed",
+                Code::NetworkFailed,
                 format!("the sandbox could not be given a network: {error}"),
             )
         })?;

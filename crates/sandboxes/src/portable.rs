@@ -7,9 +7,7 @@
 use std::io::Read;
 
 use atoll_store::SnapshotRow;
-use atoll_types::{
-    Fault, FaultKind, Isolation, SandboxSpec, SaveKind, SnapshotId, SnapshotOwner, TemplateId,
-};
+use atoll_types::{Code, Fault, Isolation, SandboxSpec, SaveKind, SnapshotId, SnapshotOwner, TemplateId};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
@@ -99,7 +97,7 @@ impl Sandboxes {
             .map_err(|_| Fault::internal("an import was interrupted"))?;
         let (header, saved) = imported.map_err(|error| match &error {
             // Theirs, not ours.
-            atoll_vault::Error::Damaged { .. } => Fault::invalid("snapshot_file_invalid", error.to_string())
+            atoll_vault::Error::Damaged { .. } => Fault::new(Code::SnapshotFileInvalid, error.to_string())
                 .hint("export it again, and see that it arrives whole"),
             _ => from_vault(&error),
         })?;
@@ -125,8 +123,8 @@ impl Sandboxes {
         saved: &atoll_vault::Saved,
     ) -> Result<SnapshotRow, Fault> {
         let unreadable = |why: String| {
-            Fault::invalid(
-                "snapshot_file_invalid",
+            Fault::new(
+                Code::SnapshotFileInvalid,
                 format!("this is not a snapshot of ours: {why}"),
             )
         };
@@ -141,8 +139,7 @@ impl Sandboxes {
             .template_with_digest(&header.template, &header.template_digest)?
             .ok_or_else(|| {
                 Fault::new(
-                    FaultKind::Conflict,
-                    "snapshot_needs_template",
+                    Code::SnapshotNeedsTemplate,
                     format!(
                         "it builds on template {} (sha256 {}), which is not here",
                         header.template, header.template_digest
@@ -152,8 +149,7 @@ impl Sandboxes {
             })?;
         if header.kind == SaveKind::Memory && !header.spec.volumes.is_empty() {
             return Err(Fault::new(
-                FaultKind::Conflict,
-                "snapshot_needs_volumes",
+                Code::SnapshotNeedsVolumes,
                 "its memory was saved with volumes, which do not travel with it",
             )
             .hint("export a snapshot of its files (`--filesystem`) and the volumes instead"));
@@ -163,8 +159,7 @@ impl Sandboxes {
         // Nor for less: a sandbox made of it would stand behind the wall that the file names.
         if header.isolation < admitted.isolation {
             return Err(Fault::new(
-                FaultKind::Conflict,
-                "snapshot_tier_too_weak",
+                Code::SnapshotTierTooWeak,
                 format!(
                     "it was saved on the {} tier, and this server gives sandboxes {}",
                     header.isolation, admitted.isolation

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use atoll_guest_protocol::{ListeningPort, Message, Request};
 use atoll_runtime::channel::{Incoming, StreamReceiver, StreamSender};
-use atoll_types::{Fault, SandboxId};
+use atoll_types::{Code, Fault, SandboxId};
 use bytes::Bytes;
 
 use crate::cell::{Cell, InUse};
@@ -25,7 +25,7 @@ impl Sandboxes {
     /// A byte stream to a loopback port inside.
     pub async fn connect(&self, caller: &Caller, id: &SandboxId, port: u16) -> Result<PortStream, Fault> {
         if port == 0 {
-            return Err(Fault::invalid("port_invalid", "0 is not a port; use 1 to 65535"));
+            return Err(Fault::new(Code::PortInvalid, "0 is not a port; use 1 to 65535"));
         }
         let (cell, guest, in_use) = self.enter(caller, id).await?;
         let (sender, mut receiver) = match guest.open(&Request::Connect { port }).await {

@@ -4,7 +4,7 @@
 //! What must hold: a key of any other project sees and changes nothing beyond its own, but for using templates.
 
 use atoll_store::ProjectRow;
-use atoll_types::{Fault, FaultKind, ProjectId};
+use atoll_types::{Code, Fault, ProjectId};
 
 use crate::faults::from_store;
 use crate::{Caller, Project, Sandboxes, entropy};
@@ -18,8 +18,7 @@ impl Sandboxes {
             return Ok(());
         }
         Err(Fault::new(
-            FaultKind::Forbidden,
-            "operators_only",
+            Code::OperatorsOnly,
             format!("only a key of the project `default` may {what}"),
         )
         .hint("ask whoever runs this server"))
@@ -34,8 +33,8 @@ impl Sandboxes {
             && !name.starts_with('-')
             && !name.ends_with('-');
         if !fine {
-            return Err(Fault::invalid(
-                "project_name_invalid",
+            return Err(Fault::new(
+                Code::ProjectNameInvalid,
                 format!(
                     "a project's name has 1 to {LONGEST_NAME} lowercase letters, digits and `-`, which stands neither first nor last"
                 ),
@@ -45,12 +44,10 @@ impl Sandboxes {
         let row = self.store().ensure_project(name, new.clone(), self.now()).await;
         let row = row.map_err(|e| from_store(&e))?;
         if row.id != new {
-            return Err(Fault::new(
-                FaultKind::Conflict,
-                "project_exists",
-                format!("there is a project {name} already"),
-            )
-            .hint("`atoll project list` shows those that exist"));
+            return Err(
+                Fault::new(Code::ProjectExists, format!("there is a project {name} already"))
+                    .hint("`atoll project list` shows those that exist"),
+            );
         }
         Ok(view(row))
     }
@@ -76,7 +73,7 @@ impl Sandboxes {
             .into_iter()
             .find(|project| project.name == name || project.id.as_str() == name);
         found.map(|project| project.id).ok_or_else(|| {
-            Fault::not_found("project_not_found", format!("there is no project {name}"))
+            Fault::new(Code::ProjectNotFound, format!("there is no project {name}"))
                 .hint("`atoll project list` shows those that you can see")
         })
     }

@@ -12,9 +12,7 @@ use std::sync::Arc;
 use atoll_lifecycle::Input;
 use atoll_runtime::{Instance, InstanceSpec, Restore, SaveSource};
 use atoll_store::{SandboxRow, SnapshotRow};
-use atoll_types::{
-    Fault, FaultKind, InstanceId, SandboxId, SandboxState, SaveKind, SnapshotId, TemplateManifest,
-};
+use atoll_types::{Code, Fault, InstanceId, SandboxId, SandboxState, SaveKind, SnapshotId, TemplateManifest};
 
 use crate::cell::Cell;
 use crate::faults::{from_channel, from_store, from_vault};
@@ -98,8 +96,7 @@ impl Sandboxes {
             }
         }
         Err(Fault::new(
-            FaultKind::Conflict,
-            "sandbox_contended",
+            Code::SandboxContended,
             format!("{} is put to rest and woken again and again by others", cell.id),
         ))
     }
@@ -151,8 +148,7 @@ impl Sandboxes {
         let found = self.store().snapshot(&row.project, snapshot).await;
         let saved = found.map_err(|e| from_store(&e))?.ok_or_else(|| {
             Fault::new(
-                FaultKind::Gone,
-                "saved_state_lost",
+                Code::SavedStateLost,
                 format!("what {} was saved as is not there any more", row.id),
             )
         })?;
@@ -272,8 +268,7 @@ impl Sandboxes {
     pub(crate) fn check_fits(&self, saved: &SnapshotRow) -> Result<(), Fault> {
         let runtime = self.runtime(saved.isolation).map_err(|_| {
             Fault::new(
-                FaultKind::Unsupported,
-                "snapshot_needs_tier",
+                Code::SnapshotNeedsTier,
                 format!(
                     "it was saved on the {} tier, which does not work here",
                     saved.isolation

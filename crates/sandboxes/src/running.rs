@@ -11,7 +11,7 @@ use atoll_lifecycle::{Admitted, admit};
 use atoll_runtime::InstanceSpec;
 use atoll_store::SnapshotRow;
 use atoll_types::{
-    Fault, FaultKind, InstanceId, Isolation, Resources, SandboxId, SandboxSpec, SaveKind, SnapshotId,
+    Code, Fault, InstanceId, Isolation, Resources, SandboxId, SandboxSpec, SaveKind, SnapshotId,
     SnapshotOwner, TemplateId, TemplateManifest,
 };
 
@@ -32,8 +32,8 @@ impl Sandboxes {
     ) -> Result<Snapshot, Fault> {
         let template = self.resolve_template(which)?;
         if template.manifest.start.is_none() {
-            return Err(Fault::invalid(
-                "template_has_no_start",
+            return Err(Fault::new(
+                Code::TemplateHasNoStart,
                 format!("template {which} has no start command that could be kept running"),
             )
             .hint("build it with a start command and a ready check"));
@@ -77,7 +77,7 @@ impl Sandboxes {
         let instance = self.boot(admitted.isolation, spec, None).await?;
         let nobody: SandboxId = entropy::id();
         let start = template.manifest.start.as_ref();
-        let broke = |why: String| Fault::new(FaultKind::GuestFailed, "template_not_ready", why);
+        let broke = |why: String| Fault::new(Code::TemplateStartFailed, why);
         let request = configure(
             &nobody,
             &admitted.spec,

@@ -13,7 +13,7 @@ use std::time::Instant;
 use atoll_lifecycle::Input;
 use atoll_store::{SandboxRow, SnapshotRow};
 use atoll_types::{
-    Fault, FaultKind, InstanceId, Isolation, ProjectId, SandboxId, SandboxSpec, SandboxState, SaveKind,
+    Code, Fault, InstanceId, Isolation, ProjectId, SandboxId, SandboxSpec, SandboxState, SaveKind,
     SnapshotId, SnapshotOwner, TemplateId,
 };
 
@@ -116,8 +116,7 @@ impl Sandboxes {
         let memory = self.runtime(isolation)?.saves().memory;
         match asked {
             Some(SaveKind::Memory) if !memory => Err(Fault::new(
-                FaultKind::Unsupported,
-                "memory_not_supported",
+                Code::MemoryNotSupported,
                 format!("the {isolation} tier cannot keep memory, only files"),
             )
             .hint("ask for `filesystem`, or create the sandbox with the gvisor tier")),

@@ -10,7 +10,7 @@ use std::sync::{MutexGuard, PoisonError};
 
 use atoll_broker::{BrokerError, Secret};
 use atoll_store::{Fact, NewFact, SecretRow};
-use atoll_types::{Fault, FaultKind, ProjectId, SecretBinding, SecretId, Timestamp};
+use atoll_types::{Code, Fault, ProjectId, SecretBinding, SecretId, Timestamp};
 use zeroize::Zeroizing;
 
 use crate::cell::Cell;
@@ -54,8 +54,8 @@ impl Sandboxes {
     pub async fn set_secret(&self, caller: &Caller, request: SetSecret) -> Result<SecretView, Fault> {
         check_name(&request.name)?;
         if request.name.starts_with(private::PREFIX) {
-            return Err(Fault::invalid(
-                "name_invalid",
+            return Err(Fault::new(
+                Code::NameInvalid,
                 format!("names that begin with `{}` are the server's own", private::PREFIX),
             ));
         }
@@ -194,7 +194,7 @@ impl Sandboxes {
         let row = self.store().secret_by_name(project, name).await;
         row.map_err(|e| from_store(&e))?.ok_or_else(|| {
             let shown: String = name.chars().take(64).collect();
-            Fault::not_found("secret_not_found", format!("there is no secret `{shown}`"))
+            Fault::new(Code::SecretNotFound, format!("there is no secret `{shown}`"))
                 .hint("`atoll secret list` shows those that exist")
         })
     }
@@ -281,9 +281,9 @@ fn view(row: SecretRow) -> SecretView {
 fn from_broker(error: &BrokerError) -> Fault {
     match error {
         BrokerError::Empty | BrokerError::TooLong { .. } => {
-            Fault::invalid("secret_value_invalid", error.to_string())
+            Fault::new(Code::SecretValueInvalid, error.to_string())
         }
-        _ => Fault::new(FaultKind::Internal, "secret_unusable", error.to_string())
+        _ => Fault::new(Code::SecretUnusable, error.to_string())
             .hint("is the key that secrets are sealed with still the same?"),
     }
 }

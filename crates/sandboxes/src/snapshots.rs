@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use atoll_store::{Fact, NewFact, SandboxRow, SnapshotRow};
 use atoll_types::{
-    Fault, FaultKind, InstanceId, Isolation, ProjectId, SandboxId, SandboxState, SaveKind, SnapshotId,
+    Code, Fault, InstanceId, Isolation, ProjectId, SandboxId, SandboxState, SaveKind, SnapshotId,
     SnapshotOwner, TemplateId, Timestamp,
 };
 
@@ -136,8 +136,7 @@ impl Sandboxes {
             (SandboxState::Paused | SandboxState::Stopped, Some(saved)) => {
                 if request.kind.is_some_and(|kind| kind != saved.kind) {
                     return Err(Fault::new(
-                        FaultKind::Conflict,
-                        "saved_state_differs",
+                        Code::SavedStateDiffers,
                         format!("{} rests on its {}", row.id, saved.kind),
                     )
                     .hint("resume it first, or take what it rests on"));
@@ -308,8 +307,7 @@ impl Sandboxes {
             return Ok(());
         }
         Err(Fault::new(
-            FaultKind::LimitExceeded,
-            "storage_quota_exceeded",
+            Code::StorageQuotaExceeded,
             format!(
                 "the project uses {} of its {} of storage",
                 atoll_types::format_bytes(used.total()),
@@ -374,8 +372,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
 
 fn being_taken(id: &SnapshotId) -> Fault {
     Fault::new(
-        FaultKind::LimitExceeded,
-        "snapshot_begins",
+        Code::SnapshotBegins,
         format!("{id} is being taken by another request with the same idempotency key"),
     )
     .hint("ask again")
@@ -392,8 +389,8 @@ pub(crate) fn check_name(name: &str) -> Result<(), Fault> {
     {
         return Ok(());
     }
-    Err(Fault::invalid(
-        "name_invalid",
+    Err(Fault::new(
+        Code::NameInvalid,
         format!(
             "`{name}` is no name: 1 to 64 letters, digits, `.`, `_` or `-`, beginning with a letter or digit"
         ),
@@ -402,14 +399,13 @@ pub(crate) fn check_name(name: &str) -> Result<(), Fault> {
 
 fn name_taken(name: &str) -> Fault {
     Fault::new(
-        FaultKind::Conflict,
-        "name_taken",
+        Code::NameTaken,
         format!("there is a snapshot called `{name}` already"),
     )
     .hint("choose another name, or delete that one")
 }
 
 fn no_snapshot(which: &str) -> Fault {
-    Fault::not_found("snapshot_not_found", format!("there is no snapshot {which}"))
+    Fault::new(Code::SnapshotNotFound, format!("there is no snapshot {which}"))
         .hint("`atoll snapshot list` shows those that exist")
 }

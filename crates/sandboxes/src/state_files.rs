@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use atoll_runtime::{Growing, SaveSink, SaveSource};
-use atoll_types::{Fault, FaultKind};
+use atoll_types::{Code, Fault};
 
 use crate::faults::{from_scratch, from_vault};
 
@@ -246,11 +246,10 @@ fn read_part(opened: &atoll_vault::Opened, scratch: &Scratch, name: &str) -> Res
     // It may have come from elsewhere: no more than we would have packed.
     let unpacked = zstd::Decoder::new(bytes.as_slice())
         .and_then(|decoder| io::copy(&mut decoder.take(SMALL + 1), &mut &file))
-        .map_err(|e| Fault::new(FaultKind::Internal, "saved_state_damaged", e.to_string()))?;
+        .map_err(|e| Fault::new(Code::SavedStateDamaged, e.to_string()))?;
     if unpacked > SMALL {
         return Err(Fault::new(
-            FaultKind::Internal,
-            "saved_state_damaged",
+            Code::SavedStateDamaged,
             format!("the saved {name} is larger than it can be"),
         ));
     }

@@ -6,7 +6,7 @@
 use std::io;
 use std::time::Duration;
 
-use atoll_types::{Fault, VolumeId};
+use atoll_types::{Code, Fault, VolumeId};
 use futures_util::StreamExt as _;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
@@ -57,7 +57,7 @@ impl Sandboxes {
         depth: u32,
     ) -> Result<Vec<VolumeEntry>, Fault> {
         if depth == 0 {
-            return Err(Fault::invalid("depth_invalid", "depth must be at least 1"));
+            return Err(Fault::new(Code::DepthInvalid, "depth must be at least 1"));
         }
         let id = self.volume_row(&caller.project, which).await?.id;
         self.on_volumes(move |volumes| volumes.entries(id.as_str(), &path, depth))

@@ -14,7 +14,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use atoll_image::{Content, Limits, Tree, Whiteouts};
 use atoll_runtime::{Mount, MountSource};
 use atoll_store::{Fact, NewFact, VolumeRow, VolumeState};
-use atoll_types::{Fault, FaultKind, ProjectId, SandboxSpec, Timestamp, VolumeId};
+use atoll_types::{Code, Fault, ProjectId, SandboxSpec, Timestamp, VolumeId};
 use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -387,7 +387,7 @@ impl Sandboxes {
         found
             .filter(|row| row.state == VolumeState::Ready)
             .ok_or_else(|| {
-                Fault::not_found("volume_not_found", format!("there is no volume {which}"))
+                Fault::new(Code::VolumeNotFound, format!("there is no volume {which}"))
                     .hint("`atoll volume list` shows those that exist")
             })
     }
@@ -443,7 +443,7 @@ fn seal(archive: &Path, scratch: &Path) -> Result<tempfile::NamedTempFile, Fault
         // Where it lies is no business of whoever sent it.
         .map_err(|e| {
             let shown = e.to_string().replace(&*archive.to_string_lossy(), "the archive");
-            Fault::invalid("archive_invalid", shown)
+            Fault::new(Code::ArchiveInvalid, shown)
         })?;
     let file = tempfile::NamedTempFile::new_in(scratch).map_err(failed)?;
     let mut out = std::io::BufWriter::with_capacity(1 << 20, file.as_file());
@@ -456,12 +456,10 @@ fn seal(archive: &Path, scratch: &Path) -> Result<tempfile::NamedTempFile, Fault
 fn store_fault(error: &atoll_store::Error) -> Fault {
     match error {
         atoll_store::Error::NameTaken { .. } => {
-            Fault::new(FaultKind::Conflict, "name_taken", error.to_string()).hint("choose another name")
+            Fault::new(Code::NameTaken, error.to_string()).hint("choose another name")
         }
-        atoll_store::Error::InUse { .. } => {
-            Fault::new(FaultKind::Conflict, "volume_in_use", error.to_string())
-                .hint("kill the sandboxes that were created with it first; paused ones count")
-        }
+        atoll_store::Error::InUse { .. } => Fault::new(Code::VolumeInUse, error.to_string())
+            .hint("kill the sandboxes that were created with it first; paused ones count"),
         other => from_store(other),
     }
 }

@@ -5,7 +5,7 @@ use atoll_dialects::Dialect;
 use atoll_gateway_core::Spender;
 use atoll_models::{Models, Refusal, Request, Served, Who};
 use atoll_sandboxes::Caller;
-use atoll_types::FaultKind;
+use atoll_types::{Code, FaultKind};
 use atoll_workflows::{Step, StepEnd};
 use serde_json::{Map, Value, json};
 
@@ -88,7 +88,7 @@ fn is_true(fields: &Map<String, Value>, name: &str) -> bool {
 fn failed(refusal: &Refusal) -> StepEnd {
     let fault = &refusal.fault;
     let busy = matches!(
-        fault.kind,
+        fault.kind(),
         FaultKind::Unavailable | FaultKind::TimedOut | FaultKind::LimitExceeded | FaultKind::Internal
     );
     let upstream = refusal.upstream.as_ref().map(|upstream| upstream.status);
@@ -97,11 +97,11 @@ fn failed(refusal: &Refusal) -> StepEnd {
         message = format!("{message} ({hint})");
     }
     StepEnd::Failed {
-        kind: fault.code.to_owned(),
+        kind: fault.code.text().to_owned(),
         message,
         again: match upstream {
             Some(status) => status == 429 || status >= 500,
-            None => busy && fault.code != "budget_exhausted",
+            None => busy && fault.code != Code::BudgetExhausted,
         },
     }
 }
@@ -130,16 +130,13 @@ mod tests {
 
     #[test]
     fn only_what_time_may_mend_is_tried_again() {
-        let end = |kind, code| failed(&Refusal::from(atoll_types::Fault::new(kind, code, "no")));
+        let end = |code| failed(&Refusal::from(atoll_types::Fault::new(code, "no")));
         assert!(matches!(
-            end(FaultKind::Unavailable, "x"),
+            end(Code::ProviderFailed),
             StepEnd::Failed { again: true, .. }
         ));
-        for (kind, code) in [
-            (FaultKind::LimitExceeded, "budget_exhausted"),
-            (FaultKind::Invalid, "x"),
-        ] {
-            assert!(matches!(end(kind, code), StepEnd::Failed { again: false, .. }));
+        for code in [Code::BudgetExhausted, Code::ProviderRefused] {
+            assert!(matches!(end(code), StepEnd::Failed { again: false, .. }));
         }
     }
 }

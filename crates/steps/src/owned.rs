@@ -92,7 +92,7 @@ async fn sweep_project(engine: &Engine, sandboxes: &Sandboxes, project: ProjectI
             tracing::info!(sandbox = %sandbox.id, workflow, "its workflow is over");
             match sandboxes.kill(&caller, &sandbox.id).await {
                 Ok(_) => {}
-                Err(fault) if matches!(fault.kind, FaultKind::NotFound | FaultKind::Gone) => {}
+                Err(fault) if matches!(fault.kind(), FaultKind::NotFound | FaultKind::Gone) => {}
                 Err(fault) => return Err(fault),
             }
         }

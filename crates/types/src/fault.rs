@@ -1,9 +1,11 @@
 //! The one error that crosses from the application to the front ends.
 //!
 //! A fault says what was refused or went wrong, by which rule or limit, and what to do now. Front ends map its kind to
-//! their own status; nobody below them knows a status.
+//! their own status; nobody below them knows a status. What went wrong is a [`Code`], and the kind follows from it.
 
 use std::fmt;
+
+use crate::Code;
 
 /// Whose turn it is to act, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -38,9 +40,7 @@ pub enum FaultKind {
 
 #[derive(Debug, Clone)]
 pub struct Fault {
-    pub kind: FaultKind,
-    /// A stable machine-readable name such as `sandbox_not_found`.
-    pub code: &'static str,
+    pub code: Code,
     /// One sentence for a person: what was refused and why.
     pub message: String,
     /// What to do about it, if anything useful can be said.
@@ -48,13 +48,16 @@ pub struct Fault {
 }
 
 impl Fault {
-    pub fn new(kind: FaultKind, code: &'static str, message: impl Into<String>) -> Self {
+    pub fn new(code: Code, message: impl Into<String>) -> Self {
         Self {
-            kind,
             code,
             message: message.into(),
             hint: None,
         }
+    }
+
+    pub fn internal(message: impl Into<String>) -> Self {
+        Self::new(Code::Internal, message)
     }
 
     #[must_use]
@@ -63,16 +66,8 @@ impl Fault {
         self
     }
 
-    pub fn invalid(code: &'static str, message: impl Into<String>) -> Self {
-        Self::new(FaultKind::Invalid, code, message)
-    }
-
-    pub fn not_found(code: &'static str, message: impl Into<String>) -> Self {
-        Self::new(FaultKind::NotFound, code, message)
-    }
-
-    pub fn internal(message: impl Into<String>) -> Self {
-        Self::new(FaultKind::Internal, "internal", message)
+    pub fn kind(&self) -> FaultKind {
+        self.code.kind()
     }
 }
 

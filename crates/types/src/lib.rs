@@ -3,6 +3,7 @@
 //! What must hold: no I/O, no clock, no randomness, no async and no knowledge of any wire. A word lives here only when
 //! three or more crates say it; otherwise it lives with the crate that owns the idea.
 
+mod code;
 mod fault;
 mod id;
 mod life;
@@ -15,6 +16,7 @@ mod template;
 mod units;
 mod usage;
 
+pub use code::Code;
 pub use fault::{Fault, FaultKind};
 pub use id::{
     ArtifactId, BudgetId, CommandId, Id, IdError, InstanceId, KeyId, Kind, ModelCallId, ProjectId, RequestId,

@@ -313,6 +313,9 @@ pub enum Refusal {
         id: String,
         why: String,
     },
+    HostFull {
+        id: String,
+    },
     Damaged {
         id: String,
         why: String,
@@ -352,6 +355,7 @@ impl From<Error> for Refusal {
             Error::Size { asked, least, most } => Self::Size { asked, least, most },
             Error::Busy { id, why } => Self::Busy { id, why: why.into() },
             Error::Full { id, why } => Self::Full { id, why },
+            Error::HostFull { id } => Self::HostFull { id },
             Error::Damaged { id, why } => Self::Damaged { id, why },
             Error::Sealed(id) => Self::Sealed(id),
             Error::Archive { id, why } => Self::Archive { id, why },
@@ -380,6 +384,7 @@ impl From<Refusal> for Error {
             Refusal::Size { asked, least, most } => Self::Size { asked, least, most },
             Refusal::Busy { id, why } => Self::Busy { id, why: why.into() },
             Refusal::Full { id, why } => Self::Full { id, why },
+            Refusal::HostFull { id } => Self::HostFull { id },
             Refusal::Damaged { id, why } => Self::Damaged { id, why },
             Refusal::Sealed(id) => Self::Sealed(id),
             Refusal::Archive { id, why } => Self::Archive { id, why },

@@ -18,10 +18,12 @@ pub enum Error {
     /// Something still uses it: a sandbox, or a backup that is running. Nothing is lost; try again when it has ended.
     #[error("volume {id} is in use: {why}")]
     Busy { id: String, why: Cow<'static, str> },
-    /// The host's disk, or the volume when bytes were to go into it. What was half-made is gone, except that an import
-    /// leaves what fitted.
+    /// The volume, when bytes were to go into it. What was half-made is gone, except that an import leaves what fitted.
     #[error("no space left for volume {id}: {why}")]
     Full { id: String, why: String },
+    /// The host's disk, when the volume was to be made. What was half-made is gone.
+    #[error("no space left for volume {id}: the host's disk is full")]
+    HostFull { id: String },
     /// `e2fsck -p` could not repair it without losing something. The image is untouched by us.
     #[error("volume {id} is damaged: {why}; look at it with e2fsck")]
     Damaged { id: String, why: String },

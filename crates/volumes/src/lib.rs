@@ -203,10 +203,7 @@ impl Volumes {
             let _ = remove_tree(&new);
             // mkfs only says it.
             if error.kind() == ErrorKind::StorageFull || error.to_string().contains("No space left") {
-                return Error::Full {
-                    id: id.to_owned(),
-                    why: "the host's disk is full".into(),
-                };
+                return Error::HostFull { id: id.to_owned() };
             }
             Error::Io {
                 what: format!("making volume {id}"),

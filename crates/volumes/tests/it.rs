@@ -191,7 +191,7 @@ fn what_cannot_be_made_leaves_nothing() {
         .map(|entry| entry.file_name())
         .collect();
     assert!(Command::new("umount").arg(&small).status().unwrap().success());
-    assert!(matches!(full, Err(Error::Full { .. })), "{full:?}");
+    assert!(matches!(full, Err(Error::HostFull { .. })), "{full:?}");
     assert_eq!(left, [".lock"]);
 }
 

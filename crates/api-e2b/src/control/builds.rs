@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use atoll_front::Slots;
 use atoll_sandboxes::{BuildEvent, BuildFrom, BuildStart, BuildTemplate, Caller, RegistryLogin};
-use atoll_types::{DiskBacking, Fault, MIB, ReadyCheck, Resources, StartCommand, Timestamp};
+use atoll_types::{Code, DiskBacking, Fault, MIB, ReadyCheck, Resources, StartCommand, Timestamp};
 use axum::extract::{Json, Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -409,7 +409,7 @@ async fn finish(app: &App, build: &Build, starts: bool) -> Result<(), Fault> {
         {
             Ok(_) => {}
             // Where memory cannot be kept, each sandbox starts it.
-            Err(fault) if fault.code == "memory_not_supported" => {}
+            Err(fault) if fault.code == Code::MemoryNotSupported => {}
             Err(fault) => return Err(fault),
         }
     }

@@ -1,7 +1,7 @@
 //! Snapshots and forks. A snapshot stands where a template may stand, and is deleted like one.
 
 use atoll_sandboxes::{Caller, ForkSandbox, MAX_COPIES, Snapshot, TakeSnapshot};
-use atoll_types::{FaultKind, SaveKind, SnapshotId};
+use atoll_types::{Code, FaultKind, SaveKind, SnapshotId};
 use axum::extract::{Json, State};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -50,7 +50,7 @@ fn without_tag(given: &str) -> &str {
 pub(crate) async fn delete(app: &App, caller: &Caller, given: &str) -> Answer<bool> {
     match app.sandboxes.delete_snapshot(caller, without_tag(given)).await {
         Ok(()) => Ok(true),
-        Err(fault) if matches!(fault.kind, FaultKind::NotFound | FaultKind::Gone) => Ok(false),
+        Err(fault) if matches!(fault.kind(), FaultKind::NotFound | FaultKind::Gone) => Ok(false),
         Err(fault) => Err(fault.into()),
     }
 }
@@ -163,7 +163,7 @@ pub(crate) async fn fork(
     };
     let copies = match app.sandboxes.fork(&caller, &id, with(None)).await {
         // As with pauses: what the tier can keep.
-        Err(fault) if fault.code == "memory_not_supported" => {
+        Err(fault) if fault.code == Code::MemoryNotSupported => {
             app.sandboxes
                 .fork(&caller, &id, with(Some(SaveKind::Filesystem)))
                 .await?

@@ -68,7 +68,7 @@ pub(crate) async fn list(State(app): State<App>, Auth(_): Auth, query: Query) ->
 pub(crate) async fn find(app: &App, given: &str) -> Answer<Template> {
     let name = Name::parse(given)?;
     let found = app.sandboxes.template(&name.stored()).await;
-    found.map_err(|fault| match fault.kind {
+    found.map_err(|fault| match fault.kind() {
         FaultKind::NotFound => Refusal::not_found(format!("Template \"{given}\" not found")),
         _ => fault.into(),
     })

@@ -3,7 +3,7 @@
 
 use atoll_front::Visit;
 use atoll_sandboxes::{ByteStream, Caller, EntryKind, VolumeEntry, VolumeMetadata, WriteInVolume};
-use atoll_types::{Fault, VolumeId};
+use atoll_types::{Code, Fault, VolumeId};
 use axum::body::Body;
 use axum::extract::{FromRequestParts, Json, Path, State};
 use axum::http::request::Parts;
@@ -180,7 +180,7 @@ pub(crate) async fn write(
     };
     let pieces = Body::new(opened.visit.upload(body)).into_data_stream();
     let pieces: ByteStream = pieces
-        .map(|piece| piece.map_err(|error| Fault::invalid("upload_broke_off", error.to_string())))
+        .map(|piece| piece.map_err(|error| Fault::new(Code::UploadBrokeOff, error.to_string())))
         .boxed();
     let written = app
         .sandboxes
@@ -249,7 +249,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_code_of_a_refusal_is_text_here() {
-        let response = NotDone::from(Fault::not_found("path_not_found", "nothing there")).into_response();
+        let response = NotDone::from(Fault::new(Code::PathNotFound, "nothing there")).into_response();
         assert_eq!(response.status(), StatusCode::NOT_FOUND);
         let body = axum::body::to_bytes(response.into_body(), 1000).await.unwrap();
         assert_eq!(&body[..], br#"{"code":"404","message":"nothing there"}"#);

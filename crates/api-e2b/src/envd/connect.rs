@@ -243,14 +243,21 @@ impl Error {
 
 impl From<Fault> for Error {
     fn from(fault: Fault) -> Self {
-        let code = match fault.kind {
+        let code = match fault.kind() {
+            // The sandbox is there.
+            _ if fault.code == atoll_types::Code::ServerDiskFull => Code::ResourceExhausted,
             FaultKind::Invalid => Code::InvalidArgument,
             FaultKind::Unauthenticated => Code::Unauthenticated,
             FaultKind::Forbidden => Code::PermissionDenied,
             FaultKind::NotFound => Code::NotFound,
-            FaultKind::Conflict if fault.code == "already_exists" => Code::AlreadyExists,
-            FaultKind::Conflict if fault.code.starts_with("sandbox_") => Code::Unavailable,
-            FaultKind::Conflict => Code::FailedPrecondition,
+            FaultKind::Conflict => match fault.code {
+                atoll_types::Code::AlreadyExists => Code::AlreadyExists,
+                atoll_types::Code::SandboxPaused
+                | atoll_types::Code::SandboxStopped
+                | atoll_types::Code::SandboxWrongState
+                | atoll_types::Code::SandboxContended => Code::Unavailable,
+                _ => Code::FailedPrecondition,
+            },
             FaultKind::Gone | FaultKind::Unavailable => Code::Unavailable,
             FaultKind::LimitExceeded | FaultKind::TooLarge => Code::ResourceExhausted,
             FaultKind::Unsupported => Code::Unimplemented,

@@ -56,7 +56,7 @@ impl Call {
             let next = beside(&stat.path, &target);
             stat = match self.stat(self.exactly(&next)).await {
                 Ok(stat) => stat,
-                Err(fault) if matches!(fault.kind, FaultKind::NotFound | FaultKind::Invalid) => {
+                Err(fault) if matches!(fault.kind(), FaultKind::NotFound | FaultKind::Invalid) => {
                     return Ok(None);
                 }
                 Err(fault) => return Err(fault),

@@ -2,7 +2,7 @@
 
 use atoll_guest_protocol::{EntryKind, FileStat, WriteMode};
 use atoll_sandboxes::{ByteStream, FileChange, WriteSpec};
-use atoll_types::{Fault, FaultKind};
+use atoll_types::{Code, Fault, FaultKind};
 use axum::body::Body;
 use axum::extract::{Json, Request};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
@@ -114,7 +114,7 @@ fn acting(admitted: Admitted, username: Option<String>) -> Option<String> {
 
 /// Mistakes in the words of the original.
 fn refusal(call: &Call, path: &str, fault: Fault) -> Refusal {
-    match (fault.kind, fault.code) {
+    match (fault.kind(), fault.code) {
         (FaultKind::NotFound, _) if is_about_user(&fault) => {
             let user = call.user.as_deref().unwrap_or_default();
             Refusal::unauthorized(format!("error looking up user '{user}': {}", fault.message))
@@ -122,7 +122,7 @@ fn refusal(call: &Call, path: &str, fault: Fault) -> Refusal {
         (FaultKind::NotFound, _) => {
             file_refusal(StatusCode::NOT_FOUND, format!("path '{path}' does not exist"))
         }
-        (FaultKind::Invalid, "is_a_directory") => {
+        (_, Code::IsADirectory) => {
             file_refusal(StatusCode::BAD_REQUEST, format!("path '{path}' is a directory"))
         }
         _ => fault.into(),
@@ -222,7 +222,7 @@ async fn write(call: &Call, path: Option<String>, request: Request) -> Answer<Re
 }
 
 fn broken(error: &dyn std::error::Error) -> Fault {
-    Fault::invalid("body_broken", format!("the body could not be read: {error}"))
+    Fault::new(Code::BodyBroken, format!("the body could not be read: {error}"))
 }
 
 async fn write_one(

@@ -67,8 +67,8 @@ pub(crate) async fn serve(call: Call, kind: Kind, method: &str, request: Request
 
 /// A path that leads nowhere, in the words of the original.
 pub(crate) fn missing(path: &str, fault: Fault) -> Error {
-    match (fault.kind, fault.code) {
-        (FaultKind::NotFound, _) | (FaultKind::Invalid, "not_a_directory") => {
+    match (fault.kind(), fault.code) {
+        (FaultKind::NotFound, _) | (_, atoll_types::Code::NotADirectory) => {
             Error::not_found(format!("path not found: {path}: {}", fault.message))
         }
         _ => fault.into(),
@@ -93,7 +93,7 @@ async fn make_dir(call: &Call, path: &str) -> Result<EntryResponse, Error> {
                 format!("directory already exists: {path}"),
             ));
         }
-        Err(fault) if fault.kind == FaultKind::Conflict && fault.code == "already_exists" => {
+        Err(fault) if fault.code == atoll_types::Code::AlreadyExists => {
             return Err(Error::invalid(fault.to_string()));
         }
         Err(fault) => return Err(fault.into()),
@@ -119,7 +119,7 @@ async fn rename(call: &Call, request: &MoveRequest) -> Result<EntryResponse, Err
 async fn remove(call: &Call, path: &str) -> Result<Nothing, Error> {
     match change(call, path, FileChange::Remove { recursive: true }).await {
         Ok(_) => Ok(Nothing {}),
-        Err(fault) if fault.kind == FaultKind::NotFound => Ok(Nothing {}),
+        Err(fault) if fault.kind() == FaultKind::NotFound => Ok(Nothing {}),
         Err(fault) => Err(fault.into()),
     }
 }

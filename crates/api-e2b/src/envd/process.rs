@@ -145,7 +145,7 @@ async fn start(
         .sandboxes
         .exec(&call.target.caller, &call.target.id, spec)
         .await;
-    let mut execution = executed.map_err(|fault| match fault.kind {
+    let mut execution = executed.map_err(|fault| match fault.kind() {
         FaultKind::NotFound if fault.message.contains("user") => Error::new(
             Code::Unauthenticated,
             format!("invalid username: '{}'", call.user.as_deref().unwrap_or_default()),

@@ -1,7 +1,7 @@
 //! `/v1/gateway/calls` and `/v1/gateway/spend`: what was called, and what it cost.
 
 use atoll_store::{ModelCallRow, SpendBy, SpendQuery};
-use atoll_types::{CallOutcome, Fault, ModelCallId, SandboxId, Timestamp, Usd};
+use atoll_types::{CallOutcome, Code, Fault, ModelCallId, SandboxId, Timestamp, Usd};
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -276,8 +276,8 @@ fn by(text: Option<&str>) -> Answer<SpendBy> {
         Some("user") => SpendBy::User,
         Some("tag") => SpendBy::Tag,
         Some(other) => {
-            let fault = Fault::invalid(
-                "invalid_query",
+            let fault = Fault::new(
+                Code::InvalidQuery,
                 format!("cannot sum by `{}`", other.escape_default()),
             );
             let hint = "use model, provider, key, sandbox, workflow, run, user, tag, day, hour or total";

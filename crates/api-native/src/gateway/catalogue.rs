@@ -3,7 +3,7 @@
 use atoll_gateway_core::Target;
 use atoll_models::{ModelView, SetPrice, SetRoute};
 use atoll_store::ModelRates;
-use atoll_types::Fault;
+use atoll_types::{Code, Fault};
 use axum::extract::State;
 use axum::routing::put;
 use serde::{Deserialize, Serialize};
@@ -128,7 +128,7 @@ pub(crate) async fn set_model(
     let mut models = app.models.list_models(&caller.project).into_iter();
     let view = models.find(|view| view.name == name);
     // Somebody may have deleted it since.
-    let view = view.ok_or_else(|| Fault::not_found("model_not_found", format!("there is no `{name}`")))?;
+    let view = view.ok_or_else(|| Fault::new(Code::ModelNotFound, format!("there is no `{name}`")))?;
     Ok(axum::Json(CallableModel::of(view)))
 }
 

@@ -1,6 +1,7 @@
 //! Which sandboxes a list shows: labels and states, a page at a time.
 
 use atoll_sandboxes::ListSandboxes;
+use atoll_types::Code;
 use serde::Serialize;
 use utoipa::{IntoParams, ToSchema};
 
@@ -38,13 +39,13 @@ pub(crate) fn read_list(pairs: Vec<(String, String)>) -> Answer<ListSandboxes> {
                 let (label, value) = wire::pair("label", &value)?;
                 if list.labels.insert(label.clone(), value).is_some() {
                     let message = format!("`label` names `{label}` twice");
-                    return Err(Failure::invalid("invalid_query", message));
+                    return Err(Failure::new(Code::InvalidQuery, message));
                 }
             }
             "state" => {
                 let state = value
                     .parse()
-                    .map_err(|message: String| Failure::invalid("invalid_query", message))?;
+                    .map_err(|message: String| Failure::new(Code::InvalidQuery, message))?;
                 if !list.states.contains(&state) {
                     list.states.push(state);
                 }
@@ -52,20 +53,20 @@ pub(crate) fn read_list(pairs: Vec<(String, String)>) -> Answer<ListSandboxes> {
             "cursor" if list.cursor.is_none() => list.cursor = Some(value),
             "limit" if limit.is_none() => {
                 let number = value.parse().map_err(|_| {
-                    Failure::invalid("invalid_query", format!("`limit` is `{value}`, not a number"))
+                    Failure::new(Code::InvalidQuery, format!("`limit` is `{value}`, not a number"))
                 })?;
                 let number = wire::within("limit", number, 1..=100)?;
                 limit = usize::try_from(number).ok();
             }
             "cursor" | "limit" => {
                 let message = format!("`{name}` is given twice");
-                return Err(Failure::invalid("invalid_query", message));
+                return Err(Failure::new(Code::InvalidQuery, message));
             }
             _ => {
                 let message = format!(
                     "unknown query parameter `{name}`, expected one of `label`, `state`, `cursor`, `limit`"
                 );
-                return Err(Failure::invalid("invalid_query", message));
+                return Err(Failure::new(Code::InvalidQuery, message));
             }
         }
     }

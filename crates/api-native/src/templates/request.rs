@@ -1,7 +1,7 @@
 //! What a build is asked for: in a body, in a query beside an upload, in headers.
 
 use atoll_sandboxes::{BuildFrom, BuildStart, BuildTemplate, RegistryLogin};
-use atoll_types::{NetworkPolicy, ReadyCheck, Resources, StartCommand};
+use atoll_types::{Code, NetworkPolicy, ReadyCheck, Resources, StartCommand};
 use axum::http::HeaderMap;
 use base64::Engine as _;
 use serde::{Deserialize, Serialize};
@@ -99,7 +99,7 @@ pub(crate) struct ReadyRequest {
 impl StartRequest {
     fn into_start(self) -> Answer<StartCommand> {
         if self.argv.is_empty() {
-            return Err(Failure::invalid("invalid_body", "`start.argv` is empty"));
+            return Err(Failure::new(Code::InvalidBody, "`start.argv` is empty"));
         }
         Ok(StartCommand {
             argv: self.argv,
@@ -133,8 +133,8 @@ impl ReadyRequest {
         match (self.port, self.argv) {
             (Some(port), None) if port > 0 => Ok(ReadyCheck::Port { port, timeout_millis }),
             (None, Some(argv)) if !argv.is_empty() => Ok(ReadyCheck::Command { argv, timeout_millis }),
-            _ => Err(Failure::invalid(
-                "invalid_ready_check",
+            _ => Err(Failure::new(
+                Code::InvalidReadyCheck,
                 "a ready check is either a `port` or an `argv`",
             )),
         }
@@ -153,8 +153,8 @@ impl BuildRequest {
                     .iter()
                     .any(|scheme| reference.starts_with(scheme))
                 {
-                    return Err(Failure::invalid(
-                        "image_not_in_a_registry",
+                    return Err(Failure::new(
+                        Code::ImageNotInARegistry,
                         format!("`{reference}` names a file, and files of the server cannot be named"),
                     )
                     .hint("send the archive to /v1/templates/build-archive"));
@@ -162,15 +162,15 @@ impl BuildRequest {
                 BuildFrom::Image { reference, login }
             }
             (None, None) => {
-                return Err(Failure::invalid(
-                    "missing_field",
+                return Err(Failure::new(
+                    Code::MissingField,
                     "nothing to build from: give `debian` or `image`",
                 )
                 .hint("a Dockerfile's context goes to /v1/templates/build-context, an archive to /v1/templates/build-archive"));
             }
             (Some(_), Some(_)) => {
-                return Err(Failure::invalid(
-                    "contradicting_fields",
+                return Err(Failure::new(
+                    Code::ContradictingFields,
                     "`debian` and `image` exclude each other",
                 ));
             }
@@ -270,17 +270,17 @@ pub(super) fn read_context_query(pairs: Vec<(String, String)>) -> Answer<Context
                     "unknown query parameter `{key}`, expected one of `name`, `dockerfile`, `arg`, `target`, \
                      `no_cache`, `start`, `network`, `resources`, `build_network`"
                 );
-                return Err(Failure::invalid("invalid_query", message));
+                return Err(Failure::new(Code::InvalidQuery, message));
             }
         };
         if slot.replace(value).is_some() {
-            return Err(Failure::invalid(
-                "invalid_query",
+            return Err(Failure::new(
+                Code::InvalidQuery,
                 format!("`{key}` is given twice"),
             ));
         }
     }
-    let name = name.ok_or_else(|| Failure::invalid("missing_field", "`name` is missing"))?;
+    let name = name.ok_or_else(|| Failure::new(Code::MissingField, "`name` is missing"))?;
     Ok(ContextBuild {
         name: wire::name("name", name)?,
         dockerfile: dockerfile.unwrap_or_else(|| "Dockerfile".into()),
@@ -290,8 +290,8 @@ pub(super) fn read_context_query(pairs: Vec<(String, String)>) -> Answer<Context
             None | Some("false") => false,
             Some("true") => true,
             Some(_) => {
-                return Err(Failure::invalid(
-                    "invalid_query",
+                return Err(Failure::new(
+                    Code::InvalidQuery,
                     "`no_cache` is neither `true` nor `false`",
                 ));
             }
@@ -326,8 +326,8 @@ pub(super) fn read_login(headers: &HeaderMap) -> Answer<Option<RegistryLogin>> {
     };
     // What is wrong with it is not shown: it is somebody's password.
     let wrong = || {
-        Failure::invalid(
-            "invalid_registry_login",
+        Failure::new(
+            Code::InvalidRegistryLogin,
             "`X-Registry-Auth` is not `Basic` with `user:password` in base64",
         )
     };
@@ -359,8 +359,8 @@ pub(super) fn read_resources(json: Option<String>) -> Answer<Option<Resources>> 
     json.map(|json| {
         let words = parse_json::<ResourcesRequest>(json.as_bytes());
         words.map(ResourcesRequest::into_resources).map_err(|failure| {
-            Failure::invalid(
-                "invalid_query",
+            Failure::new(
+                Code::InvalidQuery,
                 format!("`resources`: {}", failure.fault().message),
             )
         })
@@ -372,7 +372,10 @@ pub(super) fn read_network(field: &str, json: Option<String>) -> Answer<Option<N
     json.map(|json| {
         let words = parse_json::<PolicyWords>(json.as_bytes());
         words.map(PolicyWords::into_policy).map_err(|failure| {
-            Failure::invalid("invalid_query", format!("`{field}`: {}", failure.fault().message))
+            Failure::new(
+                Code::InvalidQuery,
+                format!("`{field}`: {}", failure.fault().message),
+            )
         })
     })
     .transpose()

@@ -73,7 +73,7 @@ impl<'a> There<'a> {
         let mut at = if path.is_empty() { "/" } else { path }.to_owned();
         let link = match self.client.json(self.request(Method::GET, "stat", &at)).await {
             Ok(found) => found,
-            Err(error) if error.code.as_deref() == Some("not_found_in_sandbox") => return Ok(None),
+            Err(error) if error.is(atoll_types::Code::NotFoundInSandbox) => return Ok(None),
             Err(error) => return Err(error),
         };
         let own = Found {

@@ -16,7 +16,7 @@ const FAREWELL_BYTES: u64 = 64 * 1024;
 fn http_answer(decision: &Decision) -> Vec<u8> {
     let body = serde_json::json!({
         "error": {
-            "code": "egress_denied",
+            "code": atoll_types::Code::EgressDenied.text(),
             "message": decision.reason,
             "rule": decision.rule.as_str(),
         }

@@ -32,7 +32,7 @@ pub(super) fn pass(
     let searched = bodies && !redactor.is_empty() && !body.is_end_stream();
     if searched && !is_whole(&parts) {
         return reply::failed(
-            "upstream_encoded",
+            atoll_types::Code::UpstreamEncoded,
             "the server answered in an encoding or in parts in which echoes of secrets cannot be looked for, though it was asked not to",
         );
     }

@@ -337,7 +337,7 @@ impl<R: Route> Connection<R> {
         }
         if !websocket.is_some_and(|asked| asked.agreed(response.headers())) {
             return reply::failed(
-                "upstream_failed",
+                atoll_types::Code::UpstreamFailed,
                 "the server switched to a protocol that it was not asked for",
             );
         }
@@ -513,7 +513,7 @@ impl<R: Route> Connection<R> {
         // Both were valid before; only a secret in the query can have made it too long.
         let too_long = || {
             Stop::Unanswered(Unanswered::Failed {
-                code: "request_too_long",
+                code: atoll_types::Code::RequestTooLong,
                 why: "the request is too long with the secret in it".to_owned(),
             })
         };

@@ -1,6 +1,7 @@
 //! Answers that Atoll gives itself, instead of the server.
 
 use atoll_policy::Decision;
+use atoll_types::Code;
 use bytes::Bytes;
 use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
 use hyper::{Response, StatusCode};
@@ -15,7 +16,7 @@ pub(super) const FAILED: HeaderName = HeaderName::from_static("x-atoll-failed");
 
 pub(super) fn denied(decision: &Decision, status: StatusCode, hint: &str) -> Response<Answer> {
     let body = json!({ "error": {
-        "code": "egress_denied",
+        "code": Code::EgressDenied.text(),
         "message": decision.reason,
         "rule": decision.rule.as_str(),
         "hint": hint,
@@ -24,23 +25,23 @@ pub(super) fn denied(decision: &Decision, status: StatusCode, hint: &str) -> Res
 }
 
 /// `why` must not hold anything of the request or the answer but names and addresses.
-pub(super) fn failed(code: &'static str, why: &str) -> Response<Answer> {
+pub(super) fn failed(code: Code, why: &str) -> Response<Answer> {
     let body = json!({ "error": {
-        "code": code,
+        "code": code.text(),
         "message": why,
         "hint": "the request was allowed; this is about the server or the way to it",
     }});
-    reply(StatusCode::BAD_GATEWAY, FAILED, code, &body)
+    reply(StatusCode::BAD_GATEWAY, FAILED, code.text(), &body)
 }
 
 /// To a request whose body cannot be read to its end. Seldom of use: most who send such a thing do not listen.
 pub(super) fn broken() -> Response<Answer> {
     let body = json!({ "error": {
-        "code": "request_broken",
+        "code": Code::RequestBroken.text(),
         "message": "the body of the request broke off, or is not what its head says",
         "hint": "send the body as it is, with a length or in chunks",
     }});
-    reply(StatusCode::BAD_REQUEST, FAILED, "request_broken", &body)
+    reply(StatusCode::BAD_REQUEST, FAILED, Code::RequestBroken.text(), &body)
 }
 
 fn reply(status: StatusCode, header: HeaderName, value: &str, body: &serde_json::Value) -> Response<Answer> {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_policy::Decision;
+use atoll_types::Code;
 use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1, http2};
 use hyper::{Request, Response};
@@ -36,7 +37,7 @@ pub(super) enum Unanswered {
     /// The guest did not send what it had announced.
     BrokenBody,
     Failed {
-        code: &'static str,
+        code: Code,
         why: String,
     },
 }
@@ -163,7 +164,7 @@ impl<R: Route> Upstream<R> {
             return Unanswered::BrokenBody;
         }
         Unanswered::Failed {
-            code: "upstream_failed",
+            code: Code::UpstreamFailed,
             why: format!("{} did not answer as expected: {error}", self.route.name()),
         }
     }
@@ -230,7 +231,7 @@ async fn dial<R: Route>(route: &R) -> Result<(R::Stream, IpAddr), Unanswered> {
     route.dial().await.map_err(|error| match error {
         Undialled::Denied(decision) => Unanswered::Denied(decision),
         Undialled::Failed(why) => Unanswered::Failed {
-            code: "upstream_unreachable",
+            code: Code::UpstreamUnreachable,
             why: format!("{}: {why}", route.name()),
         },
     })
@@ -244,7 +245,7 @@ async fn connect_tls<R: Route>(
 ) -> Result<Link, Unanswered> {
     let (stream, address) = dial(route).await?;
     let failed = |why: String| Unanswered::Failed {
-        code: "upstream_tls_failed",
+        code: Code::UpstreamTlsFailed,
         why: format!("cannot set up TLS with {}: {why}", route.name()),
     };
     let name = server_name(route.name()).map_err(|error| failed(error.to_string()))?;
@@ -265,7 +266,7 @@ where
 {
     let io = TokioIo::new(stream);
     let failed = |error: hyper::Error| Unanswered::Failed {
-        code: "upstream_failed",
+        code: Code::UpstreamFailed,
         why: format!("the server did not begin as expected: {error}"),
     };
     let sender = match speech {

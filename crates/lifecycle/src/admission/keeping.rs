@@ -1,6 +1,6 @@
 //! What a request says about state that survives: hooks, volumes, how long it may rest.
 
-use atoll_types::{Fault, Hook, SandboxSpec, VolumeMount};
+use atoll_types::{Code, Fault, Hook, SandboxSpec, VolumeMount};
 
 use super::{Limits, at_most, millis, shown};
 
@@ -11,8 +11,8 @@ const MAX_PATH_BYTES: usize = 4095;
 
 pub(super) fn keeping(spec: &SandboxSpec, limits: &Limits) -> Result<(), Fault> {
     if spec.retention_millis == Some(0) {
-        return Err(Fault::invalid(
-            "retention_out_of_range",
+        return Err(Fault::new(
+            Code::RetentionOutOfRange,
             "a retention of 0 would delete the sandbox as soon as it rests",
         )
         .hint("leave it out to keep a resting sandbox until it is deleted, or use the action `kill`"));
@@ -24,15 +24,15 @@ pub(super) fn keeping(spec: &SandboxSpec, limits: &Limits) -> Result<(), Fault> 
 
 fn hooks(when: &str, hooks: &[Hook], limits: &Limits) -> Result<(), Fault> {
     at_most(
-        "hooks_too_many",
+        Code::HooksTooMany,
         format!("{when} hooks"),
         hooks.len(),
         limits.max_hooks,
     )?;
     for (hook, number) in hooks.iter().zip(1..) {
         let bad = |what: String| {
-            Err(Fault::invalid(
-                "hook_invalid",
+            Err(Fault::new(
+                Code::HookInvalid,
                 format!("{when} hook {number} {what}"),
             ))
         };
@@ -61,12 +61,12 @@ fn hooks(when: &str, hooks: &[Hook], limits: &Limits) -> Result<(), Fault> {
 }
 
 fn volumes(mounts: &[VolumeMount], limits: &Limits) -> Result<(), Fault> {
-    at_most("volumes_too_many", "volumes", mounts.len(), limits.max_volumes)?;
+    at_most(Code::VolumesTooMany, "volumes", mounts.len(), limits.max_volumes)?;
     for mount in mounts {
         let name = &mount.volume;
         if name.is_empty() || name.len() > 256 || name.chars().any(|c| c.is_control() || c.is_whitespace()) {
-            return Err(Fault::invalid(
-                "volume_name_invalid",
+            return Err(Fault::new(
+                Code::VolumeNameInvalid,
                 "a volume is named by 1 to 256 bytes without spaces or control characters",
             ));
         }
@@ -75,8 +75,8 @@ fn volumes(mounts: &[VolumeMount], limits: &Limits) -> Result<(), Fault> {
     for (index, mount) in mounts.iter().enumerate() {
         for other in &mounts[..index] {
             if is_at_or_under(&mount.path, &other.path) || is_at_or_under(&other.path, &mount.path) {
-                return Err(Fault::invalid(
-                    "volume_paths_overlap",
+                return Err(Fault::new(
+                    Code::VolumePathsOverlap,
                     format!(
                         "the volumes at {:?} and {:?} would hide each other",
                         shown(&other.path),
@@ -92,8 +92,8 @@ fn volumes(mounts: &[VolumeMount], limits: &Limits) -> Result<(), Fault> {
 
 fn path(path: &str) -> Result<(), Fault> {
     let bad = |what: &str| {
-        Err(Fault::invalid(
-            "volume_path_invalid",
+        Err(Fault::new(
+            Code::VolumePathInvalid,
             format!("volume path {:?} {what}", shown(path)),
         ))
     };

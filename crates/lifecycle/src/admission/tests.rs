@@ -73,7 +73,7 @@ fn the_strongest_tier_at_or_above_the_floor_is_chosen() {
 #[test]
 fn a_floor_that_cannot_be_met_says_why_and_what_to_do() {
     let fault = choose_tier(None, None, &tiers(&[Jail])).unwrap_err();
-    assert_eq!(fault.kind, FaultKind::Unsupported);
+    assert_eq!(fault.code, Code::IsolationUnavailable);
     assert_eq!(
         fault.to_string(),
         "the default isolation floor (a tenant boundary) `gvisor` cannot be met on this machine: gvisor: runsc was \

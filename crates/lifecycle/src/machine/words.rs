@@ -3,7 +3,7 @@
 use std::fmt;
 
 use atoll_types::{
-    EndReason, Fault, FaultKind, IdlePolicy, InstanceId, SandboxSpec, SandboxState, SaveKind, Saved, Saving,
+    Code, EndReason, Fault, IdlePolicy, InstanceId, SandboxSpec, SandboxState, SaveKind, Saved, Saving,
     SnapshotId, TimeoutAction, Timestamp,
 };
 
@@ -373,17 +373,17 @@ impl std::error::Error for Refused {}
 
 impl From<Refused> for Fault {
     fn from(refused: Refused) -> Self {
-        let (kind, code) = match refused.state {
-            SandboxState::Paused => (FaultKind::Conflict, "sandbox_paused"),
-            SandboxState::Stopped => (FaultKind::Conflict, "sandbox_stopped"),
+        let code = match refused.state {
+            SandboxState::Paused => Code::SandboxPaused,
+            SandboxState::Stopped => Code::SandboxStopped,
             SandboxState::Starting
             | SandboxState::Running
             | SandboxState::Pausing
             | SandboxState::Resuming
-            | SandboxState::Stopping => (FaultKind::Conflict, "sandbox_wrong_state"),
-            SandboxState::Deleting | SandboxState::Deleted => (FaultKind::Gone, "sandbox_deleted"),
-            SandboxState::Failed => (FaultKind::Gone, "sandbox_failed"),
+            | SandboxState::Stopping => Code::SandboxWrongState,
+            SandboxState::Deleting | SandboxState::Deleted => Code::SandboxDeleted,
+            SandboxState::Failed => Code::SandboxFailed,
         };
-        Self::new(kind, code, refused.to_string()).hint(refused.instead)
+        Self::new(code, refused.to_string()).hint(refused.instead)
     }
 }

@@ -5,7 +5,7 @@
 
 use atoll_gateway_core::Standing;
 use atoll_store::{Fact, ModelBudgetRow};
-use atoll_types::{BudgetId, BudgetScope, BudgetWindow, Fault, ProjectId, SandboxId, Timestamp, Usd};
+use atoll_types::{BudgetId, BudgetScope, BudgetWindow, Code, Fault, ProjectId, SandboxId, Timestamp, Usd};
 
 use super::{check_name, missing, shown};
 use crate::faults::from_store;
@@ -39,20 +39,20 @@ impl Models {
     pub async fn set_budget(&self, project: &ProjectId, request: SetBudget) -> Result<BudgetView, Fault> {
         check_name("budget", &request.name)?;
         if request.limit < Usd::ZERO {
-            return Err(Fault::invalid("budget_invalid", "a budget is not negative"));
+            return Err(Fault::new(Code::BudgetInvalid, "a budget is not negative"));
         }
         if request
             .alert_percent
             .is_some_and(|percent| !(1..=100).contains(&percent))
         {
-            return Err(Fault::invalid(
-                "budget_invalid",
+            return Err(Fault::new(
+                Code::BudgetInvalid,
                 "an alert is told at 1 to 100 percent",
             ));
         }
         if request.scope == BudgetScope::Project && request.subject.is_some() {
-            return Err(Fault::invalid(
-                "budget_invalid",
+            return Err(Fault::new(
+                Code::BudgetInvalid,
                 "a budget of the project is of this project",
             ));
         }
@@ -61,8 +61,8 @@ impl Models {
             .as_ref()
             .is_some_and(|subject| subject.is_empty() || subject.len() > 200)
         {
-            return Err(Fault::invalid(
-                "budget_invalid",
+            return Err(Fault::new(
+                Code::BudgetInvalid,
                 "a subject has 1 to 200 characters",
             ));
         }
@@ -143,7 +143,7 @@ impl Models {
                     (Some(row), None) => return Ok(row.id.as_str().to_owned()),
                     (Some(_), Some(_)) => {
                         let message = format!("there are several keys named `{}`", shown(&subject));
-                        return Err(Fault::invalid("subject_ambiguous", message)
+                        return Err(Fault::new(Code::SubjectAmbiguous, message)
                             .hint("name it by its id; `atoll model key list` shows it"));
                     }
                     (None, _) => {}
@@ -155,7 +155,7 @@ impl Models {
             BudgetScope::Sandbox => "name it by its id; `atoll list` shows it",
             _ => "`atoll model key list` shows those that exist; a virtual key goes by its name, too",
         };
-        Err(Fault::not_found("subject_not_found", message).hint(hint))
+        Err(Fault::new(Code::SubjectNotFound, message).hint(hint))
     }
 
     pub fn list_budgets(&self, project: &ProjectId) -> Vec<BudgetView> {

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use atoll_dialects::Dialect;
 use atoll_models::{CreateModelKey, Served, SetBudget, SetRoute, Who};
-use atoll_types::{BudgetScope, BudgetWindow, ProviderKind, Usd};
+use atoll_types::{BudgetScope, BudgetWindow, Code, ProviderKind, Usd};
 use futures_util::StreamExt as _;
 
 use crate::support::{Context, Provider, Reply, events, json, request};
@@ -56,7 +56,7 @@ async fn of_many_calls_at_once_exactly_as_many_pass_as_there_is_money_for() {
     while let Some(done) = calls.join_next().await {
         match done.unwrap() {
             Ok(()) => passed += 1,
-            Err(code) => assert_eq!(code, "budget_exhausted"),
+            Err(code) => assert_eq!(code, Code::BudgetExhausted),
         }
     }
     assert_eq!(passed, 100);
@@ -125,7 +125,7 @@ async fn without_a_price_there_is_no_budget_that_holds() {
         .await
         .unwrap();
     let refused = call(&context, &context.who()).await.unwrap_err();
-    assert_eq!(refused.fault.code, "model_unpriced");
+    assert_eq!(refused.fault.code, Code::ModelUnpriced);
 }
 
 #[tokio::test]
@@ -155,7 +155,7 @@ async fn a_key_opens_what_it_says_for_as_long_as_it_says() {
         .await
         .unwrap();
     let refused = call(&context, &with_key(&secret)).await.unwrap_err();
-    assert_eq!(refused.fault.code, "model_not_allowed");
+    assert_eq!(refused.fault.code, Code::ModelNotAllowed);
     let request = CreateModelKey {
         models: vec!["m*".into()],
         ..request
@@ -169,7 +169,7 @@ async fn a_key_opens_what_it_says_for_as_long_as_it_says() {
     call(&context, &who).await.unwrap();
     call(&context, &who).await.unwrap();
     let refused = call(&context, &who).await.unwrap_err();
-    assert_eq!(refused.fault.code, "rate_limited");
+    assert_eq!(refused.fault.code, Code::RateLimited);
     assert!(refused.retry_after.is_some());
     context
         .models
@@ -223,7 +223,7 @@ async fn a_budget_that_is_set_meanwhile_counts_the_calls_under_way() {
         (Usd::ZERO, "2".parse().unwrap())
     );
     let refused = context.ask(Dialect::Chat, ask).await.err().unwrap();
-    assert_eq!(refused.fault.code, "budget_exhausted");
+    assert_eq!(refused.fault.code, Code::BudgetExhausted);
     // Also where it is made to count something else, and back.
     assert!(set(BudgetScope::Run).await.unwrap().standing.is_empty());
     let standing = set(BudgetScope::Project).await.unwrap().standing;
@@ -312,7 +312,7 @@ async fn a_budget_is_for_somebody_who_exists() {
         (BudgetScope::Sandbox, "sbx_aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"),
     ] {
         let refused = set(scope, subject).await.unwrap_err();
-        assert_eq!(refused.code, "subject_not_found", "{scope} {subject}");
+        assert_eq!(refused.code, Code::SubjectNotFound, "{scope} {subject}");
     }
     let id = key.id.as_str().to_owned();
     for subject in ["ci", id.as_str()] {
@@ -342,7 +342,7 @@ async fn a_budget_is_for_somebody_who_exists() {
         .unwrap();
     set(BudgetScope::Key, &id).await.unwrap();
     let refused = set(BudgetScope::Key, "ci").await.unwrap_err();
-    assert_eq!(refused.code, "subject_not_found");
+    assert_eq!(refused.code, Code::SubjectNotFound);
     for workflow in ["nightly", "soon"] {
         set(BudgetScope::Workflow, workflow).await.unwrap();
     }
@@ -360,7 +360,7 @@ async fn a_key_that_may_do_nothing_is_not_made() {
             expires_at: None,
         };
         let refused = context.models.create_model_key(&context.project, request).await;
-        assert_eq!(refused.unwrap_err().code, "key_rate_invalid");
+        assert_eq!(refused.unwrap_err().code, Code::KeyRateInvalid);
     }
 }
 
@@ -386,7 +386,7 @@ async fn a_name_stands_for_what_exists() {
     };
     for fallback in ["nosuch", "nosuch/m1", "fast"] {
         let refused = set("slow", fallback).await.unwrap_err();
-        assert_eq!(refused.code, "not_found", "{fallback}");
+        assert_eq!(refused.code, Code::NotFound, "{fallback}");
     }
     for (name, fallback) in [("fast", "m2"), ("slow", "fast"), ("slow", "p/any")] {
         set(name, fallback).await.unwrap();

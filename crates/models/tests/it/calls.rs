@@ -6,7 +6,7 @@ use std::time::Duration;
 use atoll_dialects::Dialect;
 use atoll_gateway_core::Target;
 use atoll_models::{Served, SetRoute};
-use atoll_types::{CallOutcome, ProviderKind, Usd};
+use atoll_types::{CallOutcome, Code, ProviderKind, Usd};
 use futures_util::StreamExt as _;
 use serde_json::Value;
 
@@ -297,12 +297,12 @@ async fn a_killed_gateways_calls_are_settled_by_the_next() {
 async fn an_unknown_model_and_a_bad_body_are_refused_by_name() {
     let context = Context::new().await;
     for (body, code) in [
-        (r#"{"model":"nobody","messages":[]}"#, "model_not_found"),
-        (r#"{"messages":[]}"#, "model_missing"),
-        (r#"{"model":"#, "invalid_body"),
+        (r#"{"model":"nobody","messages":[]}"#, Code::ModelNotFound),
+        (r#"{"messages":[]}"#, Code::ModelMissing),
+        (r#"{"model":"#, Code::InvalidBody),
         (
             r#"{"model":"a","providerOptions":{"gateway":{"zeroDataRetention":true}}}"#,
-            "gateway_option_unsupported",
+            Code::GatewayOptionUnsupported,
         ),
     ] {
         assert_eq!(

@@ -7,7 +7,7 @@ use atoll_dialects::Dialect;
 use atoll_gateway_core::Target;
 use atoll_models::{Served, SetBudget, SetRoute};
 use atoll_store::ModelCallRow;
-use atoll_types::{BudgetScope, BudgetWindow, CallOutcome, ProviderKind, Usd};
+use atoll_types::{BudgetScope, BudgetWindow, CallOutcome, Code, ProviderKind, Usd};
 use futures_util::StreamExt as _;
 
 use crate::support::{Context, Provider, Reply, answer, events, json, request, whole};
@@ -179,7 +179,7 @@ async fn the_larger_of_two_limits_is_reserved() {
     ] {
         let code = context.ask(Dialect::Chat, body).await.err().unwrap().fault.code;
         assert!(
-            matches!(code, "budget_exhausted" | "field_unpriced"),
+            matches!(code, Code::BudgetExhausted | Code::FieldUnpriced),
             "{body}: {code}"
         );
     }
@@ -193,7 +193,7 @@ async fn the_larger_of_two_limits_is_reserved() {
         r#"{"model":"m1","max_tokens":-1,"messages":[]}"#,
     ] {
         let code = context.ask(Dialect::Chat, body).await.err().unwrap().fault.code;
-        assert_eq!(code, "invalid_body", "{body}");
+        assert_eq!(code, Code::InvalidBody, "{body}");
     }
     assert_eq!(provider.answered.load(Ordering::SeqCst), 0, "nobody was asked");
     assert_eq!(standing(&context), (Usd::ZERO, Usd::ZERO));
@@ -239,7 +239,7 @@ async fn what_has_no_price_is_refused_where_a_budget_applies_and_marked_where_no
             let refused = served.err().unwrap();
             assert_eq!(
                 (refused.fault.code, refused.field.as_deref()),
-                ("field_unpriced", Some(field)),
+                (Code::FieldUnpriced, Some(field)),
                 "{}",
                 refused.fault.message
             );

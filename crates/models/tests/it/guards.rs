@@ -2,7 +2,7 @@
 
 use atoll_dialects::Dialect;
 use atoll_store::{ModelGuards, ScreenRule};
-use atoll_types::ProviderKind;
+use atoll_types::{Code, ProviderKind};
 
 use crate::support::{Context, Provider, json, whole};
 
@@ -20,7 +20,7 @@ fn rule(name: &str, redact: bool) -> ScreenRule {
     }
 }
 
-async fn code(context: &Context, body: &str) -> &'static str {
+async fn code(context: &Context, body: &str) -> Code {
     context.ask(Dialect::Chat, body).await.err().unwrap().fault.code
 }
 
@@ -56,14 +56,14 @@ async fn guards_hold_and_outlive_the_server() {
     let sent = provider.requests.lock().unwrap().len();
     assert_eq!(
         code(&context, &ask("take 4111 1111 1111 1111")).await,
-        "guard_refused"
+        Code::GuardRefused
     );
     assert_eq!(
         code(&context, &ask(&"word ".repeat(100))).await,
-        "input_too_large"
+        Code::InputTooLarge
     );
     let blocked = ask("hello").replace("m1", "m9-large");
-    assert_eq!(code(&context, &blocked).await, "model_blocked");
+    assert_eq!(code(&context, &blocked).await, Code::ModelBlocked);
     assert_eq!(provider.requests.lock().unwrap().len(), sent, "nothing has left");
 }
 
@@ -85,7 +85,7 @@ async fn guards_that_cannot_work_are_refused() {
             .set_guards(&context.project, guards)
             .await
             .unwrap_err();
-        assert_eq!(refused.code, "guards_invalid");
+        assert_eq!(refused.code, Code::GuardsInvalid);
     }
     assert_eq!(context.models.guards(&context.project), ModelGuards::default());
 }

@@ -2,7 +2,7 @@
 
 use atoll_dialects::Dialect;
 use atoll_models::{Refusal, SetProvider};
-use atoll_types::{ProjectId, ProviderKind};
+use atoll_types::{Code, ProjectId, ProviderKind};
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
@@ -91,7 +91,7 @@ async fn a_key_that_a_provider_repeats_is_not_passed_on() {
                 let counted = context.models.count_tokens(&who, Bytes::from(ask)).await;
                 let refused = counted.unwrap_err();
                 let is_about_the_key = matches!(status, "401 No" | "403 No");
-                assert_eq!(refused.fault.code == "provider_key_refused", is_about_the_key);
+                assert_eq!(refused.fault.code == Code::ProviderKeyRefused, is_about_the_key);
                 heard.push_str(&said(refused));
             }
             assert!(provider.last_request().contains("sk-secret"));
@@ -142,7 +142,7 @@ async fn requests_that_are_refused_do_not_rest_a_provider() {
             .await;
         for _ in 0..7 {
             let refused = context.ask(Dialect::Chat, ASK).await.err().unwrap();
-            assert_ne!(refused.fault.code, "provider_resting", "{status}");
+            assert_ne!(refused.fault.code, Code::ProviderResting, "{status}");
         }
     }
     let context = Context::new().await;
@@ -154,7 +154,7 @@ async fn requests_that_are_refused_do_not_rest_a_provider() {
     for _ in 0..7 {
         codes.push(context.ask(Dialect::Chat, ASK).await.err().unwrap().fault.code);
     }
-    assert!(codes.contains(&"provider_resting"), "{codes:?}");
+    assert!(codes.contains(&Code::ProviderResting), "{codes:?}");
 }
 
 /// What is refused by a rule of ours will be refused again, so nobody's retries are spent on it.

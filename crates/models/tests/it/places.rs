@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use atoll_dialects::Dialect;
 use atoll_models::{CreateModelKey, SetProvider, Who};
-use atoll_types::{ProjectId, ProviderKind};
+use atoll_types::{Code, ProjectId, ProviderKind};
 use bytes::Bytes;
 
 use crate::support::{Context, OWN, Provider, clock, json, request, whole};
@@ -39,7 +39,7 @@ async fn a_key_does_not_move_to_another_place() {
             .set_provider(&context.project, without_key(kind, url))
             .await
             .unwrap_err();
-        assert_eq!(refused.code, "provider_key_needed", "{kind} {url}");
+        assert_eq!(refused.code, Code::ProviderKeyNeeded, "{kind} {url}");
     }
     whole(context.ask(Dialect::Chat, ASK).await).await;
     assert_eq!(
@@ -164,5 +164,5 @@ async fn counting_tokens_counts_against_the_rate() {
     assert!(context.models.count_tokens(&who, unknown).await.is_err());
     context.models.take_rate(&who, 0).unwrap();
     let refused = context.models.count_tokens(&who, body).await.unwrap_err();
-    assert_eq!(refused.fault.code, "rate_limited");
+    assert_eq!(refused.fault.code, Code::RateLimited);
 }

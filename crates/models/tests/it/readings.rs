@@ -6,7 +6,7 @@ use std::time::Duration;
 use atoll_dialects::Dialect;
 use atoll_models::{CreateModelKey, Request, Served, SetBudget, SetPrice};
 use atoll_store::{FactQuery, ModelRates};
-use atoll_types::{BudgetScope, BudgetWindow, ProviderKind, SandboxId, Usd};
+use atoll_types::{BudgetScope, BudgetWindow, Code, ProviderKind, SandboxId, Usd};
 use futures_util::StreamExt as _;
 
 use crate::support::{Context, Provider, Reply, events, json, request};
@@ -120,7 +120,7 @@ async fn what_a_translation_sends_is_what_is_reserved_for() {
         let linked = r#"{"type":"file","mediaType":"application/pdf","data":"https://x/y.pdf"}"#;
         let (code, why) = set_aside(&context, sdk(model, linked)).await.unwrap_err();
         assert!(
-            matches!(code, "untranslatable" | "field_unpriced"),
+            matches!(code, Code::Untranslatable | Code::FieldUnpriced),
             "{code}: {why}"
         );
         assert_eq!(
@@ -161,7 +161,7 @@ async fn what_may_be_longer_than_it_looks_is_reserved_for_or_refused() {
     let (context, _provider) = capped(ProviderKind::Gemini, "gemini-x").await;
     let film = r#"{"type":"image_url","image_url":{"url":"https://www.youtube.com/watch?v=1"}}"#;
     let (code, why) = set_aside(&context, chat("gemini-x", film)).await.unwrap_err();
-    assert_eq!(code, "field_unpriced", "{why}");
+    assert_eq!(code, Code::FieldUnpriced, "{why}");
     let silence = format!(
         r#"{{"type":"image_url","image_url":{{"url":"data:audio/flac;base64,{}"}}}}"#,
         "A".repeat(8000)
@@ -173,7 +173,7 @@ async fn what_may_be_longer_than_it_looks_is_reserved_for_or_refused() {
     let (code, _) = set_aside(&context, chat("google/gemini-x", film))
         .await
         .unwrap_err();
-    assert_eq!(code, "field_unpriced");
+    assert_eq!(code, Code::FieldUnpriced);
     let (context, _provider) = capped(ProviderKind::Openai, "gpt-x").await;
     let picture = set_aside(&context, chat("gpt-x", film)).await.unwrap();
     assert!((usd("0.006")..usd("0.007")).contains(&picture), "{picture}");
@@ -191,7 +191,7 @@ async fn what_widens_a_model_is_refused_where_a_budget_applies() {
     let (code, why) = set_aside(&context, with("context-1m-2025-08-07"))
         .await
         .unwrap_err();
-    assert_eq!(code, "field_unpriced");
+    assert_eq!(code, Code::FieldUnpriced);
     assert!(why.contains("context-1m-2025-08-07"), "{why}");
     let amount = set_aside(&context, with("claude-code-20250219")).await.unwrap();
     assert!((usd("0.2")..usd("0.21")).contains(&amount), "{amount}");
@@ -286,7 +286,7 @@ async fn a_refusal_tells_nobody_elses_amounts() {
                 continue;
             };
             let said = format!("{} {:?}", refused.fault.message, refused.fault.hint);
-            assert_eq!(refused.fault.code, "budget_exhausted", "{said}");
+            assert_eq!(refused.fault.code, Code::BudgetExhausted, "{said}");
             assert!(said.contains("resets at"), "{said}");
             for words in ["0.00123", "0.004567", "secret-plan"] {
                 assert_eq!(said.contains(words), told, "{scope:?}: {said}");
@@ -325,7 +325,7 @@ async fn a_price_is_of_one_model() {
             .set_price(&context.project, price)
             .await
             .unwrap_err();
-        assert_eq!(refused.code, "model_name_invalid");
+        assert_eq!(refused.code, Code::ModelNameInvalid);
         assert!(
             refused.message.contains("not of a pattern"),
             "{}",

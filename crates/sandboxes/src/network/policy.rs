@@ -8,7 +8,7 @@ use atoll_egress::{Tenant, Used};
 use atoll_policy::{Explanation, Grant, Name, Policy, Question, Step};
 use atoll_store::{SandboxRow, SecretRow};
 use atoll_types::{
-    Fault, FaultKind, NetworkPolicy, NetworkRule, Preset, ProjectId, RuleAction, SandboxId, SandboxSpec,
+    Code, Fault, NetworkPolicy, NetworkRule, Preset, ProjectId, RuleAction, SandboxId, SandboxSpec,
     SecretRef, SecretUse, TemplateId,
 };
 
@@ -122,8 +122,7 @@ impl Sandboxes {
             Err(why) => why,
         };
         Fault::new(
-            FaultKind::Unsupported,
-            "network_unavailable",
+            Code::NetworkUnavailable,
             format!("nothing can leave a sandbox on this machine: {why}"),
         )
         .hint("leave out `network` and `secrets`, or see what `atoll doctor` says about the network")
@@ -247,7 +246,7 @@ pub(crate) fn allows_nothing(policy: &NetworkPolicy) -> bool {
 }
 
 fn check_uses(spec: &SandboxSpec) -> Result<(), Fault> {
-    let bad = |why: String| Err(Fault::invalid("secrets_invalid", why));
+    let bad = |why: String| Err(Fault::new(Code::SecretsInvalid, why));
     if spec.secrets.len() > MOST_SECRETS {
         return bad(format!("a sandbox is given at most {MOST_SECRETS} secrets"));
     }

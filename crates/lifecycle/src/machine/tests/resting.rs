@@ -498,11 +498,11 @@ fn how_long_it_rests_is_its_own_choice() {
 #[test]
 fn refusals_tell_callers_apart_what_to_do() {
     for (state, code) in [
-        (Paused, "sandbox_paused"),
-        (Stopped, "sandbox_stopped"),
-        (Resuming, "sandbox_wrong_state"),
-        (Deleted, "sandbox_deleted"),
-        (Failed, "sandbox_failed"),
+        (Paused, Code::SandboxPaused),
+        (Stopped, Code::SandboxStopped),
+        (Resuming, Code::SandboxWrongState),
+        (Deleted, Code::SandboxDeleted),
+        (Failed, Code::SandboxFailed),
     ] {
         let refused = step(&record(state), Input::Touched, T0).unwrap_err();
         assert_eq!(Fault::from(refused).code, code);

@@ -84,7 +84,7 @@ async fn refuses(
     for (word, body) in wishes {
         eprintln!("{word} {body}");
         let answer = ask(sandbox, word, body).await;
-        answer.refused(429, "disk_full");
+        answer.refused(503, "server_disk_full");
         assert_eq!(sandbox.state().await, "running");
         sandbox.assert_works().await;
         if let Some(counter) = counter {
@@ -158,10 +158,12 @@ async fn full_scratch_space_refuses_and_corrupts_nothing(server: &mut Server) {
     taken.expect(201);
     let copy = server.request(&json!({"template": "kept"}));
     let refused = server.client().post("/v1/sandboxes", &copy).await;
-    refused.refused(429, "disk_full");
+    refused.refused(503, "server_disk_full");
     other.write("/home/user/random", &vec![7; 4 << 20]).await;
     assert_eq!(ask(&other, "stop", &json!({})).await.ok()["state"], "stopped");
-    ask(&other, "start", &json!({})).await.refused(429, "disk_full");
+    ask(&other, "start", &json!({}))
+        .await
+        .refused(503, "server_disk_full");
     assert_eq!(other.state().await, "stopped", "it rests on");
     small.resize(1 << 30);
     assert_eq!(ask(&other, "start", &json!({})).await.ok()["state"], "running");

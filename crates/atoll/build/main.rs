@@ -5,32 +5,25 @@
 //! a nested cargo with a target directory of its own (sharing the outer one would deadlock on its lock).
 //! `ATOLL_PREBUILT_GUEST=DIR` takes both programs from a directory instead.
 
+mod sources;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
 const TARGET: &str = "x86_64-unknown-linux-musl";
 const PROGRAMS: [&str; 2] = ["atoll-guest", "atoll-jailer"];
-/// What the programs are made of.
-const SOURCES: [&str; 8] = [
-    "crates/archive",
-    "crates/confine",
-    "crates/guest",
-    "crates/jailer",
-    "crates/guest-protocol",
-    "crates/types",
-    "Cargo.toml",
-    "Cargo.lock",
-];
 
 fn main() {
     let root = Path::new(&var("CARGO_MANIFEST_DIR"))
         .join("../..")
         .canonicalize()
         .expect("the workspace is two levels above this crate");
-    for source in SOURCES {
-        println!("cargo::rerun-if-changed={}", root.join(source).display());
+    for source in sources::sources(&root, &PROGRAMS) {
+        println!("cargo::rerun-if-changed={}", source.display());
     }
+    // Cargo watches the build script by itself only where nothing else is named.
+    println!("cargo::rerun-if-changed=build");
     println!("cargo::rerun-if-env-changed=ATOLL_PREBUILT_GUEST");
 
     let built = match env::var_os("ATOLL_PREBUILT_GUEST") {
