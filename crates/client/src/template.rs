@@ -1,9 +1,9 @@
 //! The template that every sandbox is made from unless it says otherwise, made when it is first needed; and builds, shown as
 //! they go.
 
+use atoll_types::Code;
 use futures_util::TryStreamExt as _;
 use reqwest::{Method, Response};
-use atoll_types::Code;
 use serde_json::{Value, json};
 
 use crate::output::{Error, Output, Result, Stages};

@@ -64,7 +64,7 @@ fn reserved(context: &Context) -> Usd {
 }
 
 /// What is set aside for a request while it is under way, or why it is refused.
-async fn set_aside(context: &Context, request: Request) -> Result<Usd, (&'static str, String)> {
+async fn set_aside(context: &Context, request: Request) -> Result<Usd, (Code, String)> {
     let before = reserved(context);
     match context.models.call(&context.who(), request).await {
         Err(refusal) => Err((refusal.fault.code, refusal.fault.message.clone())),
