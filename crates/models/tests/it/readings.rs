@@ -115,7 +115,7 @@ async fn what_a_translation_sends_is_what_is_reserved_for() {
             nested.to_owned(),
         ] {
             let (code, why) = set_aside(&context, sdk(model, &part)).await.unwrap_err();
-            assert_eq!(code, "untranslatable", "{why}");
+            assert_eq!(code, Code::Untranslatable, "{why}");
         }
         let linked = r#"{"type":"file","mediaType":"application/pdf","data":"https://x/y.pdf"}"#;
         let (code, why) = set_aside(&context, sdk(model, linked)).await.unwrap_err();
