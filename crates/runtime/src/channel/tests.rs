@@ -137,6 +137,12 @@ async fn soon<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(SOON, future).await.expect("took too long")
 }
 
+/// Waits for a guest's script without holding up the host's tasks: a guest may still be writing what the host must read.
+async fn ended<T: Send + 'static>(agent: JoinHandle<T>) -> T {
+    let joined = soon(tokio::task::spawn_blocking(move || agent.join())).await;
+    joined.unwrap().unwrap()
+}
+
 /// Everything up to the end of a stream.
 async fn drain(stream: &mut Stream) -> Result<Vec<u8>, ChannelError> {
     let mut bytes = Vec::new();
@@ -174,7 +180,7 @@ async fn a_call_is_answered() {
         Err(ChannelError::Failed(failure)) => assert_eq!(failure.kind, FailureKind::NotFound),
         other => panic!("{other:?}"),
     }
-    agent.join().unwrap();
+    ended(agent).await;
 }
 
 #[tokio::test]
@@ -231,7 +237,7 @@ async fn megabytes_flow_both_ways_within_credit() {
     }
     assert!(received == sent, "{} of {} bytes", received.len(), sent.len());
     sending.await.unwrap();
-    agent.join().unwrap();
+    ended(agent).await;
 }
 
 #[tokio::test]
@@ -262,7 +268,7 @@ async fn a_guest_that_overspends_loses_the_stream_and_nothing_else() {
     assert!(got <= INITIAL_CREDIT as usize);
     assert!(greedy.next().await.is_none());
     assert!(guest.ignored_frames() > 90);
-    assert_eq!(agent.join().unwrap().1, 1, "the greedy stream was closed");
+    assert_eq!(ended(agent).await.1, 1, "the greedy stream was closed");
 }
 
 #[tokio::test]
@@ -283,7 +289,7 @@ async fn a_slow_reader_does_not_stall_others() {
     let slow = guest.open(&Request::ListPorts).await.unwrap();
     let mut fast = guest.open(&Request::ListPorts).await.unwrap();
     assert_eq!(drain(&mut fast).await.unwrap().len(), 1000);
-    agent.join().unwrap();
+    ended(agent).await;
     drop(slow);
 }
 
@@ -317,7 +323,7 @@ async fn garbage_torn_frames_and_unknown_streams_are_skipped() {
     let mut stream = guest.open(&Request::ListPorts).await.unwrap();
     assert_eq!(drain(&mut stream).await.unwrap(), b"sense");
     assert_eq!(guest.ignored_frames(), 3 * 2000 + 5);
-    agent.join().unwrap();
+    ended(agent).await;
 }
 
 #[tokio::test]
@@ -334,13 +340,13 @@ async fn messages_and_ends_that_cannot_be_read_fail_their_stream() {
         let error = soon(guest.call(&Request::ListPorts)).await.unwrap_err();
         assert!(matches!(error, ChannelError::Protocol(_)), "{error:?}");
     }
-    agent.join().unwrap();
+    ended(agent).await;
 }
 
 #[tokio::test]
 async fn a_guest_that_never_reads_makes_senders_wait_and_nothing_grow() {
     let (_bench, guest, agent) = pair(|_| ()).await;
-    let (agent, ()) = agent.join().unwrap(); // keeps the pipe open, reads nothing
+    let (agent, ()) = ended(agent).await; // keeps the pipe open, reads nothing
     let block = Bytes::from(vec![0; 200 * 1024]);
     let mut streams = Vec::new();
     // The pipe takes 1 MiB, the outbox half of one; the rest has to wait.
@@ -373,7 +379,7 @@ async fn a_guest_that_never_reads_makes_senders_wait_and_nothing_grow() {
 #[tokio::test]
 async fn what_piled_up_is_delivered_in_order_once_the_guest_reads() {
     let (bench, guest, agent) = pair(|_| ()).await;
-    let (mut agent, ()) = agent.join().unwrap();
+    let (mut agent, ()) = ended(agent).await;
     let mut abandoned = guest.open(&Request::ListPorts).await.unwrap();
     let uploads: Vec<_> = (0..12)
         .map(|n: u8| {
@@ -417,10 +423,7 @@ async fn what_piled_up_is_delivered_in_order_once_the_guest_reads() {
     for upload in uploads {
         soon(upload).await.unwrap();
     }
-    soon(tokio::task::spawn_blocking(move || reader.join()))
-        .await
-        .unwrap()
-        .unwrap();
+    ended(reader).await;
     drop(bench);
 }
 
@@ -481,7 +484,7 @@ async fn a_consumed_flood_pays_for_itself_although_credit_is_never_read() {
     let mut stream = guest.open(&Request::ListPorts).await.unwrap();
     let result = drain(&mut stream).await;
     assert!(matches!(result, Ok(_) | Err(ChannelError::Protocol(_))));
-    agent.join().unwrap();
+    ended(agent).await;
 }
 
 #[tokio::test]
@@ -515,7 +518,7 @@ async fn a_new_host_greets_over_the_remains_of_the_old_one() {
     let guest = bench.connect(false).await.unwrap();
     let mut stream = guest.open(&Request::ListPorts).await.unwrap();
     assert_eq!(drain(&mut stream).await.unwrap(), b"for you");
-    agent.join().unwrap();
+    ended(agent).await;
 }
 
 #[tokio::test]
@@ -539,7 +542,7 @@ async fn who_does_not_answer_or_speaks_another_generation_is_refused() {
     });
     let other = bench.connect(true).await;
     assert!(matches!(other, Err(ChannelError::Generation { .. })), "{other:?}");
-    agent.join().unwrap();
+    ended(agent).await;
 
     let file = bench.fifos.to_guest.with_file_name("plain");
     std::fs::write(&file, "").unwrap();
@@ -550,7 +553,7 @@ async fn who_does_not_answer_or_speaks_another_generation_is_refused() {
 #[tokio::test]
 async fn streams_are_limited_and_come_back() {
     let (_bench, guest, agent) = pair(|_| ()).await;
-    let (_agent, ()) = agent.join().unwrap();
+    let (_agent, ()) = ended(agent).await;
     let mut streams = Vec::new();
     for _ in 0..MAX_STREAMS {
         streams.push(guest.open(&Request::ListPorts).await.unwrap());
@@ -589,7 +592,7 @@ async fn the_last_words_of_a_dead_guest_are_delivered() {
     .await;
     let mut stream = guest.open(&Request::ListPorts).await.unwrap();
     let mut other = guest.open(&Request::ListPorts).await.unwrap();
-    agent.join().unwrap();
+    ended(agent).await;
     guest.finish();
     assert_eq!(drain(&mut stream).await.unwrap(), b"goodbye");
     assert!(matches!(drain(&mut other).await, Err(ChannelError::Closed)));
@@ -619,5 +622,5 @@ async fn an_upload_fails_with_the_guests_reason() {
         Err(ChannelError::Failed(failure)) => assert_eq!(failure.kind, FailureKind::NoSpace),
         other => panic!("{other:?}"),
     }
-    agent.join().unwrap();
+    ended(agent).await;
 }
