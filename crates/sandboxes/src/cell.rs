@@ -1,7 +1,8 @@
 //! One live sandbox in memory: the owner of its row and of the way to its guest.
 //!
 //! What must hold: whoever changes the row holds its lock from the decision until the commit, so decisions on one
-//! sandbox happen one after the other; `seen` shows what was committed last and never waits.
+//! sandbox happen one after the other; `seen` shows what was committed last and never waits. A new sandbox's cell is there,
+//! locked, from before its commit: whoever can know of the row finds its cell.
 
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -14,6 +15,7 @@ use atoll_types::{Fault, FaultKind, InstanceId, ProjectId, SandboxId, SandboxSta
 use tokio::sync::watch;
 
 use crate::endings::OpenCommands;
+use crate::replies::{Attempt, Reply};
 
 /// How long to wait for the reason of an end that was just noticed.
 const REASON_WITHIN: Duration = Duration::from_secs(5);
@@ -32,8 +34,8 @@ pub(crate) struct Cell {
     pub(crate) saving: tokio::sync::Mutex<()>,
     /// Held while the guest is told of its network.
     pub(crate) telling: tokio::sync::Mutex<()>,
-    /// Why the last pause, stop or resume did not work out, for those who wait for it.
-    trouble: Mutex<Option<Fault>>,
+    /// The save or restore that was decided on last, for whoever joins those who wait for it.
+    under_way: Mutex<Option<Reply>>,
     pub(crate) commands: OpenCommands,
     /// What the ledger has been told of its consumption.
     pub(crate) metered: Mutex<Metered>,
@@ -73,7 +75,7 @@ impl Cell {
             instance: RwLock::default(),
             saving: tokio::sync::Mutex::default(),
             telling: tokio::sync::Mutex::default(),
-            trouble: Mutex::default(),
+            under_way: Mutex::default(),
             commands: OpenCommands::default(),
             metered: Mutex::default(),
             active: AtomicUsize::new(0),
@@ -123,15 +125,16 @@ impl Cell {
         }
     }
 
-    pub(crate) fn set_trouble(&self, trouble: Option<Fault>) {
-        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+    /// To be called before the row that says so is shown.
+    pub(crate) fn begins(&self, reply: Reply) {
+        *self.under_way.lock().unwrap_or_else(PoisonError::into_inner) = Some(reply);
     }
 
-    pub(crate) fn trouble(&self) -> Option<Fault> {
-        self.trouble
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+    /// The reply of the save or restore that this row waits for; `None` if the row is out of date, or waits for neither.
+    pub(crate) fn reply(&self, row: &SandboxRow) -> Option<Reply> {
+        let wanted = Attempt::of(&row.record)?;
+        let under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        under_way.clone().filter(|reply| *reply.attempt() == wanted)
     }
 
     pub(crate) fn is_in_use(&self) -> bool {

@@ -40,6 +40,7 @@ mod portable;
 mod ports;
 mod projects;
 mod recovery;
+mod replies;
 mod request;
 mod resuming;
 mod run;

@@ -20,6 +20,7 @@ use crate::cell::Cell;
 use crate::faults::{from_channel, from_store, from_vault};
 use crate::fitness::{fits, has_files_apart};
 use crate::greeting::{await_ready, configure};
+use crate::replies::Outcome;
 use crate::state_files::{FromVault, Scratch};
 use crate::{Caller, Sandbox, Sandboxes, entropy, hooks, views};
 
@@ -59,18 +60,9 @@ impl Sandboxes {
                     .await?;
                 }
                 SandboxState::Resuming => {
-                    let row = self
-                        .settle(cell, |row| row.record.state != SandboxState::Resuming)
-                        .await?;
-                    match row.record.state {
-                        SandboxState::Running => return Ok(row),
-                        // The one who woke it failed; whoever waited for that fails with it.
-                        SandboxState::Paused | SandboxState::Stopped => {
-                            return Err(cell
-                                .trouble()
-                                .unwrap_or_else(|| Fault::internal("the sandbox could not be resumed")));
-                        }
-                        _ => {}
+                    // If the one who woke it fails, whoever waits for that fails with it.
+                    if let Some(reply) = cell.reply(&cell.last_seen()) {
+                        return self.outcome(cell, reply).await;
                     }
                 }
                 _ => {
@@ -84,8 +76,8 @@ impl Sandboxes {
                         instance: entropy::id(),
                         timeout_millis,
                     };
-                    match self.apply(cell, input).await {
-                        Ok(_) => {}
+                    match self.attempt(cell, input).await {
+                        Ok(reply) => return self.outcome(cell, reply).await,
                         // Somebody else was faster.
                         Err(_)
                             if matches!(
@@ -111,8 +103,7 @@ impl Sandboxes {
         instance: InstanceId,
         snapshot: &SnapshotId,
         kind: SaveKind,
-    ) {
-        cell.set_trouble(None);
+    ) -> Outcome {
         let began = std::time::Instant::now();
         let _held = self.hold(instance.clone());
         let outcome = match self.restore_saved(cell, &instance, snapshot, kind).await {
@@ -120,17 +111,19 @@ impl Sandboxes {
                 let started = Input::Started {
                     instance: instance.clone(),
                 };
-                self.apply(cell, started).await.map(drop)
+                self.apply(cell, started).await.and_then(not_at_rest)
             }
             Err(fault) => Err(fault),
         };
-        let Err(fault) = outcome else {
-            tracing::debug!(sandbox = %cell.id, took = ?began.elapsed(), "resumed");
-            return;
+        let fault = match outcome {
+            Ok(row) => {
+                tracing::debug!(sandbox = %cell.id, took = ?began.elapsed(), "resumed");
+                return Ok(row);
+            }
+            Err(fault) => fault,
         };
         tracing::warn!(sandbox = %cell.id, %fault, "a sandbox could not be resumed");
         cell.let_go_of(&instance);
-        cell.set_trouble(Some(fault.clone()));
         let failed = Input::ResumeFailed {
             instance,
             why: fault.message.clone(),
@@ -138,6 +131,7 @@ impl Sandboxes {
         if let Err(fault) = self.apply(cell, failed).await {
             tracing::error!(sandbox = %cell.id, %fault, "a failed resume could not be recorded");
         }
+        Err(fault)
     }
 
     async fn restore_saved(
@@ -282,5 +276,18 @@ impl Sandboxes {
             .hint("`atoll doctor` says what is missing")
         })?;
         fits(saved, &runtime.saves())
+    }
+}
+
+/// Its instance may have ended before the last word about it was heard.
+fn not_at_rest(row: SandboxRow) -> Outcome {
+    match row.record.state {
+        SandboxState::Paused | SandboxState::Stopped => Err(Fault::new(
+            FaultKind::GuestFailed,
+            "resume_failed",
+            format!("{} ended while it was being resumed; it rests as before", row.id),
+        )
+        .hint("resume it again")),
+        _ => Ok(row),
     }
 }
