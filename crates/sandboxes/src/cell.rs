@@ -12,10 +12,10 @@ use atoll_lifecycle::Record;
 use atoll_runtime::Instance;
 use atoll_store::SandboxRow;
 use atoll_types::{Fault, FaultKind, InstanceId, ProjectId, SandboxId, SandboxState, Timestamp};
-use tokio::sync::watch;
 
 use crate::endings::OpenCommands;
 use crate::replies::{Attempt, Reply};
+use crate::shown::Shown;
 
 /// How long to wait for the reason of an end that was just noticed.
 const REASON_WITHIN: Duration = Duration::from_secs(5);
@@ -27,7 +27,7 @@ pub(crate) struct Cell {
     /// The row as committed; locked while a transition is decided and written.
     pub(crate) row: tokio::sync::Mutex<SandboxRow>,
     /// The same, for readers.
-    pub(crate) seen: watch::Sender<SandboxRow>,
+    pub(crate) seen: Shown<SandboxRow>,
     /// The instance that runs now, while there is a guest to talk to. A resumed sandbox has another one.
     instance: RwLock<Option<Instance>>,
     /// Held while the instance is held still to be saved: one save at a time.
@@ -70,7 +70,7 @@ impl Cell {
         Arc::new(Self {
             id: row.id.clone(),
             project: row.project.clone(),
-            seen: watch::Sender::new(row.clone()),
+            seen: Shown::new(row.clone()),
             row: tokio::sync::Mutex::new(row),
             instance: RwLock::default(),
             saving: tokio::sync::Mutex::default(),
@@ -157,14 +157,13 @@ impl Cell {
 
     /// Its instance is gone in the middle of something: says why, as soon as that is known.
     pub(crate) async fn explain_end(&self) -> Fault {
-        let mut seen = self.seen.subscribe();
         let settled = |row: &SandboxRow| {
             row.record.end.is_some()
                 || matches!(row.record.state, SandboxState::Paused | SandboxState::Stopped)
         };
-        let ended = tokio::time::timeout(REASON_WITHIN, seen.wait_for(settled)).await;
+        let ended = tokio::time::timeout(REASON_WITHIN, self.seen.wait_for(settled)).await;
         let why = match ended {
-            Ok(Ok(row)) if row.record.end.is_none() => {
+            Ok(row) if row.record.end.is_none() => {
                 let (code, hint) = match row.record.state {
                     SandboxState::Stopped => ("sandbox_stopped", "start it, then do it again"),
                     _ => (
@@ -178,8 +177,8 @@ impl Cell {
                 );
                 return Fault::new(FaultKind::Conflict, code, message).hint(hint);
             }
-            Ok(Ok(row)) => row.record.end.as_ref().map(|end| (end.name(), end.explain())),
-            _ => None,
+            Ok(row) => row.record.end.as_ref().map(|end| (end.name(), end.explain())),
+            Err(_) => None,
         };
         let (code, why) = match why {
             Some(("out_of_memory", why)) => ("sandbox_out_of_memory", why),

@@ -455,7 +455,7 @@ impl Sandboxes {
         }
         match inserted.map_err(|e| insert_fault(&e))? {
             Inserted::New(row) => {
-                cell.seen.send_replace(row.clone());
+                cell.seen.replace(row.clone());
                 *uncommitted = row;
                 drop(uncommitted);
                 self.mind_deadline(&cell);
@@ -487,9 +487,8 @@ impl Sandboxes {
     async fn settled(&self, caller: &Caller, id: &SandboxId) -> Result<Option<Sandbox>, Fault> {
         // Only the winner of a race knows whether it works out.
         let cell = self.cell(caller, id).await?;
-        let row = self
-            .settle(&cell, |row| row.record.state != SandboxState::Starting)
-            .await?;
+        let decided = |row: &SandboxRow| row.record.state != SandboxState::Starting;
+        let row = cell.seen.wait_for(decided).await;
         Ok((!row.could_not_start()).then(|| views::sandbox(row)))
     }
 

@@ -67,11 +67,11 @@ impl Sandboxes {
             },
         )
         .await?;
-        let mut seen = cell.seen.subscribe();
-        let over = tokio::time::timeout(KILL_WITHIN, seen.wait_for(|row| !row.record.state.is_live())).await;
+        let gone = cell.seen.wait_for(|row| !row.record.state.is_live());
+        let over = tokio::time::timeout(KILL_WITHIN, gone).await;
         match over {
-            Ok(Ok(row)) => Ok(views::sandbox(row.clone())),
-            _ => Err(Fault::new(
+            Ok(row) => Ok(views::sandbox(row)),
+            Err(_) => Err(Fault::new(
                 FaultKind::Unavailable,
                 "kill_in_progress",
                 format!("{id} is being deleted, but the host has not let go of it yet"),
@@ -349,6 +349,7 @@ impl Sandboxes {
             };
             tracing::error!(%instance, error, "an instance could not be destroyed; trying again");
             tokio::select! {
+                biased;
                 () = tokio::time::sleep(pause) => {}
                 () = self.inner.stop.cancelled() => return,
             }
@@ -367,6 +368,7 @@ impl Sandboxes {
         let cell = Arc::clone(cell);
         self.inner.tasks.spawn(async move {
             let fate = tokio::select! {
+                biased;
                 end = end.wait_for(Option::is_some) => match end.as_deref() {
                     Ok(Some(InstanceEnd::OutOfMemory)) => atoll_lifecycle::InstanceFate::OutOfMemory,
                     Ok(Some(InstanceEnd::Died(why))) => atoll_lifecycle::InstanceFate::Died(why.clone()),
@@ -386,7 +388,7 @@ fn note_change(cell: &Cell, before: &SandboxRow, after: &SandboxRow) {
     if from != to {
         tracing::info!(sandbox = %cell.id, %from, %to, end = ?after.record.end, "state changed");
     }
-    cell.seen.send_replace(after.clone());
+    cell.seen.replace(after.clone());
 }
 
 fn quota_fault(error: &atoll_store::Error) -> Fault {

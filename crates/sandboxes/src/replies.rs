@@ -6,7 +6,9 @@
 use atoll_lifecycle::{Effect, Record};
 use atoll_store::SandboxRow;
 use atoll_types::{Fault, InstanceId, SandboxState, SnapshotId};
-use tokio::sync::watch;
+use futures_util::FutureExt as _;
+use futures_util::future::Shared;
+use tokio::sync::oneshot;
 
 /// The row that it led to, or why it did not work out.
 pub(crate) type Outcome = Result<SandboxRow, Fault>;
@@ -51,17 +53,18 @@ impl Attempt {
 
 /// Tells how it ended. Whoever drops it without a word tells that it was interrupted.
 #[derive(Debug)]
-pub(crate) struct Teller(watch::Sender<Option<Outcome>>);
+pub(crate) struct Teller(oneshot::Sender<Outcome>);
 
 /// Hears it, however late.
 #[derive(Debug, Clone)]
 pub(crate) struct Reply {
     attempt: Attempt,
-    told: watch::Receiver<Option<Outcome>>,
+    told: Shared<oneshot::Receiver<Outcome>>,
 }
 
 pub(crate) fn channel(attempt: Attempt) -> (Teller, Reply) {
-    let (tell, told) = watch::channel(None);
+    let (tell, told) = oneshot::channel();
+    let told = told.shared();
     (Teller(tell), Reply { attempt, told })
 }
 
@@ -69,7 +72,8 @@ impl Teller {
     /// Effects that nobody can wait for have no teller.
     pub(crate) fn tell_if_asked(teller: Option<Self>, outcome: Outcome) {
         if let Some(Self(tell)) = teller {
-            tell.send_replace(Some(outcome));
+            // Nobody may wait any more.
+            let _ = tell.send(outcome);
         }
     }
 }
@@ -79,9 +83,8 @@ impl Reply {
         &self.attempt
     }
 
-    pub(crate) async fn heard(mut self) -> Outcome {
-        let told = self.told.wait_for(Option::is_some).await;
-        let outcome = told.ok().and_then(|outcome| outcome.clone());
-        outcome.unwrap_or_else(|| Err(Fault::internal("the server is stopping")))
+    pub(crate) async fn heard(self) -> Outcome {
+        let told = self.told.await;
+        told.unwrap_or_else(|_| Err(Fault::internal("the server is stopping")))
     }
 }

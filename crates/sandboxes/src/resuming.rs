@@ -54,10 +54,10 @@ impl Sandboxes {
             match cell.record().state {
                 SandboxState::Running => return Ok(cell.last_seen()),
                 SandboxState::Pausing | SandboxState::Stopping => {
-                    self.settle(cell, |row| {
+                    let is_over = |row: &SandboxRow| {
                         !matches!(row.record.state, SandboxState::Pausing | SandboxState::Stopping)
-                    })
-                    .await?;
+                    };
+                    cell.seen.wait_for(is_over).await;
                 }
                 SandboxState::Resuming => {
                     // If the one who woke it fails, whoever waits for that fails with it.
@@ -67,11 +67,11 @@ impl Sandboxes {
                 }
                 _ => {
                     // What is left of its last instance goes first.
-                    self.settle(cell, |row| {
+                    let is_free = |row: &SandboxRow| {
                         row.record.instance.is_none()
                             || !matches!(row.record.state, SandboxState::Paused | SandboxState::Stopped)
-                    })
-                    .await?;
+                    };
+                    cell.seen.wait_for(is_free).await;
                     let input = Input::Resume {
                         instance: entropy::id(),
                         timeout_millis,
@@ -178,7 +178,7 @@ impl Sandboxes {
     /// Begins to read saved state into files that a runtime can work with.
     pub(crate) async fn read_saved(&self, snapshot: &SnapshotId) -> Result<Arc<dyn SaveSource>, Fault> {
         let (vault, id) = (self.inner.vault.clone(), snapshot.to_string());
-        let opened = tokio::task::spawn_blocking(move || vault.open_saved(&id))
+        let opened = crate::blocking::run(move || vault.open_saved(&id))
             .await
             .map_err(|_| Fault::internal("reading saved state was interrupted"))?
             .map_err(|e| from_vault(&e))?;

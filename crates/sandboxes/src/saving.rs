@@ -106,24 +106,12 @@ impl Sandboxes {
         let outcome = tokio::select! {
             biased;
             outcome = reply.heard() => outcome,
-            row = self.settle(cell, ended) => row,
+            row = cell.seen.wait_for(ended) => Ok(row),
         };
         match outcome {
             Ok(row) if ended(&row) => Err(cell.explain_end().await),
             outcome => outcome,
         }
-    }
-
-    /// Waits until the row is as wanted.
-    pub(crate) async fn settle(
-        &self,
-        cell: &Arc<Cell>,
-        settled: impl Fn(&SandboxRow) -> bool,
-    ) -> Result<SandboxRow, Fault> {
-        let mut seen = cell.seen.subscribe();
-        let row = seen.wait_for(|row| settled(row)).await;
-        row.map(|row| row.clone())
-            .map_err(|_| Fault::internal("the server is stopping"))
     }
 
     /// What a tier can keep, or a refusal.
@@ -208,14 +196,11 @@ impl Sandboxes {
             .into_inner();
         if let Err(error) = written {
             // The reason behind a broken stream is the vault's: a full disk, say.
-            let behind = tokio::task::spawn_blocking(move || save.abort())
-                .await
-                .ok()
-                .flatten();
+            let behind = crate::blocking::run(move || save.abort()).await.ok().flatten();
             return Err(behind.map_or_else(|| from_runtime(&error), |e| from_vault(&e)));
         }
         let durable = self.settings().durable_saves;
-        let saved = tokio::task::spawn_blocking(move || save.finish(Vec::new(), durable))
+        let saved = crate::blocking::run(move || save.finish(Vec::new(), durable))
             .await
             .map_err(|_| Fault::internal("a save was interrupted"))?
             .map_err(|e| from_vault(&e))?;
@@ -261,7 +246,7 @@ impl Sandboxes {
             return;
         }
         let (vault, id) = (self.inner.vault.clone(), snapshot.to_string());
-        let deleted = tokio::task::spawn_blocking(move || vault.delete(&id)).await;
+        let deleted = crate::blocking::run(move || vault.delete(&id)).await;
         match deleted {
             // A save that was cut off has left none.
             Ok(Ok(()) | Err(atoll_vault::Error::NotFound { .. })) | Err(_) => {}
