@@ -129,7 +129,7 @@ pub(crate) async fn settled(world: &World<'_>, server: &Server) -> Result<(), St
         .filter(|(id, _)| !expected.contains(id))
         .collect();
     // Those of pools have no row.
-    if others.len() > world.pooled() {
+    if others.len() > world.pool {
         return Err(format!("instances without a row: {others:?}"));
     }
     Ok(())

@@ -124,7 +124,8 @@ pub(crate) struct World<'a> {
     pub(crate) machine: Scripted,
     pub(crate) trace: Trace,
     pub(crate) told: Arc<Mutex<Told>>,
-    pool: usize,
+    /// How many instances are booted ahead.
+    pub(crate) pool: usize,
     store: Store,
     /// The versions of rows that were looked at.
     looked_at: RefCell<BTreeMap<SandboxId, i64>>,
@@ -266,10 +267,6 @@ impl<'a> World<'a> {
     pub(crate) fn is_new(&self, row: &SandboxRow) -> bool {
         let before = self.looked_at.borrow_mut().insert(row.id.clone(), row.version);
         before != Some(row.version)
-    }
-
-    pub(crate) fn pooled(&self) -> usize {
-        self.pool
     }
 }
 
