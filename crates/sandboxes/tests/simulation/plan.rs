@@ -211,6 +211,12 @@ fn ask(world: &World<'_>, chance: &mut Chance, server: &Server, waiting: &Waitin
     tokio::task::spawn_local(async move {
         let outcome = work.await;
         trace.note(format!("#{number} => {outcome}"));
+        // Only what nobody has thought of is told so.
+        if outcome == "refused: internal" {
+            lock(&told)
+                .broken
+                .push(format!("#{number} met an internal error"));
+        }
         if waiting.borrow_mut().remove(&number).is_none() {
             lock(&told).broken.push(format!("#{number} was answered twice"));
         }

@@ -16,7 +16,8 @@ fn world<'a>(home: &'a Home, steps: impl IntoIterator<Item = (Step, u64, How)>) 
     world.pool = 0;
     let mut steps: VecDeque<_> = steps.into_iter().collect();
     world.machine.follow(move |step, _: &_| {
-        let scripted = steps.pop_front_if(|(next, _, _)| *next == step);
+        let is_next = steps.front().is_some_and(|(next, _, _)| *next == step);
+        let scripted = is_next.then(|| steps.pop_front()).flatten();
         scripted.map_or(Answer::AT_ONCE, |(_, millis, how)| Answer {
             after: Duration::from_millis(millis),
             how,
