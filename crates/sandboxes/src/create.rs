@@ -452,6 +452,10 @@ impl Sandboxes {
         let inserted = self.store().insert_sandbox(new).await;
         if !matches!(inserted, Ok(Inserted::New(_))) {
             self.live().remove(&cell.id);
+            // Whoever came by meanwhile waits for nothing that will ever be.
+            let mut never = cell.last_seen();
+            never.record.state = SandboxState::Deleted;
+            cell.seen.replace(never);
         }
         match inserted.map_err(|e| insert_fault(&e))? {
             Inserted::New(row) => {
