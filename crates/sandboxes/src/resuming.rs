@@ -278,8 +278,7 @@ impl Sandboxes {
 fn not_at_rest(row: SandboxRow) -> Outcome {
     match row.record.state {
         SandboxState::Paused | SandboxState::Stopped => Err(Fault::new(
-            FaultKind::GuestFailed,
-            "resume_failed",
+            Code::ResumeFailed,
             format!("{} ended while it was being resumed; it rests as before", row.id),
         )
         .hint("resume it again")),

@@ -119,7 +119,7 @@ fn who_comes_second_under_a_key_gets_what_the_first_made_or_hears_that_it_failed
         let (one, other) = tokio::join!(make(&server, Some("a")), make(&server, Some("a")));
         assert_eq!(one.unwrap().id, other.unwrap().id);
         let (one, other) = tokio::join!(make(&server, Some("b")), make(&server, Some("b")));
-        let mut codes = [one.unwrap_err().code, other.unwrap_err().code];
+        let mut codes = [one.unwrap_err().code.text(), other.unwrap_err().code.text()];
         codes.sort_unstable();
         assert_eq!(codes, ["runtime_failed", "start_failed"]);
         make(&server, Some("b")).await.unwrap();

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use atoll_egress::{Broker, MasterKey};
+use atoll_broker::{Broker, MasterKey};
 use atoll_image::Templates;
 use atoll_runtime::probe::{Probe, Verdict};
 use atoll_runtime::scripted::{Answer, How, Scripted, Step};
