@@ -21,6 +21,8 @@ pub mod jail;
 pub mod probe;
 mod process;
 mod saving;
+#[cfg(feature = "testing")]
+pub mod scripted;
 mod uids;
 
 use std::net::{Ipv4Addr, Ipv6Addr};

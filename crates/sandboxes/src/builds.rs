@@ -393,7 +393,7 @@ fn explain(fault: Fault, refused: &[String]) -> Fault {
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> atoll_image::Result<T> + Send + 'static,
 ) -> Result<T, Fault> {
-    tokio::task::spawn_blocking(work)
+    crate::blocking::run(work)
         .await
         .map_err(|_| Fault::internal("a template task failed"))?
         .map_err(|e| from_image(&e))

@@ -1,7 +1,8 @@
 //! One live sandbox in memory: the owner of its row and of the way to its guest.
 //!
 //! What must hold: whoever changes the row holds its lock from the decision until the commit, so decisions on one
-//! sandbox happen one after the other; `seen` shows what was committed last and never waits.
+//! sandbox happen one after the other; `seen` shows what was committed last and never waits. A new sandbox's cell is there,
+//! locked, from before its commit: whoever can know of the row finds its cell.
 
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -11,9 +12,10 @@ use atoll_lifecycle::Record;
 use atoll_runtime::Instance;
 use atoll_store::SandboxRow;
 use atoll_types::{Code, Fault, InstanceId, ProjectId, SandboxId, SandboxState, Timestamp};
-use tokio::sync::watch;
 
 use crate::endings::OpenCommands;
+use crate::replies::{Attempt, Reply};
+use crate::shown::Shown;
 
 /// How long to wait for the reason of an end that was just noticed.
 const REASON_WITHIN: Duration = Duration::from_secs(5);
@@ -25,15 +27,15 @@ pub(crate) struct Cell {
     /// The row as committed; locked while a transition is decided and written.
     pub(crate) row: tokio::sync::Mutex<SandboxRow>,
     /// The same, for readers.
-    pub(crate) seen: watch::Sender<SandboxRow>,
+    pub(crate) seen: Shown<SandboxRow>,
     /// The instance that runs now, while there is a guest to talk to. A resumed sandbox has another one.
     instance: RwLock<Option<Instance>>,
     /// Held while the instance is held still to be saved: one save at a time.
     pub(crate) saving: tokio::sync::Mutex<()>,
     /// Held while the guest is told of its network.
     pub(crate) telling: tokio::sync::Mutex<()>,
-    /// Why the last pause, stop or resume did not work out, for those who wait for it.
-    trouble: Mutex<Option<Fault>>,
+    /// The save or restore that was decided on last, for whoever joins those who wait for it.
+    under_way: Mutex<Option<Reply>>,
     pub(crate) commands: OpenCommands,
     /// What the ledger has been told of its consumption.
     pub(crate) metered: Mutex<Metered>,
@@ -68,12 +70,12 @@ impl Cell {
         Arc::new(Self {
             id: row.id.clone(),
             project: row.project.clone(),
-            seen: watch::Sender::new(row.clone()),
+            seen: Shown::new(row.clone()),
             row: tokio::sync::Mutex::new(row),
             instance: RwLock::default(),
             saving: tokio::sync::Mutex::default(),
             telling: tokio::sync::Mutex::default(),
-            trouble: Mutex::default(),
+            under_way: Mutex::default(),
             commands: OpenCommands::default(),
             metered: Mutex::default(),
             active: AtomicUsize::new(0),
@@ -123,15 +125,16 @@ impl Cell {
         }
     }
 
-    pub(crate) fn set_trouble(&self, trouble: Option<Fault>) {
-        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+    /// To be called before the row that says so is shown.
+    pub(crate) fn begins(&self, reply: Reply) {
+        *self.under_way.lock().unwrap_or_else(PoisonError::into_inner) = Some(reply);
     }
 
-    pub(crate) fn trouble(&self) -> Option<Fault> {
-        self.trouble
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+    /// The reply of the save or restore that this row waits for; `None` if the row is out of date, or waits for neither.
+    pub(crate) fn reply(&self, row: &SandboxRow) -> Option<Reply> {
+        let wanted = Attempt::of(&row.record)?;
+        let under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        under_way.clone().filter(|reply| *reply.attempt() == wanted)
     }
 
     pub(crate) fn is_in_use(&self) -> bool {
@@ -154,14 +157,13 @@ impl Cell {
 
     /// Its instance is gone in the middle of something: says why, as soon as that is known.
     pub(crate) async fn explain_end(&self) -> Fault {
-        let mut seen = self.seen.subscribe();
         let settled = |row: &SandboxRow| {
             row.record.end.is_some()
                 || matches!(row.record.state, SandboxState::Paused | SandboxState::Stopped)
         };
-        let ended = tokio::time::timeout(REASON_WITHIN, seen.wait_for(settled)).await;
+        let ended = tokio::time::timeout(REASON_WITHIN, self.seen.wait_for(settled)).await;
         let why = match ended {
-            Ok(Ok(row)) if row.record.end.is_none() => {
+            Ok(row) if row.record.end.is_none() => {
                 let (code, hint) = match row.record.state {
                     SandboxState::Stopped => (Code::SandboxStopped, "start it, then do it again"),
                     _ => (
@@ -175,8 +177,8 @@ impl Cell {
                 );
                 return Fault::new(code, message).hint(hint);
             }
-            Ok(Ok(row)) => row.record.end.as_ref().map(|end| (end.name(), end.explain())),
-            _ => None,
+            Ok(row) => row.record.end.as_ref().map(|end| (end.name(), end.explain())),
+            Err(_) => None,
         };
         let (code, why) = match why {
             Some(("out_of_memory", why)) => (Code::SandboxOutOfMemory, why),

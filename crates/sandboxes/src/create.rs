@@ -12,13 +12,12 @@
 //! it is told of a failure nothing runs.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use atoll_lifecycle::{Admitted, Boot, Input, NewRecord, Transition, admit};
 use atoll_runtime::{Instance, InstanceSpec, Restore};
 use atoll_store::{Idempotency, Inserted, NewSandbox, SandboxRow, SnapshotRow};
 use atoll_types::{
-    Code, EndReason, Fault, InstanceId, Isolation, ProjectId, SandboxId, SandboxSpec, SaveKind,
+    Code, EndReason, Fault, InstanceId, Isolation, ProjectId, SandboxId, SandboxSpec, SandboxState, SaveKind,
     SnapshotOwner, TemplateManifest,
 };
 use sha2::{Digest as _, Sha256};
@@ -434,19 +433,28 @@ impl Sandboxes {
     ) -> Result<Result<Arc<Cell>, SandboxRow>, Fault> {
         let facts = row.facts(&transition.facts, self.now());
         let new = NewSandbox {
-            row,
+            row: row.clone(),
             idempotency,
             max_live: Some(self.settings().max_live_per_project),
             facts,
         };
-        match self
-            .store()
-            .insert_sandbox(new)
-            .await
-            .map_err(|e| insert_fault(&e))?
-        {
+        // Before the commit, so that whoever learns of the row finds its cell; locked, so that nobody changes it before.
+        let cell = Cell::new(row);
+        let mut uncommitted = cell.row.lock().await;
+        self.live().insert(cell.id.clone(), Arc::clone(&cell));
+        let inserted = self.store().insert_sandbox(new).await;
+        if !matches!(inserted, Ok(Inserted::New(_))) {
+            self.live().remove(&cell.id);
+            // Whoever came by meanwhile waits for nothing that will ever be.
+            let mut never = cell.last_seen();
+            never.record.state = SandboxState::Deleted;
+            cell.seen.replace(never);
+        }
+        match inserted.map_err(|e| insert_fault(&e))? {
             Inserted::New(row) => {
-                let cell = self.look_after(row);
+                cell.seen.replace(row.clone());
+                *uncommitted = row;
+                drop(uncommitted);
                 self.mind_deadline(&cell);
                 Ok(Ok(cell))
             }
@@ -454,6 +462,7 @@ impl Sandboxes {
         }
     }
 
+    /// For a row that was committed before this server was there.
     pub(crate) fn look_after(&self, row: SandboxRow) -> Arc<Cell> {
         let cell = Cell::new(row);
         self.live().insert(cell.id.clone(), Arc::clone(&cell));
@@ -473,26 +482,11 @@ impl Sandboxes {
     /// The sandbox that an idempotency key found, once its creation (by whoever was first) has come to an end; `None` if it
     /// could not be started, which frees the key.
     async fn settled(&self, caller: &Caller, id: &SandboxId) -> Result<Option<Sandbox>, Fault> {
-        // Only the winner of a race knows whether it works out; it is looked after from its commit on.
-        for _ in 0..100 {
-            let row = self.row(caller, id).await?;
-            if row.record.state != atoll_types::SandboxState::Starting {
-                return Ok((!row.could_not_start()).then(|| views::sandbox(row)));
-            }
-            match self.live_cell(id) {
-                Some(cell) => {
-                    let mut seen = cell.seen.subscribe();
-                    let _ = tokio::time::timeout(
-                        Duration::from_secs(60),
-                        seen.wait_for(|row| row.record.state != atoll_types::SandboxState::Starting),
-                    )
-                    .await;
-                }
-                // Committed this moment; its creator has not come round to looking after it.
-                None => tokio::task::yield_now().await,
-            }
-        }
-        self.row(caller, id).await.map(|row| Some(views::sandbox(row)))
+        // Only the winner of a race knows whether it works out.
+        let cell = self.cell(caller, id).await?;
+        let decided = |row: &SandboxRow| row.record.state != SandboxState::Starting;
+        let row = cell.seen.wait_for(decided).await;
+        Ok((!row.could_not_start()).then(|| views::sandbox(row)))
     }
 
     /// Keeps an instance that no row names from being taken for an orphan.

@@ -16,7 +16,7 @@
 //! - Whatever is open when its sandbox ends is recorded with that end, in one transaction.
 //! - What the agent tells of commands that are not open means nothing.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use atoll_guest_protocol::{CommandInfo, CommandState, Message, Request};
@@ -35,7 +35,7 @@ const MOST_OPEN: usize = 4096;
 /// The commands of one sandbox that have not ended, as far as the ledger knows.
 #[derive(Debug, Default)]
 pub(crate) struct OpenCommands {
-    open: Mutex<HashMap<CommandId, Open>>,
+    open: Mutex<BTreeMap<CommandId, Open>>,
     follower: tokio::sync::Mutex<Option<Follower>>,
 }
 
@@ -56,7 +56,7 @@ struct Open {
 }
 
 impl OpenCommands {
-    fn lock(&self) -> MutexGuard<'_, HashMap<CommandId, Open>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<CommandId, Open>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -178,7 +178,12 @@ impl Sandboxes {
                 // The agent has named all that it knew at first.
                 Some(Ok(Incoming::Message(Message::Watching))) => {
                     let mut open = cell.commands.lock();
-                    for (id, unknown) in open.extract_if(|_, open| open.inherited) {
+                    let unknown: Vec<_> = open
+                        .iter()
+                        .filter(|(_, open)| open.inherited)
+                        .map(|(id, _)| id.clone())
+                        .collect();
+                    for (id, unknown) in unknown.iter().filter_map(|id| open.remove_entry(id)) {
                         self.append(cell, self.lost(&id, &unknown));
                     }
                 }

@@ -433,6 +433,7 @@ impl ExecEvents {
                 return Ok(incoming);
             }
             tokio::select! {
+                biased;
                 incoming = self.receiver.next() => return Ok(incoming),
                 there = self.guest.is_there(ANSWER_WITHIN) => {
                     // Of one that ended, the stream says why.

@@ -213,10 +213,10 @@ impl Sandboxes {
         let undone = join_all(copies.iter().map(|copy| async move {
             let reason = EndReason::StartFailed(why.message.clone());
             match self.apply(copy, Input::Kill { reason }).await {
-                Ok(_) => self
-                    .settle(copy, |row| !row.record.state.is_live())
-                    .await
-                    .map(drop),
+                Ok(_) => {
+                    copy.seen.wait_for(|row| !row.record.state.is_live()).await;
+                    Ok(())
+                }
                 Err(fault) => Err(fault),
             }
         }));

@@ -71,11 +71,13 @@ impl Sandboxes {
     pub(crate) async fn keep_collecting(&self) {
         loop {
             tokio::select! {
+                biased;
                 () = self.inner.garbage.notified() => {}
                 () = self.inner.stop.cancelled() => return,
             }
             // Drops come in bursts.
             tokio::select! {
+                biased;
                 () = tokio::time::sleep(std::time::Duration::from_secs(2)) => {}
                 () = self.inner.stop.cancelled() => return,
             }

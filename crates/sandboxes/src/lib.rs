@@ -16,6 +16,7 @@
 //! - Nothing here knows a wire.
 
 mod artifacts;
+mod blocking;
 mod builds;
 mod cell;
 mod create;
@@ -40,6 +41,7 @@ mod portable;
 mod ports;
 mod projects;
 mod recovery;
+mod replies;
 mod request;
 mod resuming;
 mod run;
@@ -47,15 +49,20 @@ mod running;
 mod saving;
 mod secrets;
 mod settings;
+mod shown;
 mod snapshots;
 mod state_files;
 mod steps;
+#[cfg(feature = "testing")]
+pub mod testing;
+#[cfg(not(feature = "testing"))]
+mod testing;
 mod tokens;
 mod views;
 mod volume_files;
 mod volumes;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::atomic::AtomicI64;
@@ -122,7 +129,7 @@ struct Inner {
     volumes: Arc<Volumes>,
     runtimes: Runtimes,
     tiers: Vec<Probe>,
-    live: Mutex<HashMap<SandboxId, Arc<Cell>>>,
+    live: Mutex<BTreeMap<SandboxId, Arc<Cell>>>,
     /// Instances that belong to no row on purpose: pooled, being built in, or just starting.
     held: Mutex<HashSet<InstanceId>>,
     pools: Pools,
@@ -314,7 +321,7 @@ impl Sandboxes {
             .collect()
     }
 
-    fn live(&self) -> MutexGuard<'_, HashMap<SandboxId, Arc<Cell>>> {
+    fn live(&self) -> MutexGuard<'_, BTreeMap<SandboxId, Arc<Cell>>> {
         self.inner.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

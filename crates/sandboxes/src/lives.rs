@@ -11,10 +11,14 @@ use atoll_types::{Code, EndReason, Fault, InstanceId, Isolation, SandboxId, Sand
 
 use crate::cell::Cell;
 use crate::faults::from_store;
+use crate::replies::{self, Attempt, Reply, Teller};
 use crate::{Caller, ListSandboxes, Page, Sandbox, Sandboxes, views};
 
 /// How long a caller waits for a kill before it is told that the kill goes on.
 const KILL_WITHIN: Duration = Duration::from_secs(30);
+
+/// What a decision led to, and where the end of what it began will be told.
+type Decided = (SandboxRow, Option<Reply>);
 
 /// No sandbox has more.
 const MOST_LABELS: usize = 64;
@@ -63,11 +67,11 @@ impl Sandboxes {
             },
         )
         .await?;
-        let mut seen = cell.seen.subscribe();
-        let over = tokio::time::timeout(KILL_WITHIN, seen.wait_for(|row| !row.record.state.is_live())).await;
+        let gone = cell.seen.wait_for(|row| !row.record.state.is_live());
+        let over = tokio::time::timeout(KILL_WITHIN, gone).await;
         match over {
-            Ok(Ok(row)) => Ok(views::sandbox(row.clone())),
-            _ => Err(Fault::new(
+            Ok(row) => Ok(views::sandbox(row)),
+            Err(_) => Err(Fault::new(
                 Code::KillInProgress,
                 format!("{id} is being deleted, but the host has not let go of it yet"),
             )
@@ -110,33 +114,42 @@ impl Sandboxes {
 
     /// The sandbox, to apply something to: the one that is looked after or, when it has ended, its record.
     pub(crate) async fn cell(&self, caller: &Caller, id: &SandboxId) -> Result<Arc<Cell>, Fault> {
-        // A row that was committed this moment may not be looked after yet.
-        for _ in 0..1000 {
-            if let Some(cell) = self.live_cell(id)
-                && cell.project == caller.project
-            {
+        let live = || self.live_cell(id).filter(|cell| cell.project == caller.project);
+        if let Some(cell) = live() {
+            return Ok(cell);
+        }
+        let mut row = self.row(caller, id).await?;
+        if row.record.state.is_live() {
+            // It was made since; a cell is there before its row. Without one it has ended since, too.
+            if let Some(cell) = live() {
                 return Ok(cell);
             }
-            let row = self.row(caller, id).await?;
-            if !row.record.state.is_live() {
-                return Ok(Cell::new(row));
-            }
-            tokio::task::yield_now().await;
+            row = self.row(caller, id).await?;
         }
-        Err(
-            Fault::new(Code::SandboxStarting, format!("{id} is just being created"))
-                .hint("try again in a moment"),
-        )
+        match row.record.state.is_live() {
+            false => Ok(Cell::new(row)),
+            true => Err(Fault::internal("a live sandbox is not looked after")),
+        }
     }
 
     /// Decides, commits, and has the effects performed by a task of the server's own.
     pub(crate) async fn apply(&self, cell: &Arc<Cell>, input: Input) -> Result<SandboxRow, Fault> {
+        self.apply_for_reply(cell, input).await.map(|(row, _)| row)
+    }
+
+    /// The same for an input that asks for a save or a restore, whose end the caller will wait for.
+    pub(crate) async fn attempt(&self, cell: &Arc<Cell>, input: Input) -> Result<Reply, Fault> {
+        let (_, reply) = self.apply_for_reply(cell, input).await?;
+        reply.ok_or_else(|| Fault::internal("nothing was begun that could be waited for"))
+    }
+
+    async fn apply_for_reply(&self, cell: &Arc<Cell>, input: Input) -> Result<Decided, Fault> {
         let service = self.clone();
         let cell = Arc::clone(cell);
         let task = self
             .inner
             .tasks
-            .spawn(async move { service.apply_here(&cell, input).await });
+            .spawn(async move { service.decide(&cell, input, None).await });
         task.await
             .map_err(|_| Fault::internal("a transition was interrupted"))?
     }
@@ -152,11 +165,11 @@ impl Sandboxes {
             snapshot: saved.id.clone(),
             bytes: saved.total_bytes,
         };
-        self.decide(cell, input, Some(saved)).await
+        self.decide(cell, input, Some(saved)).await.map(|(row, _)| row)
     }
 
     async fn apply_here(&self, cell: &Arc<Cell>, input: Input) -> Result<SandboxRow, Fault> {
-        self.decide(cell, input, None).await
+        self.decide(cell, input, None).await.map(|(row, _)| row)
     }
 
     async fn decide(
@@ -164,10 +177,16 @@ impl Sandboxes {
         cell: &Arc<Cell>,
         input: Input,
         saved: Option<SnapshotRow>,
-    ) -> Result<SandboxRow, Fault> {
+    ) -> Result<Decided, Fault> {
         let mut row = cell.row.lock().await;
         row.record.last_used_at = row.record.last_used_at.max(cell.record().last_used_at);
         let transition = step(&row.record, input, self.now()).map_err(Fault::from)?;
+        let (teller, reply) = transition
+            .effects
+            .iter()
+            .find_map(Attempt::by)
+            .map(replies::channel)
+            .unzip();
         if transition.changes(&row.record) {
             let next = SandboxRow {
                 record: transition.next.clone(),
@@ -196,14 +215,17 @@ impl Sandboxes {
             if is_over {
                 cell.commands.clear();
             }
+            if let Some(reply) = &reply {
+                cell.begins(reply.clone());
+            }
             note_change(cell, &row, &committed);
             *row = committed;
             self.mind_deadline(cell);
         }
         let now = row.clone();
         drop(row);
-        self.perform(cell, &now, transition.effects);
-        Ok(now)
+        self.perform(cell, &now, transition.effects, teller);
+        Ok((now, reply))
     }
 
     /// The same input to several sandboxes, committed in one transaction: all or none.
@@ -228,13 +250,13 @@ impl Sandboxes {
             *row = committed.clone();
             self.mind_deadline(cell);
             drop(row);
-            self.perform(cell, committed, effects);
+            self.perform(cell, committed, effects, None);
         }
         Ok(committed)
     }
 
     /// Has tasks of the server's own do what a committed transition asks for.
-    fn perform(&self, cell: &Arc<Cell>, now: &SandboxRow, effects: Vec<Effect>) {
+    fn perform(&self, cell: &Arc<Cell>, now: &SandboxRow, effects: Vec<Effect>, mut teller: Option<Teller>) {
         if !now.record.state.is_live() {
             self.live().remove(&cell.id);
             if !now.spec.secrets.is_empty() {
@@ -258,12 +280,24 @@ impl Sandboxes {
                     instance,
                     snapshot,
                     kind,
-                } => Box::pin(async move { service.perform_save(&cell, instance, snapshot, kind).await }),
+                } => {
+                    let teller = teller.take();
+                    Box::pin(async move {
+                        let outcome = service.perform_save(&cell, instance, snapshot, kind).await;
+                        Teller::tell_if_asked(teller, outcome);
+                    })
+                }
                 Effect::RestoreInstance {
                     instance,
                     snapshot,
                     kind,
-                } => Box::pin(async move { service.perform_restore(&cell, instance, &snapshot, kind).await }),
+                } => {
+                    let teller = teller.take();
+                    Box::pin(async move {
+                        let outcome = service.perform_restore(&cell, instance, &snapshot, kind).await;
+                        Teller::tell_if_asked(teller, outcome);
+                    })
+                }
                 Effect::ThawInstance(instance) => {
                     Box::pin(async move {
                         // Not in the middle of the next save, which would run on half-saved.
@@ -314,6 +348,7 @@ impl Sandboxes {
             };
             tracing::error!(%instance, error, "an instance could not be destroyed; trying again");
             tokio::select! {
+                biased;
                 () = tokio::time::sleep(pause) => {}
                 () = self.inner.stop.cancelled() => return,
             }
@@ -332,6 +367,7 @@ impl Sandboxes {
         let cell = Arc::clone(cell);
         self.inner.tasks.spawn(async move {
             let fate = tokio::select! {
+                biased;
                 end = end.wait_for(Option::is_some) => match end.as_deref() {
                     Ok(Some(InstanceEnd::OutOfMemory)) => atoll_lifecycle::InstanceFate::OutOfMemory,
                     Ok(Some(InstanceEnd::Died(why))) => atoll_lifecycle::InstanceFate::Died(why.clone()),
@@ -351,7 +387,7 @@ fn note_change(cell: &Cell, before: &SandboxRow, after: &SandboxRow) {
     if from != to {
         tracing::info!(sandbox = %cell.id, %from, %to, end = ?after.record.end, "state changed");
     }
-    cell.seen.send_replace(after.clone());
+    cell.seen.replace(after.clone());
 }
 
 fn quota_fault(error: &atoll_store::Error) -> Fault {

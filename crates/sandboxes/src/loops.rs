@@ -59,6 +59,7 @@ impl Sandboxes {
                 .plus_millis(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
             self.inner.next_look.store(next.0, Ordering::SeqCst);
             tokio::select! {
+                biased;
                 () = tokio::time::sleep(wait) => {}
                 () = self.inner.deadlines.notified() => {}
                 () = self.inner.stop.cancelled() => return,
@@ -115,6 +116,7 @@ impl Sandboxes {
         let interval = Duration::from_millis(self.settings().metering_interval_millis.max(100));
         loop {
             tokio::select! {
+                biased;
                 () = tokio::time::sleep(interval) => {}
                 () = self.inner.stop.cancelled() => return,
             }
@@ -132,6 +134,7 @@ impl Sandboxes {
         let recorder = &self.outside().recorder;
         loop {
             let stopping = tokio::select! {
+                biased;
                 () = tokio::time::sleep(COUNTED_WITHIN) => false,
                 () = self.inner.stop.cancelled() => true,
             };
@@ -204,11 +207,13 @@ impl Sandboxes {
         let mut batch = Vec::new();
         loop {
             let stopping = tokio::select! {
+                biased;
                 received = queue.recv_many(&mut batch, 1000) => received == 0,
                 () = self.inner.stop.cancelled() => true,
             };
             if !stopping && batch.len() < 1000 {
                 tokio::select! {
+                    biased;
                     () = tokio::time::sleep(FACTS_LINGER) => {}
                     () = self.inner.stop.cancelled() => {}
                 }
@@ -230,6 +235,7 @@ impl Sandboxes {
     async fn keep_house(&self) {
         loop {
             tokio::select! {
+                biased;
                 () = tokio::time::sleep(HOUSEKEEPING) => {}
                 () = self.inner.stop.cancelled() => return,
             }

@@ -148,7 +148,7 @@ impl Sandboxes {
                     break row;
                 }
                 drop(row);
-                service.settle(&cell, settled).await?;
+                cell.seen.wait_for(settled).await;
             };
             if !row.record.state.is_live() || row.record.state == SandboxState::Deleting {
                 drop(row);
@@ -176,7 +176,7 @@ impl Sandboxes {
             );
             let committed = service.store().set_sandbox_network(next, vec![fact]).await;
             let committed = committed.map_err(|e| from_store(&e))?;
-            cell.seen.send_replace(committed.clone());
+            cell.seen.replace(committed.clone());
             *row = committed;
             // Still under the lock, so that of two changes the later one stays.
             if let Some(instance) = row.record.instance.as_ref().filter(|_| runs) {

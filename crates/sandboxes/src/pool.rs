@@ -213,6 +213,7 @@ impl Sandboxes {
                 }
             };
             tokio::select! {
+                biased;
                 () = pool.wake.notified() => self.let_the_burst_pass(pool).await,
                 () = tokio::time::sleep(wait) => {}
                 () = self.inner.stop.cancelled() => return,

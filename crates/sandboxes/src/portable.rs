@@ -91,7 +91,7 @@ impl Sandboxes {
             caller.project.to_string(),
         );
         let most = self.settings().max_artifact_bytes;
-        let imported = tokio::task::spawn_blocking(move || vault.import(&mut file, &as_id, &domain, most));
+        let imported = crate::blocking::run(move || vault.import(&mut file, &as_id, &domain, most));
         let imported = imported
             .await
             .map_err(|_| Fault::internal("an import was interrupted"))?;

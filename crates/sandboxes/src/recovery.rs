@@ -1,6 +1,6 @@
 //! After a restart: rows are compared with what runs, and made to agree.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use atoll_lifecycle::{Input, Liveness};
@@ -21,7 +21,7 @@ const TOLD_WITHIN: std::time::Duration = std::time::Duration::from_secs(2);
 impl Sandboxes {
     /// Adopts what runs, ends what is gone, destroys what nobody owns.
     pub(crate) async fn recover(&self) -> Result<(), Fault> {
-        let mut found: HashMap<InstanceId, Arc<dyn Runtime>> = HashMap::new();
+        let mut found: BTreeMap<InstanceId, Arc<dyn Runtime>> = BTreeMap::new();
         for runtime in &self.inner.runtimes {
             for id in runtime.discover().await.map_err(|e| from_runtime(&e))? {
                 found.insert(id, Arc::clone(runtime));

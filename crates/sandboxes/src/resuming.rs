@@ -18,6 +18,7 @@ use crate::cell::Cell;
 use crate::faults::{from_channel, from_store, from_vault};
 use crate::fitness::{fits, has_files_apart};
 use crate::greeting::{await_ready, configure};
+use crate::replies::Outcome;
 use crate::state_files::{FromVault, Scratch};
 use crate::{Caller, Sandbox, Sandboxes, entropy, hooks, views};
 
@@ -51,39 +52,30 @@ impl Sandboxes {
             match cell.record().state {
                 SandboxState::Running => return Ok(cell.last_seen()),
                 SandboxState::Pausing | SandboxState::Stopping => {
-                    self.settle(cell, |row| {
+                    let is_over = |row: &SandboxRow| {
                         !matches!(row.record.state, SandboxState::Pausing | SandboxState::Stopping)
-                    })
-                    .await?;
+                    };
+                    cell.seen.wait_for(is_over).await;
                 }
                 SandboxState::Resuming => {
-                    let row = self
-                        .settle(cell, |row| row.record.state != SandboxState::Resuming)
-                        .await?;
-                    match row.record.state {
-                        SandboxState::Running => return Ok(row),
-                        // The one who woke it failed; whoever waited for that fails with it.
-                        SandboxState::Paused | SandboxState::Stopped => {
-                            return Err(cell
-                                .trouble()
-                                .unwrap_or_else(|| Fault::internal("the sandbox could not be resumed")));
-                        }
-                        _ => {}
+                    // If the one who woke it fails, whoever waits for that fails with it.
+                    if let Some(reply) = cell.reply(&cell.last_seen()) {
+                        return self.outcome(cell, reply).await;
                     }
                 }
                 _ => {
                     // What is left of its last instance goes first.
-                    self.settle(cell, |row| {
+                    let is_free = |row: &SandboxRow| {
                         row.record.instance.is_none()
                             || !matches!(row.record.state, SandboxState::Paused | SandboxState::Stopped)
-                    })
-                    .await?;
+                    };
+                    cell.seen.wait_for(is_free).await;
                     let input = Input::Resume {
                         instance: entropy::id(),
                         timeout_millis,
                     };
-                    match self.apply(cell, input).await {
-                        Ok(_) => {}
+                    match self.attempt(cell, input).await {
+                        Ok(reply) => return self.outcome(cell, reply).await,
                         // Somebody else was faster.
                         Err(_)
                             if matches!(
@@ -108,8 +100,7 @@ impl Sandboxes {
         instance: InstanceId,
         snapshot: &SnapshotId,
         kind: SaveKind,
-    ) {
-        cell.set_trouble(None);
+    ) -> Outcome {
         let began = std::time::Instant::now();
         let _held = self.hold(instance.clone());
         let outcome = match self.restore_saved(cell, &instance, snapshot, kind).await {
@@ -117,17 +108,19 @@ impl Sandboxes {
                 let started = Input::Started {
                     instance: instance.clone(),
                 };
-                self.apply(cell, started).await.map(drop)
+                self.apply(cell, started).await.and_then(not_at_rest)
             }
             Err(fault) => Err(fault),
         };
-        let Err(fault) = outcome else {
-            tracing::debug!(sandbox = %cell.id, took = ?began.elapsed(), "resumed");
-            return;
+        let fault = match outcome {
+            Ok(row) => {
+                tracing::debug!(sandbox = %cell.id, took = ?began.elapsed(), "resumed");
+                return Ok(row);
+            }
+            Err(fault) => fault,
         };
         tracing::warn!(sandbox = %cell.id, %fault, "a sandbox could not be resumed");
         cell.let_go_of(&instance);
-        cell.set_trouble(Some(fault.clone()));
         let failed = Input::ResumeFailed {
             instance,
             why: fault.message.clone(),
@@ -135,6 +128,7 @@ impl Sandboxes {
         if let Err(fault) = self.apply(cell, failed).await {
             tracing::error!(sandbox = %cell.id, %fault, "a failed resume could not be recorded");
         }
+        Err(fault)
     }
 
     async fn restore_saved(
@@ -180,7 +174,7 @@ impl Sandboxes {
     /// Begins to read saved state into files that a runtime can work with.
     pub(crate) async fn read_saved(&self, snapshot: &SnapshotId) -> Result<Arc<dyn SaveSource>, Fault> {
         let (vault, id) = (self.inner.vault.clone(), snapshot.to_string());
-        let opened = tokio::task::spawn_blocking(move || vault.open_saved(&id))
+        let opened = crate::blocking::run(move || vault.open_saved(&id))
             .await
             .map_err(|_| Fault::internal("reading saved state was interrupted"))?
             .map_err(|e| from_vault(&e))?;
@@ -277,5 +271,17 @@ impl Sandboxes {
             .hint("`atoll doctor` says what is missing")
         })?;
         fits(saved, &runtime.saves())
+    }
+}
+
+/// Its instance may have ended before the last word about it was heard.
+fn not_at_rest(row: SandboxRow) -> Outcome {
+    match row.record.state {
+        SandboxState::Paused | SandboxState::Stopped => Err(Fault::new(
+            Code::ResumeFailed,
+            format!("{} ended while it was being resumed; it rests as before", row.id),
+        )
+        .hint("resume it again")),
+        _ => Ok(row),
     }
 }

@@ -19,6 +19,7 @@ use atoll_types::{
 
 use crate::cell::Cell;
 use crate::faults::{from_runtime, from_vault};
+use crate::replies::{Outcome, Reply};
 use crate::state_files::IntoVault;
 use crate::{Caller, Sandbox, Sandboxes, entropy, views};
 
@@ -75,36 +76,42 @@ impl Sandboxes {
         self.rest(&cell, input, SandboxState::Stopping).await
     }
 
-    /// Applies the wish, and waits for its end.
+    /// Applies the wish, or joins those whose wish is under way, and waits for its end.
     async fn rest(&self, cell: &Arc<Cell>, input: Input, going: SandboxState) -> Result<Sandbox, Fault> {
         let rested = match going {
             SandboxState::Stopping => SandboxState::Stopped,
             _ => SandboxState::Paused,
         };
-        let state = cell.record().state;
-        if state != rested && state != going {
-            self.check_storage(&cell.project).await?;
-            self.apply(cell, input).await?;
-        }
-        let row = self.settle(cell, |row| row.record.state != going).await?;
-        match (row.record.state, cell.trouble()) {
-            (SandboxState::Running, Some(trouble)) => Err(trouble),
-            // If it runs again, somebody resumed it since; it did rest.
-            (state, _) if state.is_live() && row.record.end.is_none() => Ok(views::sandbox(row)),
-            _ => Err(cell.explain_end().await),
-        }
+        let reply = loop {
+            let row = cell.last_seen();
+            if row.record.state == rested {
+                return Ok(views::sandbox(row));
+            }
+            if row.record.state != going {
+                self.check_storage(&cell.project).await?;
+                break self.attempt(cell, input).await?;
+            }
+            // Without one that was over between the two looks.
+            if let Some(reply) = cell.reply(&row) {
+                break reply;
+            }
+        };
+        // If it runs again by now, somebody resumed it since; it did rest.
+        self.outcome(cell, reply).await.map(views::sandbox)
     }
 
-    /// Waits until the row is as wanted.
-    pub(crate) async fn settle(
-        &self,
-        cell: &Arc<Cell>,
-        settled: impl Fn(&SandboxRow) -> bool,
-    ) -> Result<SandboxRow, Fault> {
-        let mut seen = cell.seen.subscribe();
-        let row = seen.wait_for(|row| settled(row)).await;
-        row.map(|row| row.clone())
-            .map_err(|_| Fault::internal("the server is stopping"))
+    /// How an attempt ended; or how the sandbox did, which does not wait for its attempts.
+    pub(crate) async fn outcome(&self, cell: &Arc<Cell>, reply: Reply) -> Outcome {
+        let ended = |row: &SandboxRow| row.record.end.is_some();
+        let outcome = tokio::select! {
+            biased;
+            outcome = reply.heard() => outcome,
+            row = cell.seen.wait_for(ended) => Ok(row),
+        };
+        match outcome {
+            Ok(row) if ended(&row) => Err(cell.explain_end().await),
+            outcome => outcome,
+        }
     }
 
     /// What a tier can keep, or a refusal.
@@ -133,8 +140,7 @@ impl Sandboxes {
         instance: InstanceId,
         snapshot: SnapshotId,
         kind: SaveKind,
-    ) {
-        cell.set_trouble(None);
+    ) -> Outcome {
         let _one_at_a_time = cell.saving.lock().await;
         let row = cell.last_seen();
         let subject = Subject::sandbox(&row, None);
@@ -142,19 +148,22 @@ impl Sandboxes {
             .save_instance(&subject, &instance, &snapshot, kind, SnapshotOwner::Sandbox)
             .await;
         let committed = match saved {
-            Ok(saved) => self.apply_saved(cell, saved).await.map(drop),
+            Ok(saved) => self.apply_saved(cell, saved).await,
             Err(fault) => Err(fault),
         };
-        let Err(fault) = committed else { return };
+        let fault = match committed {
+            Ok(row) => return Ok(row),
+            Err(fault) => fault,
+        };
         tracing::warn!(sandbox = %cell.id, %fault, "a sandbox could not be put to rest");
         let failed = Input::SaveFailed {
             snapshot,
             why: fault.message.clone(),
         };
-        cell.set_trouble(Some(fault));
         if let Err(fault) = self.apply(cell, failed).await {
             tracing::error!(sandbox = %cell.id, %fault, "a failed save could not be recorded");
         }
+        Err(fault)
     }
 
     /// Holds an instance still and writes it into the vault, durably. The instance stays still. On error nothing of the
@@ -186,14 +195,11 @@ impl Sandboxes {
             .into_inner();
         if let Err(error) = written {
             // The reason behind a broken stream is the vault's: a full disk, say.
-            let behind = tokio::task::spawn_blocking(move || save.abort())
-                .await
-                .ok()
-                .flatten();
+            let behind = crate::blocking::run(move || save.abort()).await.ok().flatten();
             return Err(behind.map_or_else(|| from_runtime(&error), |e| from_vault(&e)));
         }
         let durable = self.settings().durable_saves;
-        let saved = tokio::task::spawn_blocking(move || save.finish(Vec::new(), durable))
+        let saved = crate::blocking::run(move || save.finish(Vec::new(), durable))
             .await
             .map_err(|_| Fault::internal("a save was interrupted"))?
             .map_err(|e| from_vault(&e))?;
@@ -239,7 +245,7 @@ impl Sandboxes {
             return;
         }
         let (vault, id) = (self.inner.vault.clone(), snapshot.to_string());
-        let deleted = tokio::task::spawn_blocking(move || vault.delete(&id)).await;
+        let deleted = crate::blocking::run(move || vault.delete(&id)).await;
         match deleted {
             // A save that was cut off has left none.
             Ok(Ok(()) | Err(atoll_vault::Error::NotFound { .. })) | Err(_) => {}

@@ -238,9 +238,8 @@ impl Sandboxes {
             // One on its way up may have been given the old binding already; how long it takes is not ours to say.
             let service = self.clone();
             self.inner.tasks.spawn(async move {
-                if service.settle(&cell, settled).await.is_ok() {
-                    service.readmit(&cell).await;
-                }
+                cell.seen.wait_for(settled).await;
+                service.readmit(&cell).await;
             });
         }
     }

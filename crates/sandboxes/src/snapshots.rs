@@ -364,7 +364,7 @@ impl Drop for Unfinished {
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, atoll_vault::Error> + Send + 'static,
 ) -> Result<T, Fault> {
-    tokio::task::spawn_blocking(work)
+    crate::blocking::run(work)
         .await
         .map_err(|_| Fault::internal("work on saved state was interrupted"))?
         .map_err(|e| from_vault(&e))

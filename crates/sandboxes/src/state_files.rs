@@ -214,7 +214,7 @@ impl FromVault {
         let key = (name.to_owned(), at_least);
         if !parts.contains_key(&key) {
             let (opened, scratch, part) = (Arc::clone(&self.opened), self.scratch.clone(), name.to_owned());
-            let read = tokio::task::spawn_blocking(move || {
+            let read = crate::blocking::run(move || {
                 let lent = match at_least {
                     true => opened.lend(&part).map_err(|e| from_vault(&e))?,
                     false => None,

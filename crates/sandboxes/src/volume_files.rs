@@ -108,7 +108,7 @@ impl Sandboxes {
         let volumes = std::sync::Arc::clone(&self.inner.volumes);
         let (begin, begun) = oneshot::channel();
         let (sender, receiver) = mpsc::channel(4);
-        let work = tokio::task::spawn_blocking(move || {
+        let work = crate::blocking::run(move || {
             let pieces = crate::portable::Pieces::new(sender.clone());
             let mut out = io::BufWriter::with_capacity(PIECE, pieces);
             let begin = |entry: &VolumeEntry| {

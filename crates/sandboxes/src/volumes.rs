@@ -83,7 +83,7 @@ impl Sandboxes {
         archive: PathBuf,
     ) -> Result<Volume, Fault> {
         let scratch = self.settings().data_dir.join("scratch");
-        let image = tokio::task::spawn_blocking(move || seal(&archive, &scratch))
+        let image = crate::blocking::run(move || seal(&archive, &scratch))
             .await
             .map_err(|_| Fault::internal("sealing a volume was interrupted"))??;
         let bytes = image.as_file().metadata().map_or(0, |metadata| metadata.len());
@@ -427,7 +427,7 @@ impl Sandboxes {
         work: impl FnOnce(&atoll_volumes::Volumes) -> atoll_volumes::Result<T> + Send + 'static,
     ) -> Result<T, Fault> {
         let volumes = Arc::clone(&self.inner.volumes);
-        tokio::task::spawn_blocking(move || work(&volumes))
+        crate::blocking::run(move || work(&volumes))
             .await
             .map_err(|_| Fault::internal("work on a volume was interrupted"))?
             .map_err(|e| from_volumes(&e))

@@ -7,6 +7,9 @@
 //! What must hold: a caller sees `Ok` only if the transaction that holds its work was committed. SQLite may roll back
 //! the whole transaction on its own (disk full, I/O error); the writer looks for that after each failed job.
 
+#[cfg(feature = "testing")]
+mod here;
+
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -50,6 +53,9 @@ enum Message<J> {
 pub(crate) struct Engine {
     writer: mpsc::Sender<Message<WriteJob>>,
     readers: mpsc::Sender<Message<ReadJob>>,
+    /// Instead of the threads.
+    #[cfg(feature = "testing")]
+    here: Option<here::Here>,
 }
 
 impl std::fmt::Debug for Engine {
@@ -96,7 +102,12 @@ impl Engine {
             let inbox = Arc::clone(&inbox);
             spawn("store-reader", path, move || read_loop(connection, &inbox))?;
         }
-        Ok(Self { writer, readers })
+        Ok(Self {
+            writer,
+            readers,
+            #[cfg(feature = "testing")]
+            here: None,
+        })
     }
 
     pub(crate) async fn write<T: Send + 'static>(
@@ -106,6 +117,11 @@ impl Engine {
     ) -> Result<T, Error> {
         let (tell, told) = oneshot::channel();
         let job: WriteJob = Box::new(Job { what, work, tell });
+        #[cfg(feature = "testing")]
+        if let Some(here) = &self.here {
+            here.write(job).await;
+            return told.await.map_err(|_| Error::Closed)?;
+        }
         self.writer
             .send(Message::Job(job))
             .await
@@ -118,6 +134,10 @@ impl Engine {
         what: &'static str,
         work: impl FnOnce(&Connection) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
+        #[cfg(feature = "testing")]
+        if let Some(here) = &self.here {
+            return here.read(what, work).await;
+        }
         let (tell, told) = oneshot::channel();
         let job: ReadJob = Box::new(move |connection| {
             // Nobody waits for it any more.
@@ -134,6 +154,10 @@ impl Engine {
     }
 
     pub(crate) async fn close(&self) {
+        #[cfg(feature = "testing")]
+        if let Some(here) = &self.here {
+            here.close();
+        }
         // Readers first: the last connection to close folds the log into the database.
         for _ in 0..READERS {
             let (tell, told) = oneshot::channel();

@@ -94,6 +94,39 @@ impl Store {
         })
     }
 
+    /// A database in memory, for tests: without threads, so that the same calls are answered in the same order.
+    #[cfg(feature = "testing")]
+    pub fn in_memory() -> Result<Self, Error> {
+        let touches = Arc::new(Touches::default());
+        let engine = Engine::in_memory(Arc::clone(&touches))?;
+        Ok(Self::on(engine, touches))
+    }
+
+    /// The same database, of one in memory, as a server finds it whose predecessor was killed.
+    #[cfg(feature = "testing")]
+    pub fn again(&self) -> Option<Self> {
+        let touches = Arc::new(Touches::default());
+        let engine = self.inner.engine.again(Arc::clone(&touches))?;
+        Some(Self::on(engine, touches))
+    }
+
+    /// Forgets everything that is in a database in memory.
+    #[cfg(feature = "testing")]
+    pub fn empty(&self) -> Result<(), Error> {
+        self.inner.engine.empty()
+    }
+
+    #[cfg(feature = "testing")]
+    fn on(engine: Engine, touches: Arc<Touches>) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                engine,
+                touches,
+                path: ":memory:".into(),
+            }),
+        }
+    }
+
     pub fn path(&self) -> &Path {
         &self.inner.path
     }

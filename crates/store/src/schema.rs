@@ -66,6 +66,22 @@ pub(crate) fn open_writer(path: &Path) -> Result<Connection, Error> {
     Ok(connection)
 }
 
+/// A database of one connection, which is gone with it.
+#[cfg(feature = "testing")]
+pub(crate) fn in_memory() -> Result<Connection, Error> {
+    let failed = |source| Error::Open {
+        path: ":memory:".into(),
+        source,
+    };
+    let mut connection = Connection::open_in_memory().map_err(failed)?;
+    connection
+        .pragma_update(None, "foreign_keys", true)
+        .map_err(failed)?;
+    connection.set_prepared_statement_cache_capacity(128);
+    migrate(&mut connection, STEPS).map_err(failed)?;
+    Ok(connection)
+}
+
 /// Opens a connection that can only read. The writer's has been opened before.
 pub(crate) fn open_reader(path: &Path) -> Result<Connection, Error> {
     let failed = |source| Error::Open {

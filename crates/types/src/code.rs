@@ -185,6 +185,8 @@ codes! {
             "Create one with more memory.";
         SandboxPaused Conflict "sandbox_paused" "The sandbox is paused, or was paused during the operation."
             "Resume it, then do it again.";
+        ResumeFailed GuestFailed "resume_failed" "The sandbox ended while it was being resumed, and rests as before."
+            "Resume it again.";
         SandboxStopped Conflict "sandbox_stopped" "The sandbox is stopped, or was stopped during the operation."
             "Start it, then do it again.";
         SandboxWrongState Conflict "sandbox_wrong_state" "The state of the sandbox does not allow this now."

@@ -42,9 +42,14 @@ impl Pool {
 
     pub(crate) fn buffer(&self, len: usize) -> Vec<u8> {
         let spare = lock(&self.spare).pop();
-        let mut buffer = spare.unwrap_or_default();
-        buffer.resize(len, 0);
-        buffer
+        match spare {
+            Some(mut buffer) => {
+                buffer.resize(len, 0);
+                buffer
+            }
+            // Zeros that the kernel has made already.
+            None => vec![0; len],
+        }
     }
 
     pub(crate) fn give_back(&self, buffer: Vec<u8>) {

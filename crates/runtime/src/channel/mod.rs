@@ -18,11 +18,14 @@
 //!   the host may come back. That an instance is over is found out elsewhere and told with [`Guest::finish`].
 
 mod fifo;
+#[cfg(feature = "testing")]
+pub mod line;
 mod outbox;
 mod still;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod wire;
 
 pub use fifo::Fifos;
 pub use still::WeakGuest;
@@ -30,7 +33,7 @@ pub use stream::{Incoming, Stream, StreamReceiver, StreamSender};
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -41,13 +44,12 @@ use atoll_guest_protocol::{
     Message, Request, Welcome, decode, encode,
 };
 use bytes::Bytes;
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 
 use outbox::Outbox;
 use stream::{Accepted, State};
+use wire::Wire;
 
 /// Streams that may be open to one guest at a time.
 pub const MAX_STREAMS: usize = 256;
@@ -140,8 +142,7 @@ impl Drop for Inner {
 /// What the handles and the reader task share. Holds no handle, so that dropping the last one is noticed.
 #[derive(Debug)]
 struct Shared {
-    to_guest: AsyncFd<OwnedFd>,
-    from_guest: AsyncFd<OwnedFd>,
+    wire: Wire,
     outbox: Mutex<Outbox>,
     room: Arc<Semaphore>,
     streams: Mutex<Streams>,
@@ -176,9 +177,18 @@ impl Guest {
 
     /// The same over FIFOs that somebody else has opened ([`Fifos::open_for_host`]).
     pub async fn over(to_guest: OwnedFd, from_guest: OwnedFd, how: Connect) -> Result<Self, ChannelError> {
+        Self::on(Wire::fifos(to_guest, from_guest)?, how).await
+    }
+
+    /// The same with an agent in this process.
+    #[cfg(feature = "testing")]
+    pub async fn on_line(line: Arc<line::Line>, how: Connect) -> Result<Self, ChannelError> {
+        Self::on(Wire::Line(line), how).await
+    }
+
+    async fn on(wire: Wire, how: Connect) -> Result<Self, ChannelError> {
         let shared = Arc::new(Shared {
-            to_guest: fifo::register(to_guest, Interest::WRITABLE)?,
-            from_guest: fifo::register(from_guest, Interest::READABLE)?,
+            wire,
             outbox: Mutex::default(),
             room: Arc::new(Semaphore::new(OUT_LIMIT)),
             streams: Mutex::new(Streams {
@@ -332,7 +342,7 @@ impl Shared {
         if outbox.flusher.is_some() {
             return;
         }
-        match outbox.flush(self.to_guest.get_ref().as_fd()) {
+        match outbox.flush(|slices| self.wire.write(slices)) {
             Ok(true) => {}
             Ok(false) => {
                 let flusher = self.runtime.spawn(Arc::clone(self).flush_later());
@@ -349,12 +359,12 @@ impl Shared {
     /// Lives while the pipe is full; closing the channel aborts it.
     async fn flush_later(self: Arc<Self>) {
         loop {
-            let Ok(mut ready) = self.to_guest.writable().await else {
+            let Ok(mut ready) = self.wire.writable().await else {
                 return;
             };
             let mut outbox = self.lock_outbox();
-            match outbox.flush(self.to_guest.get_ref().as_fd()) {
-                Ok(false) => ready.clear_ready(),
+            match outbox.flush(|slices| self.wire.write(slices)) {
+                Ok(false) => ready.clear(),
                 Ok(true) => {
                     outbox.flusher = None;
                     return;
@@ -405,7 +415,10 @@ impl Shared {
         };
         self.room.close();
         self.lock_outbox().clear();
-        for state in open.into_values() {
+        // In the order in which they were opened.
+        let mut open: Vec<_> = open.into_iter().collect();
+        open.sort_unstable_by_key(|(id, _)| *id);
+        for (_, state) in open {
             state.finish(Err(ChannelError::Closed));
         }
     }
@@ -431,10 +444,10 @@ impl Shared {
                 }
                 return Ok(());
             }
-            let mut ready = self.from_guest.readable().await.map_err(fail)?;
-            match rustix::io::read(self.from_guest.get_ref(), decoder.space()) {
+            let mut ready = self.wire.readable().await.map_err(fail)?;
+            match self.wire.read(decoder.space()) {
                 Ok(count) => decoder.filled(count),
-                Err(rustix::io::Errno::AGAIN) => ready.clear_ready(),
+                Err(rustix::io::Errno::AGAIN) => ready.clear(),
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(fail(error.into())),
             }
@@ -449,14 +462,15 @@ impl Shared {
         let mut large = false;
         let ended = loop {
             tokio::select! {
-                ready = self.from_guest.readable() => {
+                biased;
+                ready = self.wire.readable() => {
                     let mut ready = match ready {
                         Ok(ready) => ready,
                         Err(error) => break Err(error),
                     };
                     match self.read_some(&mut decoder) {
                         Ok(Turn::Emptied { bytes }) => {
-                            ready.clear_ready();
+                            ready.clear();
                             large |= bytes > 4096;
                         }
                         Ok(Turn::Over) => {
@@ -485,7 +499,7 @@ impl Shared {
         while bytes < READ_TURN {
             let space = decoder.space();
             let offered = space.len();
-            match rustix::io::read(self.from_guest.get_ref(), space) {
+            match self.wire.read(space) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(count) => {
                     bytes += count;

@@ -10,7 +10,6 @@
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
-use std::os::fd::BorrowedFd;
 
 use atoll_guest_protocol::{FrameKind, HEADER_LEN, encode_header, encode_into};
 use bytes::Bytes;
@@ -114,7 +113,10 @@ impl Outbox {
     }
 
     /// Writes until nothing is left that may be written (`true`) or the pipe is full (`false`). Never blocks.
-    pub(super) fn flush(&mut self, pipe: BorrowedFd<'_>) -> io::Result<bool> {
+    pub(super) fn flush(
+        &mut self,
+        write: impl Fn(&[IoSlice<'_>]) -> Result<usize, rustix::io::Errno>,
+    ) -> io::Result<bool> {
         loop {
             if self.held && self.is_at_border() {
                 return Ok(true);
@@ -144,7 +146,7 @@ impl Outbox {
                 }
                 frame.slices(0, &mut slices);
             }
-            match rustix::io::writev(pipe, &slices) {
+            match write(&slices) {
                 Ok(count) => self.advance(count),
                 Err(rustix::io::Errno::AGAIN) => return Ok(false),
                 Err(rustix::io::Errno::INTR) => {}
@@ -208,7 +210,6 @@ mod tests {
     use rustix::pipe::{PipeFlags, pipe_with};
 
     use super::*;
-    use std::os::fd::AsFd;
 
     #[test]
     fn what_is_held_back_stops_at_the_border_of_a_frame() {
@@ -218,14 +219,14 @@ mod tests {
         for stream in 1..=3 {
             outbox.push(FrameKind::Data, 0, stream, vec![7; 60_000].into(), None);
         }
-        assert!(!outbox.flush(write.as_fd()).unwrap());
+        assert!(!outbox.flush(|slices| rustix::io::writev(&write, slices)).unwrap());
         assert!(!outbox.is_at_border());
         outbox.held = true;
         outbox.push_credit(9, 1000);
         let mut decoder = Decoder::new();
         let mut seen = Vec::new();
         let mut read_all = |outbox: &mut Outbox| loop {
-            let full = !outbox.flush(write.as_fd()).unwrap();
+            let full = !outbox.flush(|slices| rustix::io::writev(&write, slices)).unwrap();
             while let Ok(count) = rustix::io::read(&read, decoder.space()) {
                 decoder.filled(count);
                 while let Some(frame) = decoder.next_frame() {
@@ -257,7 +258,7 @@ mod tests {
         let mut decoder = Decoder::new();
         let (mut seen, mut credit) = (Vec::new(), 0);
         loop {
-            let drained = outbox.flush(write.as_fd()).unwrap();
+            let drained = outbox.flush(|slices| rustix::io::writev(&write, slices)).unwrap();
             if !drained {
                 // The guest consumes slowly and we keep returning credit.
                 for _ in 0..1000 {

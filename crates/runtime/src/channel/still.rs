@@ -48,14 +48,14 @@ impl Guest {
     pub async fn taken(&self, within: Duration) -> bool {
         let shared = &self.inner.shared;
         until(within, || {
-            shared.lock_outbox().is_at_border() && is_empty(shared.to_guest.get_ref())
+            shared.lock_outbox().is_at_border() && shared.wire.is_taken()
         })
         .await
     }
 
     /// Waits until we have read all that the guest has said. `false`: more is still there.
     pub async fn delivered(&self, within: Duration) -> bool {
-        until(within, || is_empty(self.inner.shared.from_guest.get_ref())).await
+        until(within, || self.inner.shared.wire.is_delivered()).await
     }
 
     /// Whether the guest answers a ping.
@@ -83,10 +83,6 @@ impl Guest {
         self.push(FrameKind::Ping, 0, 0, payload.into(), None);
         number
     }
-}
-
-fn is_empty(pipe: &std::os::fd::OwnedFd) -> bool {
-    rustix::io::ioctl_fionread(pipe).is_ok_and(|bytes| bytes == 0)
 }
 
 /// Asks again and again, at first very often: mostly it is a matter of microseconds.

@@ -1,0 +1,157 @@
+//! What happens in one known order: the runtime does as it is told, step by step.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use atoll_runtime::InstanceEnd;
+use atoll_runtime::scripted::{Answer, How, Step};
+use atoll_sandboxes::{CreateSandbox, Sandbox};
+use atoll_types::{Code, Fault, SandboxSpec, SandboxState};
+
+use crate::world::{Home, Server, TEMPLATE, Trace, World};
+
+/// A world in which everything works at once, but the first of these steps.
+fn world<'a>(home: &'a Home, steps: impl IntoIterator<Item = (Step, u64, How)>) -> World<'a> {
+    let mut world = World::new(home, 1, &Trace::default());
+    world.pool = 0;
+    let mut steps: VecDeque<_> = steps.into_iter().collect();
+    world.machine.follow(move |step, _: &_| {
+        let is_next = steps.front().is_some_and(|(next, _, _)| *next == step);
+        let scripted = is_next.then(|| steps.pop_front()).flatten();
+        scripted.map_or(Answer::AT_ONCE, |(_, millis, how)| Answer {
+            after: Duration::from_millis(millis),
+            how,
+        })
+    });
+    world
+}
+
+async fn make(server: &Server, key: Option<&str>) -> Result<Sandbox, Fault> {
+    let request = CreateSandbox {
+        spec: SandboxSpec {
+            template: TEMPLATE.into(),
+            timeout_millis: Some(3_600_000),
+            ..SandboxSpec::default()
+        },
+        resources_given: true,
+        idempotency_key: key.map(str::to_owned),
+    };
+    server.sandboxes.create(&server.caller, request).await
+}
+
+#[test]
+fn a_pause_that_fails_is_told_to_all_who_waited_for_it_whatever_comes_next() {
+    let home = Home::new();
+    let mut world = world(&home, [(Step::Save, 10, How::Fails)]);
+    let server = world.start().unwrap();
+    server.runtime.block_on(async {
+        let id = make(&server, None).await.unwrap().id;
+        let pause = |after| {
+            let (server, id) = (&server, &id);
+            async move {
+                tokio::time::sleep(Duration::from_millis(after)).await;
+                server.sandboxes.pause(&server.caller, id, None).await
+            }
+        };
+        // The third comes at the very moment at which the first fails, and works.
+        let (first, joined, next) = tokio::join!(pause(0), pause(5), pause(10));
+        assert_eq!(first.unwrap_err().code, Code::RuntimeFailed);
+        assert_eq!(joined.unwrap_err().code, Code::RuntimeFailed);
+        let next = match next {
+            // It was early, and joined.
+            Err(fault) => {
+                assert_eq!(fault.code, Code::RuntimeFailed);
+                pause(0).await
+            }
+            paused => paused,
+        };
+        assert_eq!(next.unwrap().state, SandboxState::Paused);
+    });
+    world.gone(server, "done", Duration::ZERO);
+}
+
+#[test]
+fn a_kill_does_not_wait_for_a_save_and_a_pause_not_for_what_was_killed() {
+    let home = Home::new();
+    let mut world = world(&home, [(Step::Save, 0, How::Hangs)]);
+    let server = world.start().unwrap();
+    server.runtime.block_on(async {
+        let id = make(&server, None).await.unwrap().id;
+        let (paused, killed) = tokio::join!(server.sandboxes.pause(&server.caller, &id, None), async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            server.sandboxes.kill(&server.caller, &id).await
+        });
+        assert_eq!(paused.unwrap_err().code, Code::SandboxEnded);
+        assert_eq!(killed.unwrap().state, SandboxState::Deleted);
+        world.machine.release();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(server.vault.ids().unwrap(), Vec::<String>::new());
+    });
+    world.gone(server, "done", Duration::ZERO);
+}
+
+#[test]
+fn a_resume_that_fails_is_told_to_all_and_can_be_tried_again() {
+    let home = Home::new();
+    let mut world = world(&home, [(Step::Restore, 10, How::Fails)]);
+    let server = world.start().unwrap();
+    server.runtime.block_on(async {
+        let id = make(&server, None).await.unwrap().id;
+        let (sandboxes, caller) = (&server.sandboxes, &server.caller);
+        sandboxes.pause(caller, &id, None).await.unwrap();
+        let resume = || sandboxes.resume(caller, &id, None);
+        let (one, other) = tokio::join!(resume(), resume());
+        assert_eq!(one.unwrap_err().code, Code::RuntimeFailed);
+        assert_eq!(other.unwrap_err().code, Code::RuntimeFailed);
+        assert_eq!(resume().await.unwrap().state, SandboxState::Running);
+    });
+    world.gone(server, "done", Duration::ZERO);
+}
+
+#[test]
+fn who_comes_second_under_a_key_gets_what_the_first_made_or_hears_that_it_failed() {
+    let home = Home::new();
+    // Each begins to boot before it knows whether it is the first.
+    let outcomes = [How::Works, How::Works, How::Fails, How::Fails];
+    let mut world = world(&home, outcomes.map(|how| (Step::Start, 5000, how)));
+    let server = world.start().unwrap();
+    server.runtime.block_on(async {
+        let (one, other) = tokio::join!(make(&server, Some("a")), make(&server, Some("a")));
+        assert_eq!(one.unwrap().id, other.unwrap().id);
+        let (one, other) = tokio::join!(make(&server, Some("b")), make(&server, Some("b")));
+        let mut codes = [one.unwrap_err().code.text(), other.unwrap_err().code.text()];
+        codes.sort_unstable();
+        assert_eq!(codes, ["runtime_failed", "start_failed"]);
+        make(&server, Some("b")).await.unwrap();
+    });
+    world.gone(server, "done", Duration::ZERO);
+}
+
+#[test]
+fn a_new_server_takes_over_what_runs_and_ends_what_died() {
+    let home = Home::new();
+    let mut world = world(&home, []);
+    let server = world.start().unwrap();
+    let (lives, dies) = server.runtime.block_on(async {
+        let (one, other) = (make(&server, None).await, make(&server, None).await);
+        (one.unwrap().id, other.unwrap().id)
+    });
+    world.gone(server, "killed", Duration::from_secs(1));
+    let instances = world.machine.instances();
+    let its = |name: &str| {
+        instances
+            .iter()
+            .find(|(_, look)| look.hostname.as_deref() == Some(name))
+    };
+    let (instance, _) = its(dies.bare()).unwrap();
+    world.machine.end(instance, InstanceEnd::OutOfMemory);
+    let server = world.start().unwrap();
+    server.runtime.block_on(async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let state = async |id| server.sandboxes.get(&server.caller, id).await.unwrap().state;
+        assert_eq!(state(&lives).await, SandboxState::Running);
+        assert_eq!(state(&dies).await, SandboxState::Failed);
+    });
+    assert_eq!(world.machine.instances().len(), 1);
+    world.gone(server, "done", Duration::ZERO);
+}
