@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use atoll_gateway_core::{Reservation, Spender, Target, output_tokens};
 use atoll_store::{Fact, ModelCallFact, ModelCallRow, NewFact};
@@ -18,6 +18,9 @@ use crate::faults::from_store;
 use crate::keys::ModelKey;
 use crate::setup::ProjectSetup;
 use crate::{Models, Refusal, Request, fresh, spans};
+
+/// How long until a call is settled again that could not be written down.
+const SETTLED_AGAIN: Duration = Duration::from_secs(1);
 
 /// A call under way. Dropping it settles it as what the caller gave up.
 pub(crate) struct Open {
@@ -295,16 +298,27 @@ impl Open {
             if !written.await {
                 return;
             }
-            let id = row.id.clone();
-            if let Err(error) = models.store().close_model_call(row, facts).await {
-                tracing::error!(%error, call = %id, "a model call could not be settled; the next start will");
-            }
+            models.close(row, facts).await;
         });
         settled
     }
 }
 
 impl Models {
+    /// Writes down how a call ended, however often it takes: until then it would count as under way.
+    async fn close(&self, row: ModelCallRow, facts: Vec<NewFact>) {
+        while let Err(error) = self.store().close_model_call(row.clone(), facts.clone()).await {
+            tracing::error!(%error, call = %row.id, "a model call could not be settled; trying again, or the next start will");
+            if matches!(error, atoll_store::Error::Closed) {
+                return;
+            }
+            tokio::select! {
+                () = self.inner.stopping.cancelled() => return,
+                () = tokio::time::sleep(SETTLED_AGAIN) => {}
+            }
+        }
+    }
+
     /// Tells the books what a call cost; what there is to write down about it.
     fn book(&self, reservations: &[Reservation], row: &ModelCallRow) -> Vec<NewFact> {
         let now = row.ended_at.unwrap_or(row.started_at);

@@ -273,7 +273,7 @@ impl Sandboxes {
             Err(error) => {
                 let fault = from_channel(&cell, error).await;
                 let fate = atoll_lifecycle::InstanceFate::Died(fault.message.clone());
-                self.apply(&cell, Input::Ended { instance: id, fate }).await?;
+                self.record(&cell, Input::Ended { instance: id, fate }).await;
                 return Err(fault);
             }
         };
@@ -289,7 +289,7 @@ impl Sandboxes {
             Ok(execution) => Ok((views::sandbox(row), execution)),
             Err(fault) => {
                 let reason = EndReason::StartFailed(fault.message.clone());
-                self.apply(&cell, Input::Kill { reason }).await?;
+                self.record(&cell, Input::Kill { reason }).await;
                 Err(fault)
             }
         }
@@ -370,13 +370,8 @@ impl Sandboxes {
         let instance = match started {
             Ok(instance) => instance,
             Err(fault) => {
-                self.apply(
-                    &cell,
-                    Input::StartFailed {
-                        why: fault.message.clone(),
-                    },
-                )
-                .await?;
+                let why = fault.message.clone();
+                self.record(&cell, Input::StartFailed { why }).await;
                 return Err(fault);
             }
         };
@@ -401,21 +396,27 @@ impl Sandboxes {
         let at_once =
             template.manifest.start.is_none() && origin.is_none() && row.spec.hooks.on_create.is_empty();
         let started = Input::Started { instance: id.clone() };
-        let row = if at_once {
-            let (prepared, row) = tokio::join!(prepared, self.apply(&cell, started));
+        let written = if at_once {
+            let (prepared, written) = tokio::join!(prepared, self.apply(&cell, started));
             if let Err(fault) = prepared {
                 let fate = atoll_lifecycle::InstanceFate::Died(fault.message.clone());
-                self.apply(&cell, Input::Ended { instance: id, fate }).await?;
+                self.record(&cell, Input::Ended { instance: id, fate }).await;
                 return Err(fault);
             }
-            row?
+            written
         } else {
-            if let Err(fault) = prepared.await {
+            match prepared.await {
+                Ok(()) => self.apply(&cell, started).await,
+                Err(fault) => Err(fault),
+            }
+        };
+        let row = match written {
+            Ok(row) => row,
+            Err(fault) => {
                 let why = fault.message.clone();
-                self.apply(&cell, Input::StartFailed { why }).await?;
+                self.record(&cell, Input::StartFailed { why }).await;
                 return Err(fault);
             }
-            self.apply(&cell, started).await?
         };
         // A kill may have come between.
         if !row.record.state.is_live() || row.record.end.is_some() {

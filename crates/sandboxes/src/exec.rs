@@ -10,7 +10,7 @@ use atoll_types::{Code, CommandId, Fault, SandboxId, Timestamp};
 use bytes::Bytes;
 
 use crate::cell::{Cell, InUse};
-use crate::faults::{ANSWER_WITHIN, from_channel, unexpected, unreachable_guest};
+use crate::faults::{ANSWER_WITHIN, from_channel, server_full, unexpected, unreachable_guest};
 use crate::{Caller, Command, ExecEvent, ExecSpec, OutputStream, Sandboxes};
 
 /// What a command's log keeps for those who attach later.
@@ -93,6 +93,11 @@ impl Sandboxes {
 
     /// The agent is about to hear of a command, or has this moment.
     pub(crate) fn expect(&self, cell: &Cell, planned: &Planned) -> Result<(), Fault> {
+        // Facts wait in memory while they cannot be written, but not without end.
+        if self.inner.facts.capacity() == 0 {
+            let message = "the server cannot write down what happens, so it starts nothing";
+            return Err(server_full(message.into()));
+        }
         cell.commands
             .begin(&planned.command, planned.started.clone(), self.now())
     }

@@ -73,8 +73,15 @@ pub(crate) fn unexpected() -> Fault {
 }
 
 pub(crate) fn from_store(error: &atoll_store::Error) -> Fault {
+    if matches!(error, atoll_store::Error::VersionConflict(_)) {
+        return Fault::new(Code::SandboxContended, error.to_string())
+            .hint("look at it again, then try again");
+    }
     tracing::error!(%error, "the store failed");
-    Fault::internal(format!("the server's database failed: {error}"))
+    match error {
+        atoll_store::Error::Full { .. } => server_full(error.to_string()),
+        _ => Fault::internal(format!("the server's database failed: {error}")),
+    }
 }
 
 pub(crate) fn from_runtime(error: &atoll_runtime::Error) -> Fault {
@@ -95,7 +102,7 @@ pub(crate) fn from_scratch(error: &std::io::Error) -> Fault {
 }
 
 /// The disk of the server, and not of a sandbox.
-fn server_full(message: String) -> Fault {
+pub(crate) fn server_full(message: String) -> Fault {
     Fault::new(Code::ServerDiskFull, message)
         .hint("free space on the host (`atoll gc`) and try again; nothing was changed")
 }

@@ -15,10 +15,13 @@ use crate::replies::{self, Attempt, Reply, Teller};
 use crate::{Caller, ListSandboxes, Page, Sandbox, Sandboxes, views};
 
 /// How long a caller waits for a kill before it is told that the kill goes on.
-const KILL_WITHIN: Duration = Duration::from_secs(30);
+pub(crate) const KILL_WITHIN: Duration = Duration::from_secs(30);
 
 /// What a decision led to, and where the end of what it began will be told.
 type Decided = (SandboxRow, Option<Reply>);
+
+/// How long, at most, between two tries to write down what has happened.
+const RECORDED_AGAIN: Duration = Duration::from_secs(5);
 
 /// No sandbox has more.
 const MOST_LABELS: usize = 64;
@@ -59,14 +62,18 @@ impl Sandboxes {
 
     /// Ends it; returns when nothing of it is left. Killing what is already gone succeeds.
     pub async fn kill(&self, caller: &Caller, id: &SandboxId) -> Result<Sandbox, Fault> {
-        let cell = self.cell(caller, id).await?;
-        self.apply(
-            &cell,
-            Input::Kill {
-                reason: EndReason::Killed,
-            },
-        )
-        .await?;
+        let cell = loop {
+            let cell = self.cell(caller, id).await?;
+            let reason = EndReason::Killed;
+            match self.apply(&cell, Input::Kill { reason }).await {
+                // Of one that is not looked after any more, everybody has a record of their own.
+                Err(fault) if fault.code == Code::SandboxContended => {}
+                applied => {
+                    applied?;
+                    break cell;
+                }
+            }
+        };
         let gone = cell.seen.wait_for(|row| !row.record.state.is_live());
         let over = tokio::time::timeout(KILL_WITHIN, gone).await;
         match over {
@@ -168,8 +175,39 @@ impl Sandboxes {
         self.decide(cell, input, Some(saved)).await.map(|(row, _)| row)
     }
 
-    async fn apply_here(&self, cell: &Arc<Cell>, input: Input) -> Result<SandboxRow, Fault> {
-        self.decide(cell, input, None).await.map(|(row, _)| row)
+    /// Applies what has happened, which nobody will tell a second time: if it cannot be written now, because the disk is full
+    /// for instance, it is tried again until it can. Returns after the first try.
+    pub(crate) fn record<'a>(
+        &'a self,
+        cell: &'a Arc<Cell>,
+        happened: Input,
+    ) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
+        // Boxed: this is part of tasks that `apply` spawns.
+        Box::pin(async move {
+            let Err(fault) = self.apply(cell, happened.clone()).await else {
+                return;
+            };
+            if !is_passing(&fault) {
+                tracing::error!(sandbox = %cell.id, %fault, "what happened to a sandbox does not fit its state");
+                return;
+            }
+            tracing::error!(sandbox = %cell.id, %fault, "what happened to a sandbox could not be written; trying again");
+            let (service, cell) = (self.clone(), Arc::clone(cell));
+            self.inner.tasks.spawn(async move {
+                let mut pause = Duration::from_millis(50);
+                loop {
+                    tokio::select! {
+                        biased;
+                        () = service.inner.stop.cancelled() => return,
+                        () = tokio::time::sleep(pause) => {}
+                    }
+                    match service.apply(&cell, happened.clone()).await {
+                        Err(fault) if is_passing(&fault) => pause = (pause * 2).min(RECORDED_AGAIN),
+                        _ => return,
+                    }
+                }
+            });
+        })
     }
 
     async fn decide(
@@ -326,10 +364,7 @@ impl Sandboxes {
                 cell.commands.hang_up().await;
             }
             service.destroy_surely(isolation, &instance).await;
-            // Boxed: this future is part of the task that `apply` spawned.
-            if let Err(fault) = Box::pin(service.apply_here(&cell, Input::Destroyed { instance })).await {
-                tracing::error!(sandbox = %cell.id, %fault, "the end of a sandbox could not be recorded");
-            }
+            service.record(&cell, Input::Destroyed { instance }).await;
         });
     }
 
@@ -375,11 +410,14 @@ impl Sandboxes {
                 },
                 () = service.inner.stop.cancelled() => return,
             };
-            if let Err(fault) = service.apply_here(&cell, Input::Ended { instance, fate }).await {
-                tracing::error!(sandbox = %cell.id, %fault, "the end of an instance could not be recorded");
-            }
+            service.record(&cell, Input::Ended { instance, fate }).await;
         });
     }
+}
+
+/// Whether the store failed rather than the input: later it may not.
+fn is_passing(fault: &Fault) -> bool {
+    matches!(fault.code, Code::Internal | Code::ServerDiskFull)
 }
 
 fn note_change(cell: &Cell, before: &SandboxRow, after: &SandboxRow) {

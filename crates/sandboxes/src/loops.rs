@@ -19,6 +19,8 @@ use crate::cell::{Cell, Metered};
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 /// How long facts may gather before they are written together.
 const FACTS_LINGER: Duration = Duration::from_millis(50);
+/// How long until they are tried again when the database could not take them.
+const FACTS_AGAIN: Duration = Duration::from_secs(1);
 /// How long sums of the way out may gather.
 const COUNTED_WITHIN: Duration = Duration::from_secs(1);
 const HOUSEKEEPING: Duration = Duration::from_secs(60);
@@ -221,13 +223,26 @@ impl Sandboxes {
             while let Ok(fact) = queue.try_recv() {
                 batch.push(fact);
             }
-            if !batch.is_empty()
-                && let Err(error) = self.store().append_facts(std::mem::take(&mut batch)).await
-            {
-                tracing::error!(%error, "facts could not be recorded");
+            if !batch.is_empty() {
+                self.write_batch(std::mem::take(&mut batch), stopping).await;
             }
             if stopping {
                 return;
+            }
+        }
+    }
+
+    /// Tries until it is written. Meanwhile the queue fills up, and what would add to it is refused.
+    async fn write_batch(&self, batch: Vec<NewFact>, stopping: bool) {
+        while let Err(error) = self.store().append_facts(batch.clone()).await {
+            tracing::error!(%error, "facts could not be recorded; trying again");
+            if stopping || self.inner.stop.is_cancelled() {
+                return;
+            }
+            tokio::select! {
+                biased;
+                () = tokio::time::sleep(FACTS_AGAIN) => {}
+                () = self.inner.stop.cancelled() => {}
             }
         }
     }

@@ -125,9 +125,7 @@ impl Sandboxes {
             instance,
             why: fault.message.clone(),
         };
-        if let Err(fault) = self.apply(cell, failed).await {
-            tracing::error!(sandbox = %cell.id, %fault, "a failed resume could not be recorded");
-        }
+        self.record(cell, failed).await;
         Err(fault)
     }
 

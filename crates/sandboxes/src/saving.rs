@@ -160,9 +160,7 @@ impl Sandboxes {
             snapshot,
             why: fault.message.clone(),
         };
-        if let Err(fault) = self.apply(cell, failed).await {
-            tracing::error!(sandbox = %cell.id, %fault, "a failed save could not be recorded");
-        }
+        self.record(cell, failed).await;
         Err(fault)
     }
 

@@ -116,6 +116,12 @@ impl Store {
         self.inner.engine.empty()
     }
 
+    /// The disk under a database in memory is full, or has room again.
+    #[cfg(feature = "testing")]
+    pub fn fill_disk(&self, full: bool) {
+        self.inner.engine.fill(full);
+    }
+
     #[cfg(feature = "testing")]
     fn on(engine: Engine, touches: Arc<Touches>) -> Self {
         Self {

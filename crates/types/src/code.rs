@@ -191,7 +191,7 @@ codes! {
             "Start it, then do it again.";
         SandboxWrongState Conflict "sandbox_wrong_state" "The state of the sandbox does not allow this now."
             "Wait for the state that the hint names.";
-        SandboxContended Conflict "sandbox_contended" "Others put the sandbox to rest and wake it again and again."
+        SandboxContended Conflict "sandbox_contended" "Others change the sandbox at the same time."
             "Let one client decide when it rests.";
         SandboxStarting Unavailable "sandbox_starting" "The sandbox is just being created."
             "Try again in a moment.";

@@ -1,7 +1,8 @@
 //! The whole service without a machine: seeded interleavings of everything that can happen to sandboxes.
 //!
 //! ```text
-//!   seed ──┬── plan: what callers ask for, and when; who dies; when the server is killed, or stops and starts again
+//!   seed ──┬── plan: what callers ask for, and when; who dies; when the disk is full; when the server
+//!          │         is killed, or stops and starts again
 //!          └── script: how long each step of the runtime takes, and how it ends
 //!
 //!   one thread, one task at a time, time that passes only when nobody has anything to do: same seed, same trace

@@ -119,7 +119,11 @@ async fn live(
                 world.calm();
                 return Ok(End::Stopped);
             }
-            4..=6 => {}
+            4 => {
+                let full = chance.one_in(2);
+                world.fill_disk(full);
+            }
+            5 | 6 => {}
             _ => {
                 *asked += 1;
                 ask(world, chance, server, waiting, *asked);
@@ -188,6 +192,7 @@ fn state(sandbox: &Sandbox) -> String {
 fn shown<T>(outcome: &Result<T, Fault>, show: impl Fn(&T) -> String) -> String {
     match outcome {
         Ok(value) => show(value),
+        Err(fault) if fault.code == Code::Internal => format!("refused: internal: {}", fault.message),
         Err(fault) => format!("refused: {}", fault.code),
     }
 }
@@ -212,7 +217,7 @@ fn ask(world: &World<'_>, chance: &mut Chance, server: &Server, waiting: &Waitin
         let outcome = work.await;
         trace.note(format!("#{number} => {outcome}"));
         // Only what nobody has thought of is told so.
-        if outcome == "refused: internal" {
+        if outcome.starts_with("refused: internal") {
             lock(&told)
                 .broken
                 .push(format!("#{number} met an internal error"));

@@ -166,11 +166,21 @@ impl<'a> World<'a> {
     pub(crate) fn calm(&self) {
         self.machine.follow(|_, _: &_| Answer::AT_ONCE);
         self.machine.release();
+        self.store.fill_disk(false);
     }
 
     pub(crate) fn trouble_again(&self, seed: u64, epoch: u64) {
         let mut chance = Chance::new(seed, 100 + epoch);
         self.machine.follow(move |step, _: &_| answer(&mut chance, step));
+    }
+
+    pub(crate) fn fill_disk(&self, full: bool) {
+        self.trace.note(if full {
+            "the disk is full"
+        } else {
+            "the disk has room"
+        });
+        self.store.fill_disk(full);
     }
 
     /// Waits for something that may hang, but not for ever.
@@ -196,6 +206,8 @@ impl<'a> World<'a> {
             .build()
             .unwrap();
         self.store = self.store.again().unwrap();
+        // On a full disk it does not start, and says so.
+        self.store.fill_disk(false);
         let store = self.store.clone();
         let vault = Vault::open(self.home.data().join("vault"), None).unwrap();
         let started = runtime.block_on(async {

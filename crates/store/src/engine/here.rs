@@ -17,6 +17,8 @@ pub(super) struct Here {
     connection: Arc<Mutex<Connection>>,
     touches: Arc<Touches>,
     closed: AtomicBool,
+    /// Of the disk, which outlives whoever works on the database.
+    full: Arc<AtomicBool>,
 }
 
 impl Here {
@@ -28,8 +30,12 @@ impl Here {
         }
         {
             let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
-            self.touches.write(&connection);
-            job.run(&connection)(Ok(()));
+            if self.full.load(Ordering::Relaxed) {
+                job.refuse(Error::Full { what: "commit" });
+            } else {
+                self.touches.write(&connection);
+                job.run(&connection)(Ok(()));
+            }
         }
         tokio::task::yield_now().await;
     }
@@ -60,7 +66,11 @@ impl Engine {
     pub(crate) fn in_memory(touches: Arc<Touches>) -> Result<Self, Error> {
         let connection = schema::in_memory()?;
         connection.execute_batch("BEGIN")?;
-        Ok(Self::here(Arc::new(Mutex::new(connection)), touches))
+        Ok(Self::here(
+            Arc::new(Mutex::new(connection)),
+            touches,
+            Arc::default(),
+        ))
     }
 
     /// Forgets everything. Whoever else uses this database finds it empty.
@@ -68,16 +78,25 @@ impl Engine {
         let Some(here) = &self.here else { return Ok(()) };
         let connection = here.connection.lock().unwrap_or_else(PoisonError::into_inner);
         connection.execute_batch("ROLLBACK; BEGIN")?;
+        here.full.store(false, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// From now on nothing more can be written, or everything again.
+    pub(crate) fn fill(&self, full: bool) {
+        if let Some(here) = &self.here {
+            here.full.store(full, Ordering::Relaxed);
+        }
     }
 
     /// Another one on the same database, as after a crash of the first.
     pub(crate) fn again(&self, touches: Arc<Touches>) -> Option<Self> {
         let here = self.here.as_ref()?;
-        Some(Self::here(Arc::clone(&here.connection), touches))
+        let (connection, full) = (Arc::clone(&here.connection), Arc::clone(&here.full));
+        Some(Self::here(connection, touches, full))
     }
 
-    fn here(connection: Arc<Mutex<Connection>>, touches: Arc<Touches>) -> Self {
+    fn here(connection: Arc<Mutex<Connection>>, touches: Arc<Touches>, full: Arc<AtomicBool>) -> Self {
         Self {
             writer: mpsc::channel(1).0,
             readers: mpsc::channel(1).0,
@@ -85,6 +104,7 @@ impl Engine {
                 connection,
                 touches,
                 closed: AtomicBool::new(false),
+                full,
             }),
         }
     }
