@@ -9,6 +9,7 @@ mod confinement;
 mod data;
 mod limits;
 mod logging;
+mod memory;
 mod otlp;
 mod outside;
 mod parting;
@@ -55,6 +56,7 @@ fn main() -> ExitCode {
 fn serve(global: &Global, args: &ServerArgs) -> Result<u8> {
     let config = Config::load(args, global.data.as_deref())?;
     server::raise_limits();
+    memory::limit_heaps();
     match parting::part(&config)? {
         Half::Front(start) => {
             in_runtime(async { Box::pin(server::run(global, &config, start)).await.map(|()| 0) })

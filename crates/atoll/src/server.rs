@@ -30,6 +30,7 @@ use crate::config::{Config, DEFAULT_TLS_PORT};
 use crate::confinement;
 use crate::data::{DataDir, Taken};
 use crate::logging;
+use crate::memory;
 use crate::outside;
 use crate::parting::Start;
 use crate::watchdog;
@@ -44,6 +45,7 @@ pub(crate) async fn run(global: &Global, config: &Config, start: Start) -> Resul
     let exporter = logging::start(config.log_format, "info", config.otlp_endpoint.as_deref())?;
     confinement::tell(&start.layers);
     watchdog::start(&tokio::runtime::Handle::current())?;
+    memory::start_trimming()?;
     // Before anything is started, so that an early Ctrl-C does not leave half of it.
     let mut interrupt = signal(SignalKind::interrupt()).doing("cannot watch for Ctrl-C")?;
     let mut terminate = signal(SignalKind::terminate()).doing("cannot watch for termination")?;

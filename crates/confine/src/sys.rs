@@ -1,4 +1,4 @@
-//! System calls that `rustix` does not wrap, each as a safe function.
+//! System calls that `rustix` does not wrap, and two calls of the C library's allocator, each as a safe function.
 #![expect(unsafe_code, reason = "raw system calls")]
 
 use std::io;
@@ -44,6 +44,26 @@ pub fn set_capabilities(mask: u64) -> io::Result<()> {
     // SAFETY: version 3 reads two `struct __user_cap_data_struct` of three words each, which `data` is.
     check(unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), data.as_ptr()) })?;
     Ok(())
+}
+
+/// From now on threads share this many heaps. To be called while there is one thread.
+pub fn limit_heaps(most: i32) {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: a number, and no other thread that allocates at the same time. What it does not understand it refuses.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, most);
+    }
+    #[cfg(not(target_env = "gnu"))]
+    let _ = most;
+}
+
+/// Gives the kernel back what was freed and is kept for later.
+pub fn trim_heaps() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: takes the allocator's own locks, and touches nothing that is in use.
+    unsafe {
+        libc::malloc_trim(0);
+    }
 }
 
 /// Loads a seccomp program for this thread and all that comes from it.

@@ -151,11 +151,20 @@ impl Worker {
         let Some(end) = end else {
             return;
         };
-        match self.engine.end_step(&step, end).await {
-            // It timed out meanwhile, or its workflow is over.
-            Ok(()) | Err(Refusal::NotFound(_)) => {}
-            Err(error) => {
-                tracing::warn!(step = step.name, workflow = step.workflow_id, %error, "a step could not be answered");
+        // What was done is not done again because the disk was full when it was to be written down.
+        loop {
+            let error = match self.engine.end_step(&step, end.clone()).await {
+                // It timed out meanwhile, or its workflow is over.
+                Ok(()) | Err(Refusal::NotFound(_)) => return,
+                Err(error) => error,
+            };
+            tracing::warn!(step = step.name, workflow = step.workflow_id, %error, "a step could not be answered");
+            if !matches!(error, Refusal::Unavailable(_)) {
+                return;
+            }
+            tokio::select! {
+                () = self.stop.cancelled() => return,
+                () = tokio::time::sleep(ROUND) => {}
             }
         }
     }
