@@ -46,6 +46,34 @@ async fn bytes_pass_untouched_and_the_money_is_right() {
 }
 
 #[tokio::test]
+async fn a_call_that_ends_while_the_disk_is_full_is_settled_when_there_is_room() {
+    let context = Context::in_memory().await;
+    let provider = Provider::start(vec![json(CHAT)]).await;
+    context
+        .provider("p", ProviderKind::Openai, &provider.url, "m*")
+        .await;
+    context.price("m1", "3", "15").await;
+    let store = &context.store;
+    // When the provider is asked, the call was written down.
+    let fill = async {
+        while provider.last_request().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        store.fill_disk(true);
+    };
+    let ((), answered) = tokio::join!(fill, context.ask(Dialect::Chat, ASK));
+    assert_eq!(whole(answered).await, CHAT);
+    for _ in 0..1000 {
+        tokio::task::yield_now().await;
+    }
+    let open = store.model_calls(&context.project, None, None, 1).await.unwrap();
+    assert_eq!(open.items[0].outcome, CallOutcome::Open);
+    store.fill_disk(false);
+    let row = context.settled().await;
+    assert_eq!((row.cost, row.outcome), (usd("0.0006"), CallOutcome::Done));
+}
+
+#[tokio::test]
 async fn a_question_on_one_wire_is_answered_from_another() {
     let context = Context::new().await;
     let claude = Provider::start(vec![json(MESSAGE)]).await;

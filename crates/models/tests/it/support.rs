@@ -56,8 +56,29 @@ impl Context {
         .await
     }
 
+    /// A gateway on a database whose disk can be filled.
+    pub(crate) async fn in_memory() -> Self {
+        let store = Store::in_memory().unwrap();
+        Self::on(
+            store,
+            tempfile::tempdir().unwrap(),
+            Duration::from_secs(60),
+            None,
+        )
+        .await
+    }
+
     async fn with(directory: tempfile::TempDir, idle: Duration, keep_bodies: Option<Duration>) -> Self {
         let store = Store::open(&directory.path().join("atoll.db")).unwrap();
+        Self::on(store, directory, idle, keep_bodies).await
+    }
+
+    async fn on(
+        store: Store,
+        directory: tempfile::TempDir,
+        idle: Duration,
+        keep_bodies: Option<Duration>,
+    ) -> Self {
         let project = store
             .ensure_project("default", ProjectId::from_entropy([1; 20]), clock())
             .await
