@@ -143,6 +143,7 @@ impl Engine {
         let schedules = Schedules::load(&store).await?;
         let approvals = Approvals::load(&store).await?;
         let batches = Batches::load(&store).await?;
+        let time = time::Time::load(&store).await?;
         let engine = Self {
             inner: Arc::new(Inner {
                 store,
@@ -156,7 +157,7 @@ impl Engine {
                 approvals,
                 batches,
                 searching: Searching::default(),
-                time: time::Time::default(),
+                time,
                 stop: CancellationToken::new(),
             }),
         };
@@ -216,6 +217,8 @@ impl Engine {
     /// Evicts, forgets and expires, every now and then.
     async fn keep_house(self) {
         let mut rounds: u64 = 0;
+        // Of an earlier server, perhaps.
+        let mut time_is_kept = true;
         loop {
             tokio::select! {
                 () = self.inner.stop.cancelled() => return,
@@ -224,6 +227,7 @@ impl Engine {
             let options = &self.inner.options;
             self.inner.cells.evict(options.idle, options.most_in_memory);
             self.inner.cells.relieve(options.most_bytes, true);
+            self.inner.time.keep(&self.inner.store, &mut time_is_kept).await;
             rounds += 1;
             if rounds.is_multiple_of(120) {
                 self.inner.queues.sweep();

@@ -1,12 +1,22 @@
 //! The time of the engine: the machine's, but never going back, and never standing still.
 //!
 //! Where the machine's clock is set back, what waits for a timer must not wait for the machine to come there again. So time goes on,
-//! a little slower than it passes, until the machine's clock has caught up.
+//! a little slower than it passes, until the machine's clock has caught up. While it is ahead it is written down, so that a
+//! restart does not turn it back either: what was about to be due would wait as long as the clock was wrong. More than a
+//! day ahead is not carried over: then a restart is how the right time comes back.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use atoll_store::{Store, WorkflowItem};
 use atoll_workflow_core::Nanos;
+
+use crate::{Refusal, unavailable};
+
+const KIND: &str = "time";
+const SECOND: Nanos = 1_000_000_000;
+/// How far ahead is worth to be written down, and is carried over.
+const CARRIED: std::ops::RangeInclusive<Nanos> = SECOND..=24 * 3600 * SECOND;
 
 /// How much of a second passes in a second while the engine is ahead.
 const PACE: (Nanos, Nanos) = (4, 5);
@@ -14,12 +24,48 @@ const PACE: (Nanos, Nanos) = (4, 5);
 #[derive(Debug, Default)]
 pub(crate) struct Time(Mutex<Option<(Nanos, Instant)>>);
 
+fn wall() -> Nanos {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| i64::try_from(since.as_nanos()).unwrap_or(i64::MAX))
+}
+
 impl Time {
+    /// Goes on from where the engine was before, if that is ahead.
+    pub(crate) async fn load(store: &Store) -> Result<Self, Refusal> {
+        let kept = store.workflow_items(KIND).await.map_err(unavailable)?;
+        let told = kept.first().and_then(|item| item.body.as_slice().try_into().ok());
+        Ok(Self::going_on(told.map(Nanos::from_le_bytes), wall()))
+    }
+
+    fn going_on(told: Option<Nanos>, wall: Nanos) -> Self {
+        let told = told.filter(|told| CARRIED.contains(&told.saturating_sub(wall)));
+        Self(Mutex::new(told.map(|told| (told, Instant::now()))))
+    }
+
+    /// Writes it down while it is ahead, and forgets that once it is not. `kept` says whether it was written down before.
+    pub(crate) async fn keep(&self, store: &Store, kept: &mut bool) {
+        let now = self.now();
+        let ahead = CARRIED.contains(&now.saturating_sub(wall()));
+        let (namespace, id) = (String::new(), KIND.to_owned());
+        let written = match ahead {
+            true => {
+                let body = now.to_le_bytes().to_vec();
+                let item = WorkflowItem { namespace, id, body };
+                store.put_workflow_item(KIND, item).await
+            }
+            false if *kept => store.delete_workflow_item(KIND, namespace, id).await,
+            false => return,
+        };
+        match written {
+            Ok(()) => *kept = ahead,
+            Err(error) => tracing::warn!(%error, "the engine's time could not be written down"),
+        }
+    }
+
     /// Nanoseconds since 1970.
     pub(crate) fn now(&self) -> Nanos {
-        let wall = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |since| i64::try_from(since.as_nanos()).unwrap_or(i64::MAX));
+        let wall = wall();
         let at = Instant::now();
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = match *last {
@@ -42,7 +88,29 @@ fn after(told: Nanos, elapsed: Duration, wall: Nanos) -> Nanos {
 mod tests {
     use super::*;
 
-    const SECOND: Nanos = 1_000_000_000;
+    #[test]
+    fn a_restart_does_not_turn_it_back() {
+        let wall = wall();
+        for (ahead, carried) in [(0, false), (7200, true), (-7200, false), (48 * 3600, false)] {
+            let time = Time::going_on(Some(wall + ahead * SECOND), wall);
+            assert_eq!(time.now() > wall + 3600 * SECOND, carried, "{ahead}");
+        }
+        assert!(Time::going_on(None, wall).now() >= wall);
+    }
+
+    #[tokio::test]
+    async fn what_is_ahead_is_written_down_until_it_is_not() {
+        let place = tempfile::tempdir().unwrap();
+        let store = Store::open(&place.path().join("db")).unwrap();
+        let mut kept = false;
+        let ahead = Time::going_on(Some(wall() + 7200 * SECOND), wall());
+        ahead.keep(&store, &mut kept).await;
+        assert!(kept && Time::load(&store).await.unwrap().now() > wall() + 3600 * SECOND);
+        let right = Time::default();
+        right.keep(&store, &mut kept).await;
+        assert!(!kept && Time::load(&store).await.unwrap().now() < wall() + 3600 * SECOND);
+        store.close().await;
+    }
 
     #[test]
     fn time_follows_the_machines_and_goes_on_where_that_is_set_back() {
