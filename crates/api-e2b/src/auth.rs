@@ -1,9 +1,8 @@
 //! Who is asking: API keys on the control plane, tokens and signatures in front of a sandbox. Which token opens what is
-//! decided in one place, by [`Sandboxes::is_token`](atoll_sandboxes::Sandboxes::is_token).
+//! decided in one place, by [`Identity::is_token`](atoll_identity::Identity::is_token).
 
 use atoll_front::{Refused, Visit};
-use atoll_sandboxes::Caller;
-use atoll_types::{ProjectId, SandboxId};
+use atoll_identity::Caller;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use axum::http::{Extensions, HeaderMap, header};
@@ -28,11 +27,10 @@ impl FromRequestParts<App> for Auth {
                 "no API key: send one of this server's as `X-API-Key` (E2B_API_KEY)",
             ));
         };
-        match app.sandboxes.find_key(&secret).await? {
-            Some((key, project)) => {
-                let visit = parts.extensions.get::<Visit>().ok_or(Refused::Unpaid)?;
-                visit.admit_key(&project, key.as_str())?;
-                Ok(Self(Caller { project }))
+        match app.identity.authenticate(&secret).await? {
+            Some(caller) => {
+                admit(&parts.extensions, &caller)?;
+                Ok(Self(caller))
             }
             None => Err(refused(
                 "this API key is unknown or was revoked; `atoll key create` makes one",
@@ -43,14 +41,10 @@ impl FromRequestParts<App> for Auth {
 }
 
 /// Says who pays for what a request holds, now that it is known who asks.
-pub(crate) fn admit(
-    extensions: &Extensions,
-    project: &ProjectId,
-    sandbox: Option<&SandboxId>,
-) -> Answer<Visit> {
+pub(crate) fn admit(extensions: &Extensions, caller: &Caller) -> Answer<Visit> {
     let visit = extensions.get::<Visit>().cloned();
     let visit = visit.ok_or(Refused::Unpaid)?;
-    visit.admit(project, sandbox)?;
+    visit.admit_caller(caller)?;
     Ok(visit)
 }
 
@@ -93,7 +87,7 @@ pub(crate) fn user(headers: &HeaderMap) -> Option<String> {
 
 /// A refusal that also says what was shown, where that is a secret of this server's that belongs elsewhere.
 pub(crate) fn refused(why: &str, shown: Option<&str>) -> Refusal {
-    match shown.and_then(atoll_sandboxes::kind_of_secret) {
+    match shown.and_then(atoll_identity::kind_of_secret) {
         Some(kind) => Refusal::unauthorized(format!("{why} (what was sent looks like {kind})")),
         None => Refusal::unauthorized(why),
     }

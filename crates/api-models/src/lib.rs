@@ -30,6 +30,7 @@ use std::sync::Arc;
 
 use atoll_front::host::Target;
 use atoll_front::{Api, Asked};
+use atoll_identity::Identity;
 use atoll_models::Models;
 use atoll_sandboxes::Sandboxes;
 use axum::Router;
@@ -44,6 +45,7 @@ const LARGEST_REQUEST: usize = 32 * 1024 * 1024;
 
 #[derive(Debug, Clone)]
 pub(crate) struct App {
+    pub(crate) identity: Identity,
     pub(crate) models: Models,
     pub(crate) sandboxes: Sandboxes,
     /// Nobody but sandboxes comes by this way.
@@ -51,8 +53,9 @@ pub(crate) struct App {
 }
 
 /// The routes that manage the gateway, documented: they are part of the native API.
-pub fn managing(models: Models, sandboxes: Sandboxes) -> OpenApiRouter {
+pub fn managing(identity: Identity, models: Models, sandboxes: Sandboxes) -> OpenApiRouter {
     let app = App {
+        identity,
         models,
         sandboxes,
         for_sandboxes: false,
@@ -63,8 +66,9 @@ pub fn managing(models: Models, sandboxes: Sandboxes) -> OpenApiRouter {
 }
 
 /// The wires of model clients.
-pub fn api(models: Models, sandboxes: Sandboxes) -> Api {
+pub fn api(identity: Identity, models: Models, sandboxes: Sandboxes) -> Api {
     let app = App {
+        identity,
         models,
         sandboxes,
         for_sandboxes: false,
@@ -76,8 +80,9 @@ pub fn api(models: Models, sandboxes: Sandboxes) -> Api {
 }
 
 /// What programs inside sandboxes find: calls, with the sandbox's own token, and nothing else of any API.
-pub fn sandbox_api(models: Models, sandboxes: Sandboxes) -> Api {
+pub fn sandbox_api(identity: Identity, models: Models, sandboxes: Sandboxes) -> Api {
     let app = App {
+        identity,
         models,
         sandboxes,
         for_sandboxes: true,

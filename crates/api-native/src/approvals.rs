@@ -124,8 +124,12 @@ pub(crate) async fn list_approvals(
 ) -> Answer<axum::Json<ApprovalList>> {
     let limit = wire::within("limit", query.limit.unwrap_or(1000), 1..=1000)?;
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    let found =
-        any_engine(&app)?.approvals(caller.project.as_str(), query.all, query.cursor.as_deref(), limit);
+    let found = any_engine(&app)?.approvals(
+        caller.project().as_str(),
+        query.all,
+        query.cursor.as_deref(),
+        limit,
+    );
     let (found, next) = found.map_err(refused)?;
     let items = found.into_iter().map(ApprovalItem::of).collect();
     Ok(axum::Json(ApprovalList { items, next }))
@@ -141,7 +145,7 @@ pub(crate) async fn get_approval(
     As(caller): As,
     At(id): At<String>,
 ) -> Answer<axum::Json<ApprovalItem>> {
-    let found = any_engine(&app)?.approval(caller.project.as_str(), &id);
+    let found = any_engine(&app)?.approval(caller.project().as_str(), &id);
     Ok(axum::Json(ApprovalItem::of(found.map_err(refused)?)))
 }
 
@@ -156,7 +160,7 @@ pub(crate) async fn grant_approval(
     At(id): At<String>,
     Json(body): Json<DecideRequest>,
 ) -> Answer<axum::Json<ApprovalItem>> {
-    decide(&app, caller.project.as_str(), &id, true, body).await
+    decide(&app, caller.project().as_str(), &id, true, body).await
 }
 
 /// Says no.
@@ -170,7 +174,7 @@ pub(crate) async fn deny_approval(
     At(id): At<String>,
     Json(body): Json<DecideRequest>,
 ) -> Answer<axum::Json<ApprovalItem>> {
-    decide(&app, caller.project.as_str(), &id, false, body).await
+    decide(&app, caller.project().as_str(), &id, false, body).await
 }
 
 async fn decide(

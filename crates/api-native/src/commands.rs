@@ -1,7 +1,8 @@
 //! `/v1/sandboxes/{id}/commands`: what was started, what it wrote, and signals to it.
 
 use atoll_guest_protocol::CommandState;
-use atoll_sandboxes::{Caller, Command, ExecEvent, ExecEvents};
+use atoll_identity::Caller;
+use atoll_sandboxes::{Command, ExecEvent, ExecEvents};
 use atoll_types::{CommandId, Fault, SandboxId};
 use axum::body::Body;
 use axum::extract::State;

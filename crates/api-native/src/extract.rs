@@ -2,8 +2,8 @@
 //! what it does not know.
 
 use atoll_front::{Held, Refused, Visit};
-use atoll_sandboxes::Caller;
-use atoll_types::{Fault, FaultKind, ProjectId, SandboxId};
+use atoll_identity::Caller;
+use atoll_types::{Fault, FaultKind};
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
 use axum::http::{Extensions, HeaderMap, StatusCode, header};
@@ -26,7 +26,7 @@ impl FromRequestParts<App> for As {
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
         // Nobody outside can put one there.
         if let Some(caller) = parts.extensions.get::<Caller>() {
-            admit(&parts.extensions, &caller.project, None)?;
+            admit(&parts.extensions, caller)?;
             return Ok(Self(caller.clone()));
         }
         const HINT: &str = "send `Authorization: Bearer atl_…`; `atoll key create` makes a key";
@@ -39,16 +39,15 @@ impl FromRequestParts<App> for As {
             .hint(HINT)
             .into());
         };
-        match app.sandboxes.find_key(secret).await? {
-            Some((key, project)) => {
-                let visit = parts.extensions.get::<Visit>().ok_or(Refused::Unpaid)?;
-                visit.admit_key(&project, key.as_str())?;
-                Ok(Self(Caller { project }))
+        match app.identity.authenticate(secret).await? {
+            Some(caller) => {
+                admit(&parts.extensions, &caller)?;
+                Ok(Self(caller))
             }
             None => Err(Fault::new(
                 FaultKind::Unauthenticated,
                 "invalid_key",
-                match atoll_sandboxes::kind_of_secret(secret) {
+                match atoll_identity::kind_of_secret(secret) {
                     Some(kind) if !secret.starts_with("atl_") => format!("this is {kind}, not an API key"),
                     _ => "this API key is unknown or was revoked".to_owned(),
                 },
@@ -60,13 +59,9 @@ impl FromRequestParts<App> for As {
 }
 
 /// Says who pays for what a request holds, now that it is known who asks.
-pub(crate) fn admit(
-    extensions: &Extensions,
-    project: &ProjectId,
-    sandbox: Option<&SandboxId>,
-) -> Result<(), Failure> {
+pub(crate) fn admit(extensions: &Extensions, caller: &Caller) -> Result<(), Failure> {
     match extensions.get::<Visit>() {
-        Some(visit) => Ok(visit.admit(project, sandbox)?),
+        Some(visit) => Ok(visit.admit_caller(caller)?),
         None => Err(Refused::Unpaid.into()),
     }
 }
@@ -80,8 +75,7 @@ impl FromRequestParts<App> for Operator {
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
         let As(caller) = As::from_request_parts(parts, app).await?;
-        app.sandboxes
-            .operators_only(&caller, "change what all projects share")?;
+        caller.operators_only("change what all projects share")?;
         Ok(Self(caller))
     }
 }
@@ -102,8 +96,7 @@ impl FromRequestParts<App> for Collector {
             return Ok(Self);
         }
         let As(caller) = As::from_request_parts(parts, app).await?;
-        app.sandboxes
-            .operators_only(&caller, "read the server's metrics")?;
+        caller.operators_only("read the server's metrics")?;
         Ok(Self)
     }
 }
@@ -413,7 +406,9 @@ mod tests {
     fn request(body: axum::body::Body) -> (atoll_front::Front, Request) {
         let front = atoll_front::Front::new(atoll_front::Limits::for_machine(1 << 30, 1000));
         let visit = front.visit(None);
-        visit.admit(&ProjectId::from_entropy([1; 20]), None).unwrap();
+        visit
+            .admit(&atoll_types::ProjectId::from_entropy([1; 20]), None)
+            .unwrap();
         let request = Request::builder()
             .header(header::CONTENT_TYPE, "application/json")
             .extension(visit)

@@ -425,7 +425,7 @@ pub(crate) async fn make_symlink(
 
 async fn change(
     app: &App,
-    caller: &atoll_sandboxes::Caller,
+    caller: &atoll_identity::Caller,
     id: &SandboxId,
     at: FilePath,
     change: FileChange,

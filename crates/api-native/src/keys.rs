@@ -1,7 +1,7 @@
 //! `/v1/keys`: who may call.
 
 use atoll_front::Visit;
-use atoll_sandboxes::Key;
+use atoll_identity::Key;
 use atoll_types::KeyId;
 use axum::extract::{Extension, State};
 use axum::http::StatusCode;
@@ -58,7 +58,7 @@ impl KeyView {
             id: key.id.to_string(),
             project: key.project.to_string(),
             name: key.name,
-            prefix: key.shown_prefix,
+            prefix: key.prefix,
             created_at: wire::time(key.created_at),
             revoked_at: key.revoked_at.map(wire::time),
         }
@@ -88,10 +88,10 @@ pub(crate) async fn list_keys(
     Args(whose): Args<WhoseQuery>,
 ) -> Answer<axum::Json<KeyList>> {
     let project = app
-        .sandboxes
+        .identity
         .project_named(&caller, whose.project.as_deref())
         .await?;
-    let keys = app.sandboxes.list_keys(&project).await?;
+    let keys = app.identity.list_keys(&project).await?;
     Ok(axum::Json(KeyList {
         items: keys.into_iter().map(KeyView::of).collect(),
     }))
@@ -109,10 +109,10 @@ pub(crate) async fn create_key(
 ) -> Answer<(StatusCode, axum::Json<NewKeyView>)> {
     let name = wire::name("name", body.name)?;
     let project = app
-        .sandboxes
+        .identity
         .project_named(&caller, body.project.as_deref())
         .await?;
-    let (key, secret) = app.sandboxes.create_key(&project, &name).await?;
+    let (key, secret) = app.identity.create_key(&project, &name).await?;
     let answer = NewKeyView {
         key: KeyView::of(key),
         secret,
@@ -133,10 +133,10 @@ pub(crate) async fn revoke_key(
     Args(whose): Args<WhoseQuery>,
 ) -> Answer<axum::Json<KeyView>> {
     let project = app
-        .sandboxes
+        .identity
         .project_named(&caller, whose.project.as_deref())
         .await?;
-    let key = app.sandboxes.revoke_key(&project, &id).await?;
+    let key = app.identity.revoke_key(&project, &id).await?;
     visit.revoke(id.as_str());
     Ok(axum::Json(KeyView::of(key)))
 }

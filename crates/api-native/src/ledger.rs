@@ -1,6 +1,6 @@
 //! The ledger as callers read it: facts in their order, and usage summed from them; of one sandbox or of the project.
 
-use atoll_sandboxes::Caller;
+use atoll_identity::Caller;
 use atoll_types::SandboxId;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};

@@ -51,6 +51,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use atoll_front::{Api, Front, Slots};
+use atoll_identity::Identity;
 use atoll_sandboxes::Sandboxes;
 use atoll_workflows::Engine;
 use subtle::ConstantTimeEq as _;
@@ -111,9 +112,10 @@ impl Default for Options {
 }
 
 /// The whole API, ports of its sandboxes included. It takes every request that no other API claims. A request from inside this
-/// process says who asks by an `atoll_sandboxes::Caller` among its extensions, and needs no key. `others` are routes of the
+/// process says who asks by an `atoll_identity::Caller` among its extensions, and needs no key. `others` are routes of the
 /// model gateway that are documented in the same document.
 pub fn api(
+    identity: Identity,
     sandboxes: Sandboxes,
     workflows: Option<Engine>,
     options: Options,
@@ -124,6 +126,7 @@ pub fn api(
     let (routes, document) = documented.split_for_parts();
     let document = openapi::complete(document);
     let app = App(Arc::new(Inner {
+        identity,
         sandboxes,
         workflows,
         options,
@@ -151,6 +154,7 @@ pub(crate) struct App(Arc<Inner>);
 
 #[derive(Debug)]
 pub(crate) struct Inner {
+    pub(crate) identity: Identity,
     pub(crate) sandboxes: Sandboxes,
     /// Nothing where workflows are not served.
     pub(crate) workflows: Option<Engine>,

@@ -1,5 +1,6 @@
 //! `/v1/sandboxes/{id}/ports`: what listens inside, and the way to it.
 
+use atoll_identity::Opens;
 use atoll_types::SandboxId;
 use axum::extract::State;
 use axum::http::HeaderMap;
@@ -80,7 +81,8 @@ pub(crate) async fn get_port(
     if port == 0 {
         return Err(Failure::invalid("invalid_path_parameter", "0 is not a port"));
     }
-    let token = app.sandboxes.port_token(&caller, &id, port).await?;
+    app.sandboxes.check_entry(&caller, &id).await?;
+    let token = app.identity.token(&Opens::Port { sandbox: &id, port });
     Ok(axum::Json(PortAccess {
         port,
         url: url(&app.options, &headers, &id, port),

@@ -1,6 +1,6 @@
 //! `/v1/projects`: whose everything is.
 
-use atoll_sandboxes::Project;
+use atoll_identity::Project;
 use axum::extract::State;
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
@@ -53,7 +53,7 @@ pub(crate) struct ProjectList {
     responses((status = 200, description = "The projects, by name.", body = ProjectList))
 )]
 pub(crate) async fn list_projects(State(app): State<App>, As(caller): As) -> Answer<axum::Json<ProjectList>> {
-    let projects = app.sandboxes.projects(&caller).await?;
+    let projects = app.identity.projects(&caller).await?;
     Ok(axum::Json(ProjectList {
         items: projects.into_iter().map(ProjectView::of).collect(),
     }))
@@ -69,6 +69,6 @@ pub(crate) async fn create_project(
     As(caller): As,
     Json(body): Json<CreateProjectRequest>,
 ) -> Answer<(StatusCode, axum::Json<ProjectView>)> {
-    let project = app.sandboxes.create_project(&caller, &body.name).await?;
+    let project = app.identity.create_project(&caller, &body.name).await?;
     Ok((StatusCode::CREATED, axum::Json(ProjectView::of(project))))
 }

@@ -21,7 +21,8 @@ use std::time::Duration;
 
 use atoll_front::body::json_weight;
 use atoll_front::{Permit, Visit};
-use atoll_sandboxes::{Caller, ExecEvent, ExecEvents, ExecInput, Execution, OutputStream};
+use atoll_identity::Caller;
+use atoll_sandboxes::{ExecEvent, ExecEvents, ExecInput, Execution, OutputStream};
 use atoll_types::{CommandId, Fault, FaultKind, SandboxId};
 use axum::extract::State;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;

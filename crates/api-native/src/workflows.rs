@@ -1,7 +1,7 @@
 //! `/v1/workflows`: durable workflows for people: what runs, what happened, and what is done by hand. Programs that write
 //! workflows speak their SDK's wire.
 
-use atoll_sandboxes::Caller;
+use atoll_identity::Caller;
 use atoll_types::{Fault, FaultKind, Timestamp};
 use atoll_workflows::{ActivityView, Engine, EventView, Refusal, WorkflowName, WorkflowView};
 use axum::extract::State;
@@ -337,7 +337,7 @@ fn named(namespace: Option<String>, id: String, run: Option<String>) -> Workflow
 fn engine<'a>(app: &'a App, caller: &Caller, name: &WorkflowName) -> Answer<&'a Engine> {
     let engine = any_engine(app)?;
     engine
-        .check_project(caller.project.as_str(), &name.namespace)
+        .check_project(caller.project().as_str(), &name.namespace)
         .map_err(refused)?;
     Ok(engine)
 }

@@ -15,7 +15,8 @@ use std::task::{Context, Poll};
 
 use atoll_front::body::Awaited;
 use atoll_front::{Front, Line, Refused, Visit};
-use atoll_types::{Fault, FaultKind, ProjectId};
+use atoll_identity::Identity;
+use atoll_types::{Fault, FaultKind};
 use atoll_workflow_core::Refusal;
 use atoll_workflows::{Engine, Namespace};
 use futures_util::FutureExt as _;
@@ -29,19 +30,18 @@ use tower_layer::Layer;
 use tower_service::Service;
 use tracing::Instrument as _;
 
-/// Knows to which project a key belongs.
+/// Knows who holds a key.
 #[async_trait]
 pub trait Keys: fmt::Debug + Send + Sync + 'static {
     /// `Ok(None)`: the key is unknown or was revoked. `Err`: it cannot be found out now.
-    async fn find(&self, secret: &str) -> Result<Option<Key>, String>;
+    async fn holder(&self, secret: &str) -> Result<Option<atoll_identity::Caller>, Fault>;
 }
 
-/// A key that opens something.
-#[derive(Debug, Clone)]
-pub struct Key {
-    /// By this it is revoked, which ends what is open with it.
-    pub id: String,
-    pub project: String,
+#[async_trait]
+impl Keys for Identity {
+    async fn holder(&self, secret: &str) -> Result<Option<atoll_identity::Caller>, Fault> {
+        self.authenticate(secret).await
+    }
 }
 
 /// Whom the server lets in.
@@ -289,23 +289,21 @@ async fn admit(keys: &dyn Keys, visit: &Visit, headers: &HeaderMap) -> Result<Ca
                 "this request carries no API key: give your client one (api_key); `atoll key create` makes it",
             )
         })?;
-    match keys.find(secret).await {
-        Ok(Some(key)) => {
-            let project = key.project.parse::<ProjectId>();
-            let project = project.map_err(|error| Status::internal(error.to_string()))?;
-            let admitted = visit.admit_key(&project, &key.id);
-            admitted.map_err(|fault| told(&fault))?;
-            Ok(Caller::Project(key.project.into()))
+    match keys.holder(secret).await {
+        Ok(Some(caller)) => {
+            visit.admit_caller(&caller).map_err(|fault| told(&fault))?;
+            Ok(Caller::Project(caller.project().as_str().into()))
         }
         Ok(None) => Err(Status::unauthenticated(
             "this API key is unknown or was revoked; `atoll key create` makes one",
         )),
-        Err(why) => Err(Status::unavailable(why)),
+        Err(fault) => Err(Status::unavailable(fault.to_string())),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use atoll_types::ProjectId;
     use temporalio_protos::temporal::api::workflowservice::v1 as wire;
 
     use super::*;
@@ -319,13 +317,12 @@ mod tests {
 
     #[async_trait]
     impl Keys for OneKey {
-        async fn find(&self, secret: &str) -> Result<Option<Key>, String> {
+        async fn holder(&self, secret: &str) -> Result<Option<atoll_identity::Caller>, Fault> {
             match secret {
-                "right" => Ok(Some(Key {
-                    id: "key_1".to_owned(),
-                    project: project(),
-                })),
-                "broken" => Err("the store is away".to_owned()),
+                "right" => Ok(Some(atoll_identity::Caller::for_test(ProjectId::from_entropy(
+                    [1; 20],
+                )))),
+                "broken" => Err(Fault::internal("the store is away")),
                 _ => Ok(None),
             }
         }

@@ -11,12 +11,13 @@ use atoll_egress::Callers;
 use atoll_front::serve::{self, Door};
 use atoll_front::{Apis, Front};
 use atoll_helper::front::Helper;
+use atoll_identity::Identity;
 use atoll_image::Templates;
 use atoll_models::Models;
 use atoll_runtime::Runtime;
 use atoll_runtime::agent::Raiser;
 use atoll_runtime::probe::{self, Probe, Verdict};
-use atoll_sandboxes::{Caller, ListSandboxes, PoolSetting, Sandboxes, Settings, Storage};
+use atoll_sandboxes::{ListSandboxes, PoolSetting, Sandboxes, Settings, Storage};
 use atoll_store::Store;
 use atoll_vault::{Vault, VaultKey};
 use atoll_volumes::Volumes;
@@ -187,30 +188,32 @@ impl Server {
         let models = (model_address, callers.clone());
         let outside = outside::open(config, data.path(), Some(models), helper).await?;
         let (store, broker) = (storage.store.clone(), Arc::clone(&outside.broker));
+        let settings = settings(config, data.path());
+        let identity = identity(&store, &settings).await?;
         let sandboxes = Sandboxes::start(
-            settings(config, data.path()),
+            settings,
             machine.runtimes,
             machine.tiers,
             storage,
+            identity.clone(),
             outside,
         )
         .await?;
         let model_settings = atoll_models::Settings {
             timeouts: config.model_timeouts,
-            operator: sandboxes.default_project().clone(),
             floor: outside::floor(&config.network)?,
             keep_bodies: config.keep_model_bodies,
             now: atoll_sandboxes::wall_clock,
         };
-        let models = Models::start(model_settings, store, broker).await?;
+        let models = Models::start(model_settings, store, identity.clone(), broker).await?;
 
-        let (key, has_new_key) = admin_key(&data, &sandboxes).await?;
+        let (key, has_new_key) = admin_key(&data, &identity).await?;
         let stop = CancellationToken::new();
         let workflows = match config.workflows_listen {
             Some(address) if kind == Kind::Standing => {
                 let tls = secured.as_ref().map(|(_, tls)| tls.clone());
                 Some(
-                    Workflows::start(address, tls, data.path(), &sandboxes, front.clone(), stop.clone())
+                    Workflows::start(address, tls, data.path(), &identity, front.clone(), stop.clone())
                         .await?,
                 )
             }
@@ -220,15 +223,16 @@ impl Server {
         let options = api_options(config, data.path())?;
         let e2b = e2b_options(config, &options);
         let domains = options.port_domains.clone();
-        let managing = atoll_api_models::managing(models.clone(), sandboxes.clone());
+        let managing = atoll_api_models::managing(identity.clone(), models.clone(), sandboxes.clone());
         let apis = Apis::new(
             front.clone(),
             domains,
             [
-                atoll_api_e2b::api(sandboxes.clone(), e2b),
-                atoll_api_models::api(models.clone(), sandboxes.clone()),
+                atoll_api_e2b::api(identity.clone(), sandboxes.clone(), e2b),
+                atoll_api_models::api(identity.clone(), models.clone(), sandboxes.clone()),
                 // The last: it takes what is left, and says what there is not.
                 atoll_api_native::api(
+                    identity.clone(),
                     sandboxes.clone(),
                     engine.clone(),
                     options,
@@ -240,6 +244,7 @@ impl Server {
         if let Some(engine) = engine {
             let steps = steps::work(
                 engine,
+                identity.clone(),
                 sandboxes.clone(),
                 models.clone(),
                 apis.clone(),
@@ -247,7 +252,8 @@ impl Server {
             );
             tokio::spawn(steps);
         }
-        let for_sandboxes = atoll_api_models::sandbox_api(models.clone(), sandboxes.clone());
+        let for_sandboxes =
+            atoll_api_models::sandbox_api(identity.clone(), models.clone(), sandboxes.clone());
         let for_sandboxes = Apis::new(front, Vec::new(), [for_sandboxes]);
         let announced: serve::Callers = Arc::new(move |address| {
             let mut callers = callers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -367,17 +373,18 @@ pub(crate) async fn sweep(config: &Config) {
 async fn sweep_one(config: &Config, data: &DataDir) -> Result<()> {
     let machine = Machine::look(config, data.path()).await?;
     let settings = Settings::new(data.path().to_owned());
+    let storage = storage(config, data.path(), machine.templates, None).await?;
+    let identity = identity(&storage.store, &settings).await?;
     let sandboxes = Sandboxes::start(
         settings,
         machine.runtimes,
         machine.tiers,
-        storage(config, data.path(), machine.templates, None).await?,
+        storage,
+        identity.clone(),
         outside::open(config, data.path(), None, None).await?,
     )
     .await?;
-    let caller = Caller {
-        project: sandboxes.default_project().clone(),
-    };
+    let caller = identity.server(identity.default_project().clone());
     let live = sandboxes
         .list(
             &caller,
@@ -597,14 +604,20 @@ fn e2b_options(config: &Config, native: &atoll_api_native::Options) -> atoll_api
     }
 }
 
+/// Who may do what, by the rows of this store.
+async fn identity(store: &Store, settings: &Settings) -> Result<Identity> {
+    let rows = Arc::new(store.clone());
+    Ok(Identity::open(rows, &settings.data_dir, settings.now).await?)
+}
+
 /// The key of the local CLI: read, or made on the first start and whenever the file was lost.
-async fn admin_key(data: &DataDir, sandboxes: &Sandboxes) -> Result<(String, bool)> {
+async fn admin_key(data: &DataDir, identity: &Identity) -> Result<(String, bool)> {
     if let Some(secret) = data.admin_key()
-        && sandboxes.authenticate(&secret).await?.is_some()
+        && identity.authenticate(&secret).await?.is_some()
     {
         return Ok((secret, false));
     }
-    let (_, secret) = sandboxes.create_key(sandboxes.default_project(), "admin").await?;
+    let (_, secret) = identity.create_key(identity.default_project(), "admin").await?;
     data.keep_admin_key(&secret)?;
     Ok((secret, true))
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use atoll_identity::Caller;
 use atoll_types::{Fault, ProjectId, SandboxId};
 use http_body::Body;
 
@@ -47,12 +48,12 @@ impl Visit {
         Ok(())
     }
 
-    /// The same for the holder of a key, who is let go when it is revoked.
-    pub fn admit_key(&self, project: &ProjectId, key: &str) -> Result<(), Fault> {
-        if let Some(line) = &self.0.line {
-            line.used(key)?;
+    /// The same for whoever was let in; a holder of a key is let go when it is revoked.
+    pub fn admit_caller(&self, caller: &Caller) -> Result<(), Fault> {
+        if let (Some(line), Some(key)) = (&self.0.line, caller.key()) {
+            line.used(key.as_str())?;
         }
-        self.admit(project, None)
+        self.admit(caller.project(), caller.sandbox())
     }
 
     /// For somebody who showed nothing, where a sandbox is open to everybody: its project pays for what is held, and the

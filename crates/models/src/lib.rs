@@ -43,6 +43,7 @@ use std::time::Duration;
 
 use atoll_egress::Broker;
 use atoll_gateway_core::{Books, Budget, Window};
+use atoll_identity::Identity;
 use atoll_policy::Floor;
 use atoll_providers::{Providers, Reach, Timeouts};
 use atoll_store::{Fact, ModelBudgetRow, NewFact, Store};
@@ -69,8 +70,6 @@ use setup::ProjectSetup;
 #[derive(Debug, Clone)]
 pub struct Settings {
     pub timeouts: Timeouts,
-    /// The project of those who run the server. Its providers may be on any machine.
-    pub operator: ProjectId,
     /// Where nobody else's may be.
     pub floor: Floor,
     /// For how long what was asked and answered is kept; `None`: not at all.
@@ -90,6 +89,7 @@ struct Inner {
     beyond_floor: Arc<dyn Reach>,
     runtime: tokio::runtime::Handle,
     store: Store,
+    identity: Identity,
     broker: Arc<Broker>,
     providers: Providers,
     setups: RwLock<HashMap<ProjectId, Arc<ProjectSetup>>>,
@@ -121,7 +121,12 @@ impl std::fmt::Debug for Inner {
 
 impl Models {
     /// Settles what an earlier server left open, and reads the setup.
-    pub async fn start(settings: Settings, store: Store, broker: Arc<Broker>) -> Result<Self, Fault> {
+    pub async fn start(
+        settings: Settings,
+        store: Store,
+        identity: Identity,
+        broker: Arc<Broker>,
+    ) -> Result<Self, Fault> {
         let providers =
             Providers::new(settings.timeouts).map_err(|error| Fault::internal(error.to_string()))?;
         let bodies = settings.keep_bodies.map(Bodies::new);
@@ -131,6 +136,7 @@ impl Models {
                 runtime: tokio::runtime::Handle::current(),
                 settings,
                 store,
+                identity,
                 broker,
                 providers,
                 setups: RwLock::default(),

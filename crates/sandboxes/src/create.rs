@@ -81,7 +81,7 @@ impl Sandboxes {
         if let Some(idempotency) = &idempotency {
             let existing = self
                 .store()
-                .sandbox_by_idempotency(&caller.project, idempotency.clone())
+                .sandbox_by_idempotency(caller.project(), idempotency.clone())
                 .await;
             if let Some(row) = existing.map_err(|e| insert_fault(&e))?
                 && let Some(sandbox) = self.settled(caller, &row.id).await?
@@ -92,7 +92,7 @@ impl Sandboxes {
         let (mut admitted, template, origin) = self
             .admit_origin(caller, request.spec, request.resources_given)
             .await?;
-        self.name_volumes(&caller.project, &mut admitted.spec).await?;
+        self.name_volumes(caller.project(), &mut admitted.spec).await?;
         if let Some(saved) = origin.as_ref().filter(|saved| saved.kind == SaveKind::Memory) {
             admitted.spec.lineage = saved.spec.lineage.clone().or_else(|| saved.sandbox.clone());
         }
@@ -123,7 +123,7 @@ impl Sandboxes {
         );
         let row = SandboxRow {
             id,
-            project: caller.project.clone(),
+            project: caller.project().clone(),
             spec: admitted.spec,
             template: template.manifest.id.clone(),
             isolation: admitted.isolation,
@@ -148,7 +148,8 @@ impl Sandboxes {
         match claimed {
             Some((Pooled { instance, .. }, _held)) => {
                 // Hooks come before anything else that runs in it.
-                let at_once = new.row.spec.hooks.on_create.is_empty() && self.has_clear_room(&caller.project);
+                let at_once =
+                    new.row.spec.hooks.on_create.is_empty() && self.has_clear_room(caller.project());
                 let command = if at_once { command.take() } else { None };
                 self.create_warm(new, instance, &template.manifest, command).await
             }
@@ -182,7 +183,7 @@ impl Sandboxes {
                 let running = self.running_state(&template.manifest, &admitted).await;
                 return Ok((admitted, template, running));
             }
-            Err(no_template) => match self.find_snapshot(&caller.project, &spec.template).await? {
+            Err(no_template) => match self.find_snapshot(caller.project(), &spec.template).await? {
                 Some(snapshot) => snapshot,
                 None => return Err(no_template),
             },
@@ -261,9 +262,7 @@ impl Sandboxes {
             Ok(Ok(cell)) => cell,
             Ok(Err(existing)) => {
                 self.discard(instance.isolation, instance.id);
-                let caller = Caller {
-                    project: existing.project,
-                };
+                let caller = self.identity().server(existing.project);
                 let sandbox = self.settled(&caller, &existing.id).await?;
                 return Ok((sandbox.ok_or_else(first_failed)?, None));
             }
@@ -362,9 +361,7 @@ impl Sandboxes {
             Ok(Ok(cell)) => cell,
             Ok(Err(existing)) => {
                 self.discard(isolation, id);
-                let caller = Caller {
-                    project: existing.project,
-                };
+                let caller = self.identity().server(existing.project);
                 return self
                     .settled(&caller, &existing.id)
                     .await?

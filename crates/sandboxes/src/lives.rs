@@ -40,7 +40,7 @@ impl Sandboxes {
             ));
         }
         let query = SandboxQuery {
-            project: caller.project.clone(),
+            project: caller.project().clone(),
             labels: request.labels.into_iter().collect(),
             states,
             after: crate::parse_cursor(request.cursor)?,
@@ -94,13 +94,13 @@ impl Sandboxes {
     /// The row of a sandbox of the caller's project.
     pub(crate) async fn row(&self, caller: &Caller, id: &SandboxId) -> Result<SandboxRow, Fault> {
         if let Some(cell) = self.live_cell(id)
-            && cell.project == caller.project
+            && cell.project == *caller.project()
         {
             return Ok(cell.last_seen());
         }
         let row = self
             .store()
-            .sandbox(&caller.project, id)
+            .sandbox(caller.project(), id)
             .await
             .map_err(|e| from_store(&e))?;
         row.ok_or_else(|| {
@@ -114,7 +114,7 @@ impl Sandboxes {
         // A row that was committed this moment may not be looked after yet.
         for _ in 0..1000 {
             if let Some(cell) = self.live_cell(id)
-                && cell.project == caller.project
+                && cell.project == *caller.project()
             {
                 return Ok(cell);
             }

@@ -38,7 +38,7 @@ pub(crate) async fn assign(
     Auth(caller): Auth,
     Read(request): Read<Assign>,
 ) -> Answer<Response> {
-    app.sandboxes.operators_only(&caller, templates::CHANGE)?;
+    caller.operators_only(templates::CHANGE)?;
     let target = Name::parse(&request.target)?;
     let template = templates::find(&app, &request.target).await?;
     let names: Vec<Name> = request
@@ -71,7 +71,7 @@ pub(crate) async fn remove(
     Auth(caller): Auth,
     Read(request): Read<Remove>,
 ) -> Answer<StatusCode> {
-    app.sandboxes.operators_only(&caller, templates::CHANGE)?;
+    caller.operators_only(templates::CHANGE)?;
     let target = Name::parse(&request.name)?;
     for tag in &request.tags {
         let name = tagged(&target, tag)?;

@@ -124,7 +124,7 @@ pub(crate) async fn delete(
     if snapshots::delete(&app, &caller, &id).await? {
         return Ok(StatusCode::NO_CONTENT);
     }
-    app.sandboxes.operators_only(&caller, CHANGE)?;
+    caller.operators_only(CHANGE)?;
     let template = find(&app, &id).await?;
     let names: BTreeMap<_, _> = template.names.iter().map(|name| (name.as_str(), ())).collect();
     for name in names.keys() {
