@@ -7,7 +7,7 @@ use atoll_front::{Refused, Visit};
 use atoll_gateway_core::Spender;
 use atoll_identity::{Caller, Opens};
 use atoll_models::{Refusal, Who};
-use atoll_types::{Fault, FaultKind, ProjectId};
+use atoll_types::{Fault, FaultKind};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
 
@@ -23,14 +23,6 @@ pub(crate) async fn payer(app: &App, parts: &Parts) -> Result<(Who, Visit), Refu
     let visit = visit(parts)?;
     visit.admit_caller(&caller)?;
     Ok((who, visit))
-}
-
-/// The same for what only a project's own key opens.
-pub(crate) async fn managing(app: &App, parts: &Parts) -> Result<Visit, Refusal> {
-    let caller = manager(app, &parts.headers).await?;
-    let visit = visit(parts)?;
-    visit.admit_caller(&caller)?;
-    Ok(visit)
 }
 
 fn visit(parts: &Parts) -> Result<Visit, Refusal> {
@@ -101,28 +93,6 @@ fn sandbox(app: &App, token: &str) -> Option<(Caller, Who)> {
         tags: Vec::new(),
     };
     Some((proof.acting_for(found.project), who))
-}
-
-/// A project's own key: the only one that manages the gateway.
-pub(crate) async fn project(app: &App, headers: &HeaderMap) -> Result<ProjectId, Refusal> {
-    let caller = manager(app, headers).await?;
-    Ok(caller.project().clone())
-}
-
-async fn manager(app: &App, headers: &HeaderMap) -> Result<Caller, Refusal> {
-    let refuse = |code, message: &str| {
-        let fault = Fault::new(FaultKind::Unauthenticated, code, message);
-        Err(fault
-            .hint("send `Authorization: Bearer atl_…`; `atoll key create` makes one")
-            .into())
-    };
-    let Some(secret) = secret(headers) else {
-        return refuse("missing_key", "this request carries no key");
-    };
-    match app.identity.authenticate(secret).await? {
-        Some(caller) => Ok(caller),
-        None => refuse("invalid_key", "this route needs a project's API key"),
-    }
 }
 
 /// The secret where either wire puts it; a key of one's own wins over what else is there.

@@ -7,7 +7,7 @@ use atoll_front::{Refused, Visit};
 use atoll_models::{Refusal, Request, Served};
 use atoll_types::{Fault, FaultKind};
 use axum::body::Body;
-use axum::extract::{FromRequest, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -19,28 +19,6 @@ use crate::{App, auth};
 
 /// Answers are kept for a day at most.
 const LONGEST_KEPT: u64 = 24 * 60 * 60;
-/// The most that a request may hold that sets something.
-const LARGEST_SETTING: usize = 1024 * 1024;
-
-/// The body of a request by somebody who may manage the gateway; nobody else's is read.
-#[derive(Debug)]
-pub(crate) struct Read(pub(crate) Bytes);
-
-impl FromRequest<App> for Read {
-    type Rejection = Failure;
-
-    async fn from_request(request: axum::extract::Request, app: &App) -> Result<Self, Failure> {
-        let (parts, body) = request.into_parts();
-        let own = |refusal| Wire::Own.refuse(refusal);
-        let visit = auth::managing(app, &parts).await.map_err(own)?;
-        let mut held = visit
-            .read(body, LARGEST_SETTING)
-            .await
-            .map_err(|refused| own(refused.fault().into()))?;
-        held.weigh_json().map_err(|refused| own(refused.fault().into()))?;
-        Ok(Self(held.into_bytes()))
-    }
-}
 
 pub(crate) async fn chat(
     State(app): State<App>,

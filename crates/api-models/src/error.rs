@@ -13,8 +13,6 @@ pub(crate) enum Wire {
     Openai,
     Anthropic,
     AiSdk,
-    /// Atoll's own: what surrounds all its requests writes it.
-    Own,
 }
 
 /// A refusal on its way out.
@@ -141,12 +139,6 @@ impl IntoResponse for Failure {
                 )
                     .into_response()
             }
-            _ if wire == Wire::Own => {
-                let mut response = status.into_response();
-                // Itself, not the box that it is in: that is what is looked for.
-                response.extensions_mut().insert(Fault::clone(fault));
-                response
-            }
             _ => {
                 let body = match wire {
                     Wire::Openai => json!({"error": {
@@ -155,7 +147,7 @@ impl IntoResponse for Failure {
                     Wire::Anthropic => json!({"type": "error", "error": {
                         "type": anthropic_type(status), "message": message(fault),
                     }, "request_id": refusal.call.as_ref().map(|call| call.as_str())}),
-                    Wire::AiSdk | Wire::Own => json!({"error": {
+                    Wire::AiSdk => json!({"error": {
                         "message": message(fault), "type": ai_sdk_type(status, fault.code), "code": fault.code,
                         "param": refusal.field,
                     }, "generationId": refusal.call.as_ref().map(|call| call.as_str())}),

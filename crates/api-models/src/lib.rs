@@ -1,10 +1,10 @@
-//! The wires of model clients: OpenAI's, Anthropic's and the AI SDK's, and the routes that manage the gateway.
+//! The wires of model clients: OpenAI's, Anthropic's and the AI SDK's. What manages the gateway (`/v1/gateway`) is part of the
+//! native API.
 //!
 //! ```text
 //!   /v1/chat/completions  /v1/responses  /v1/embeddings  /v1/models      OpenAI     base URL: {origin}/v1
 //!   /v1/messages  /v1/messages/count_tokens  /v1/models                  Anthropic  base URL: {origin}
 //!   /v4/ai/*  /v3/ai/*  /v1/credits  /v1/generation  /v1/report          AI SDK     base URL: {origin}/v4/ai
-//!   /v1/gateway/*                                                        ours: providers, models, budgets, keys, spend
 //! ```
 //! They lie beside Atoll's own `/v1` on one port, because the AI SDK asks for some of them at the origin whatever its base
 //! URL is; none of the names is also one of ours.
@@ -19,11 +19,7 @@ mod ai_sdk;
 mod auth;
 mod calls;
 mod error;
-#[cfg(feature = "fuzzing")]
-#[doc(hidden)]
-pub mod fuzzing;
 mod listing;
-mod manage;
 mod parameters;
 
 use std::sync::Arc;
@@ -36,7 +32,6 @@ use atoll_sandboxes::Sandboxes;
 use axum::Router;
 use axum::response::IntoResponse as _;
 use axum::routing::{get, post};
-use utoipa_axum::router::OpenApiRouter;
 
 use error::Wire;
 
@@ -50,19 +45,6 @@ pub(crate) struct App {
     pub(crate) sandboxes: Sandboxes,
     /// Nobody but sandboxes comes by this way.
     pub(crate) for_sandboxes: bool,
-}
-
-/// The routes that manage the gateway, documented: they are part of the native API.
-pub fn managing(identity: Identity, models: Models, sandboxes: Sandboxes) -> OpenApiRouter {
-    let app = App {
-        identity,
-        models,
-        sandboxes,
-        for_sandboxes: false,
-    };
-    let routes = manage::routes().route("/metrics/models", get(manage::metrics));
-    let (managing, document) = routes.split_for_parts();
-    OpenApiRouter::with_openapi(document).merge(managing.with_state(app).into())
 }
 
 /// The wires of model clients.

@@ -1,20 +1,19 @@
-//! What holds for every request to this API: where it goes by its host, metrics for operators only, no unknown parameters.
+//! What holds for every request to this API: where it goes by its host, and no unknown parameters.
 
 use atoll_front::host::Target;
 use atoll_types::{Fault, FaultKind};
-use axum::extract::{FromRequestParts as _, MatchedPath, Request, State};
+use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use crate::App;
 use crate::error::Failure;
-use crate::extract::Collector;
 use crate::proxy;
 
 pub(crate) async fn enter(State(app): State<App>, request: Request, next: Next) -> Response {
     match request.extensions().get::<Target>().cloned() {
-        None | Some(Target::Api) => match allowed(&app, request).await {
-            Ok(request) => next.run(request).await,
+        None | Some(Target::Api) => match check_parameters(&app, &request) {
+            Ok(()) => next.run(request).await,
             Err(failure) => failure.into_response(),
         },
         Some(Target::Port { sandbox, port }) => {
@@ -34,29 +33,11 @@ pub(crate) async fn enter(State(app): State<App>, request: Request, next: Next) 
     }
 }
 
-/// What holds for every route, whoever serves it: metrics are for operators, and unknown parameters are refused.
-async fn allowed(app: &App, request: Request) -> Result<Request, Failure> {
-    let Some(path) = request.extensions().get::<MatchedPath>().cloned() else {
-        return Ok(request);
+/// Unknown parameters are refused, on every route.
+fn check_parameters(app: &App, request: &Request) -> Result<(), Failure> {
+    let Some(path) = request.extensions().get::<MatchedPath>() else {
+        return Ok(());
     };
     let query = request.uri().query().unwrap_or_default();
-    // All metrics are read like the documented ones.
-    let documented = match is_metrics(path.as_str()) {
-        true => METRICS,
-        false => path.as_str(),
-    };
-    app.parameters.check(documented, request.method(), query)?;
-    if documented != METRICS {
-        return Ok(request);
-    }
-    let (mut parts, body) = request.into_parts();
-    Collector::from_request_parts(&mut parts, app).await?;
-    Ok(Request::from_parts(parts, body))
-}
-
-const METRICS: &str = "/metrics";
-
-fn is_metrics(path: &str) -> bool {
-    let rest = path.strip_prefix(METRICS);
-    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    Ok(app.parameters.check(path.as_str(), request.method(), query)?)
 }

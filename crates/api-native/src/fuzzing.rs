@@ -4,8 +4,8 @@ use atoll_types::NetworkPolicy;
 
 use crate::extract::{parse_json, parse_private_json, query};
 use crate::{
-    approvals, artifacts, commands, exec, files, keys, ledger, network, projects, range, run, sandboxes,
-    secrets, session, snapshots, templates, transfer, volumes, workflows,
+    approvals, artifacts, commands, exec, files, gateway, keys, ledger, network, projects, range, run,
+    sandboxes, secrets, session, snapshots, templates, transfer, volumes, workflows,
 };
 
 /// Reads a body as each of the types, and again with a field that no route knows, which must be refused.
@@ -41,6 +41,11 @@ pub fn bodies(body: &[u8], more: Option<&[u8]>) -> usize {
         files::RemoveRequest,
         files::RenameRequest,
         files::SymlinkRequest,
+        gateway::budgets::SetBudgetRequest,
+        gateway::catalogue::SetModelRequest,
+        gateway::catalogue::Rates,
+        gateway::guards::Guards,
+        gateway::keys::CreateModelKeyRequest,
         keys::CreateKeyRequest,
         network::SetNetworkRequest,
         network::PolicyWords,
@@ -70,7 +75,8 @@ pub fn bodies(body: &[u8], more: Option<&[u8]>) -> usize {
     }
     let private = parse_private_json::<secrets::SetSecretRequest>(body).is_ok();
     let rotated = parse_private_json::<secrets::RotateSecretRequest>(body).is_ok();
-    read + usize::from(private) + usize::from(rotated)
+    let provider = parse_private_json::<gateway::providers::SetProviderRequest>(body).is_ok();
+    read + usize::from(private) + usize::from(rotated) + usize::from(provider)
 }
 
 /// A policy as clients write it.
@@ -105,6 +111,8 @@ pub fn queries(text: &str) -> usize {
         files::ListQuery,
         files::PathQuery,
         files::WatchQuery,
+        gateway::calls::CallsQuery,
+        gateway::calls::SpendQueryArgs,
         keys::WhoseQuery,
         ledger::FactsQuery,
         network::ExplainQuery,

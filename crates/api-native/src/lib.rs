@@ -25,6 +25,7 @@ mod files;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
+mod gateway;
 mod keys;
 mod ledger;
 mod network;
@@ -52,10 +53,10 @@ use std::sync::Arc;
 
 use atoll_front::{Api, Front, Slots};
 use atoll_identity::Identity;
+use atoll_models::Models;
 use atoll_sandboxes::Sandboxes;
 use atoll_workflows::Engine;
 use subtle::ConstantTimeEq as _;
-use utoipa_axum::router::OpenApiRouter;
 
 /// How the API presents itself. The defaults serve one machine over plain HTTP.
 #[derive(Debug, Clone)]
@@ -112,22 +113,21 @@ impl Default for Options {
 }
 
 /// The whole API, ports of its sandboxes included. It takes every request that no other API claims. A request from inside this
-/// process says who asks by an `atoll_identity::Caller` among its extensions, and needs no key. `others` are routes of the
-/// model gateway that are documented in the same document.
+/// process says who asks by an `atoll_identity::Caller` among its extensions, and needs no key.
 pub fn api(
     identity: Identity,
     sandboxes: Sandboxes,
+    models: Models,
     workflows: Option<Engine>,
     options: Options,
     front: Front,
-    others: OpenApiRouter,
 ) -> Api {
-    let documented = openapi::documented().merge(others.with_state(()));
-    let (routes, document) = documented.split_for_parts();
+    let (routes, document) = openapi::documented().split_for_parts();
     let document = openapi::complete(document);
     let app = App(Arc::new(Inner {
         identity,
         sandboxes,
+        models,
         workflows,
         options,
         front,
@@ -156,6 +156,7 @@ pub(crate) struct App(Arc<Inner>);
 pub(crate) struct Inner {
     pub(crate) identity: Identity,
     pub(crate) sandboxes: Sandboxes,
+    pub(crate) models: Models,
     /// Nothing where workflows are not served.
     pub(crate) workflows: Option<Engine>,
     pub(crate) options: Options,

@@ -17,7 +17,7 @@ use utoipa_axum::routes;
 
 use crate::App;
 use crate::error::{Answer, Failure};
-use crate::extract::As;
+use crate::extract::{As, Collector};
 use crate::sandboxes::IsolationName;
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
@@ -25,6 +25,7 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(info))
         .routes(routes!(healthz))
         .routes(routes!(metrics))
+        .routes(routes!(model_metrics))
         .routes(routes!(openapi_json))
         .routes(routes!(docs))
 }
@@ -95,12 +96,25 @@ pub(crate) async fn healthz() -> &'static str {
     "ok\n"
 }
 
+const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Metrics of model calls in Prometheus' text form, for the same readers as `/metrics`.
+#[utoipa::path(
+    get, path = "/metrics/models", tag = "server",
+    responses((status = 200, description = "The metrics.", body = String, content_type = "text/plain"))
+)]
+pub(crate) async fn model_metrics(_: Collector, State(app): State<App>) -> impl IntoResponse {
+    let mut out = String::new();
+    app.models.metrics().write(&mut out);
+    ([(header::CONTENT_TYPE, METRICS_TYPE)], out)
+}
+
 /// Metrics in Prometheus' text form, for those who run the server, and for holders of its `metrics_key`.
 #[utoipa::path(
     get, path = "/metrics", tag = "server",
     responses((status = 200, description = "The metrics.", body = String, content_type = "text/plain"))
 )]
-pub(crate) async fn metrics(State(app): State<App>) -> impl IntoResponse {
+pub(crate) async fn metrics(_: Collector, State(app): State<App>) -> impl IntoResponse {
     let overview = app.sandboxes.overview().await;
     let mut out = String::with_capacity(16 * 1024);
     gauge(
@@ -160,10 +174,7 @@ pub(crate) async fn metrics(State(app): State<App>) -> impl IntoResponse {
         line(&mut out, "atoll_connections", &[("kind", kind)], count);
     }
     app.front.meter.write(&mut out);
-    (
-        [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")],
-        out,
-    )
+    ([(header::CONTENT_TYPE, METRICS_TYPE)], out)
 }
 
 fn pool_labels(pool: &PoolView) -> [(&str, &str); 2] {

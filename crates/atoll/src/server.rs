@@ -223,7 +223,6 @@ impl Server {
         let options = api_options(config, data.path())?;
         let e2b = e2b_options(config, &options);
         let domains = options.port_domains.clone();
-        let managing = atoll_api_models::managing(identity.clone(), models.clone(), sandboxes.clone());
         let apis = Apis::new(
             front.clone(),
             domains,
@@ -234,10 +233,10 @@ impl Server {
                 atoll_api_native::api(
                     identity.clone(),
                     sandboxes.clone(),
+                    models.clone(),
                     engine.clone(),
                     options,
                     front.clone(),
-                    managing,
                 ),
             ],
         );

@@ -22,6 +22,11 @@ const MOST_OF_A_PICTURE_AT_4O_MINI: u64 = 50_000;
 const MOST_OF_A_PICTURE_IN_FULL: u64 = 25_000;
 /// The first version of OpenAI's that does so.
 const LOOKS_IN_FULL: (u32, u32) = (5, 4);
+/// Where no number of patches is known at which a picture is made smaller: 12 megapixels counted 14,364 tokens. Five times a
+/// large photograph.
+const MOST_OF_A_PICTURE_AT_ANY_SIZE: u64 = 60_000;
+/// The first version of OpenAI's where that was seen.
+const LOOKS_AT_ANY_SIZE: (u32, u32) = (5, 6);
 /// What providers tell a model about tools at all, and about one that they know themselves.
 const TOKENS_OF_A_TOOL: u64 = 1000;
 /// What a model reads at most, where nobody has said.
@@ -73,10 +78,10 @@ fn most_of_a_picture(model: &str) -> u64 {
         .unwrap_or_default();
     let (major, minor) = version.split_once('.').unwrap_or((version, "0"));
     let (major, minor) = (major.parse().unwrap_or(0), minor.parse().unwrap_or(0));
-    if (major, minor) >= LOOKS_IN_FULL {
-        MOST_OF_A_PICTURE_IN_FULL
-    } else {
-        MOST_OF_A_PICTURE
+    match (major, minor) {
+        version if version >= LOOKS_AT_ANY_SIZE => MOST_OF_A_PICTURE_AT_ANY_SIZE,
+        version if version >= LOOKS_IN_FULL => MOST_OF_A_PICTURE_IN_FULL,
+        _ => MOST_OF_A_PICTURE,
     }
 }
 
@@ -228,8 +233,9 @@ mod tests {
             ("gpt-5.3-codex", 13_000),
             ("gpt-5-2025-08-07", 13_000),
             ("gpt-5.4", 51_000),
-            ("openai/gpt-5.10-mini-2027-01-01", 51_000),
-            ("gpt-6", 51_000),
+            ("openai/gpt-5.10-mini-2027-01-01", 121_000),
+            ("gpt-5.6-luna", 121_000),
+            ("gpt-6", 121_000),
             ("gpt-image", 13_000),
         ] {
             assert_eq!(most_input_tokens(&picture, model, None), tokens, "{model}");

@@ -85,8 +85,8 @@ const OWNED: [(&str, &[&str], &str); 11] = [
     ),
     (
         "utoipa",
-        &["api-native", "api-models"],
-        "only a front end describes its wire",
+        &["api-native"],
+        "only Atoll's own API describes its wire",
     ),
     ("clap", &["atoll"], "only the program reads a command line"),
     (

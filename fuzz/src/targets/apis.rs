@@ -1,7 +1,6 @@
 //! Requests of clients, as the routes of every API read them.
 
 use atoll_api_e2b::fuzzing as e2b;
-use atoll_api_models::fuzzing as models;
 use atoll_api_native::fuzzing as native;
 use bytes::Bytes;
 
@@ -11,7 +10,6 @@ use super::{block_on, texts, with_unknown_field};
 pub fn native_bodies(input: &[u8]) {
     let more = with_unknown_field(input);
     let _ = native::bodies(input, more.as_deref());
-    let _ = models::bodies(input, more.as_deref());
 }
 
 /// A query as every route reads it; none takes a parameter that it does not know. What a range asks for is there.

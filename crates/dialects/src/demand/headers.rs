@@ -5,10 +5,12 @@
 
 use super::Unpriced;
 
-/// Betas of Anthropic's without their dates.
-const ANTHROPIC: [&str; 35] = [
+/// Betas of Anthropic's without their dates; those of its SDK 2.8.0 (`AnthropicBetaParam`) were gone through. Left out on purpose:
+/// other models that answer instead (`server-side-fallback`, `advisor-tool`), credits, agents and memories that it hosts.
+const ANTHROPIC: [&str; 39] = [
     "adaptive-thinking",
     "advanced-tool-use",
+    "cache-diagnosis",
     "claude-code",
     "code-execution",
     "compact",
@@ -27,6 +29,7 @@ const ANTHROPIC: [&str; 35] = [
     "model-context-window-exceeded",
     "oauth",
     "output-128k",
+    "output-300k",
     "pdfs",
     "prompt-caching",
     "prompt-caching-scope",
@@ -35,6 +38,8 @@ const ANTHROPIC: [&str; 35] = [
     "skills",
     "structured-outputs",
     "task-budgets",
+    "thinking-display-updates",
+    "thinking-token-count",
     "token-counting",
     "token-efficient-tools",
     "tool-examples",

@@ -7,6 +7,7 @@ on_every_tier!(
     a_snapshot_is_listed_used_and_deleted,
     what_did_not_change_is_stored_once,
     a_snapshot_travels_as_a_file,
+    a_file_cannot_ask_for_a_weaker_wall,
     forks_go_their_own_ways,
     a_fork_is_all_or_none,
     names_and_kinds_are_checked,
@@ -128,6 +129,56 @@ async fn a_snapshot_travels_as_a_file(server: &Server) {
         .get("/v1/snapshots/broken")
         .await
         .refused(404, "snapshot_not_found");
+}
+
+/// The file with another description, and the hash over all of it that belongs to it.
+fn described(file: &[u8], change: impl FnOnce(&mut Value)) -> Vec<u8> {
+    let length = usize::try_from(u32::from_le_bytes(file[12..16].try_into().unwrap())).unwrap();
+    let mut header: Value = serde_json::from_slice(&file[16..16 + length]).unwrap();
+    change(&mut header);
+    let header = serde_json::to_vec(&header).unwrap();
+    let mut forged = file[..12].to_vec();
+    forged.extend(u32::try_from(header.len()).unwrap().to_le_bytes());
+    forged.extend(header);
+    forged.extend_from_slice(&file[16 + length..file.len() - 32]);
+    let hash = blake3::hash(&forged);
+    forged.extend(hash.as_bytes());
+    forged
+}
+
+/// What a file says of the wall that it was behind does not put anybody behind a weaker one than this server gives.
+async fn a_file_cannot_ask_for_a_weaker_wall(server: &Server) {
+    let sandbox = server.sandbox().await;
+    take(&sandbox, json!({"name": "strong", "kind": "filesystem"})).await;
+    let export = server.client().get("/v1/snapshots/strong/export").await;
+    let file = export.expect(200).body;
+    let import = async |name: &str, change: &dyn Fn(&mut Value)| {
+        let request = server.client().request(Method::POST, "/v1/snapshots/import");
+        let request = request.query(&[("name", name)]).body(described(&file, change));
+        server.client().send(request).await
+    };
+    import("unchanged", &|_| ()).await.expect(201);
+    let weak = |header: &mut Value| {
+        header["isolation"] = json!("jail");
+        header["spec"]["isolation_floor"] = Value::Null;
+    };
+    let answer = import("weak", &weak).await;
+    match server.tier {
+        // There is nothing weaker.
+        Tier::Jail => {
+            answer.expect(201);
+        }
+        Tier::Gvisor => {
+            answer.refused(409, "snapshot_tier_too_weak");
+        }
+    }
+    let asks = |header: &mut Value| {
+        header["isolation"] = json!("jail");
+        header["spec"]["isolation_floor"] = json!("gvisor");
+    };
+    let answer = import("asks", &asks).await;
+    assert!((400..500).contains(&answer.status), "{answer:?}");
+    answer.error();
 }
 
 async fn forks_go_their_own_ways(server: &Server) {

@@ -9,6 +9,7 @@
 
 mod cast;
 mod doors;
+mod polls;
 mod table;
 mod upgrade;
 
@@ -17,19 +18,23 @@ use atoll_proof::{Options, Tier};
 use cast::Cast;
 use table::Table;
 
+/// A server that serves workflows on this port. Nobody else takes it: the kernel hands out ports round about.
+fn with_workflows() -> (u16, Options) {
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .and_then(|listener| listener.local_addr())
+        .unwrap()
+        .port();
+    let options = Options::default().config(&format!("workflows_listen = \"127.0.0.1:{port}\""));
+    (port, options)
+}
+
 const PAGE: &str = include_str!("../../../../THREAT_MODEL.md");
 
 /// The tier does not matter: nothing here is decided behind the wall.
 #[tokio::test]
 async fn every_key_and_token_at_every_door() {
-    // Nobody else takes it: the kernel hands out ports round about.
-    let port = std::net::TcpListener::bind("127.0.0.1:0")
-        .and_then(|listener| listener.local_addr())
-        .unwrap()
-        .port();
-    let options = Options::default()
-        .own_templates()
-        .config(&format!("workflows_listen = \"127.0.0.1:{port}\""));
+    let (port, options) = with_workflows();
+    let options = options.own_templates();
     atoll_proof::on(Tier::Jail, options, async |server| {
         let Some(cast) = Cast::assemble(server, port).await else {
             eprintln!("SKIPPED: sandboxes reach nothing on this machine, so none has a token for models");

@@ -5,16 +5,17 @@ use atoll_models::CreateModelKey;
 use atoll_store::ModelKeyRow;
 use atoll_types::KeyId;
 use axum::extract::{Extension, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{Answer, Named, instant, named, own, parse, project, time, word};
+use super::{instant, word};
 use crate::App;
-use crate::calls::Read;
-use crate::error::Failure;
+use crate::error::Answer;
+use crate::extract::{As, At, Json};
+use crate::wire::time;
 
 pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -88,9 +89,11 @@ pub(crate) struct ModelKeyList {
     get, path = "/v1/gateway/keys", tag = "models",
     responses((status = 200, description = "The keys, without their secrets.", body = ModelKeyList))
 )]
-pub(crate) async fn list_model_keys(State(app): State<App>, headers: HeaderMap) -> Answer<ModelKeyList> {
-    let project = project(&app, &headers).await?;
-    let rows = app.models.list_model_keys(&project).await.map_err(own)?;
+pub(crate) async fn list_model_keys(
+    State(app): State<App>,
+    As(caller): As,
+) -> Answer<axum::Json<ModelKeyList>> {
+    let rows = app.models.list_model_keys(caller.project()).await?;
     Ok(axum::Json(ModelKeyList {
         items: rows.into_iter().map(ModelKey::of).collect(),
     }))
@@ -103,11 +106,9 @@ pub(crate) async fn list_model_keys(State(app): State<App>, headers: HeaderMap) 
 )]
 pub(crate) async fn create_model_key(
     State(app): State<App>,
-    headers: HeaderMap,
-    body: Read,
-) -> Result<(StatusCode, axum::Json<NewModelKey>), Failure> {
-    let project = project(&app, &headers).await?;
-    let body: CreateModelKeyRequest = parse(&body)?;
+    As(caller): As,
+    Json(body): Json<CreateModelKeyRequest>,
+) -> Answer<(StatusCode, axum::Json<NewModelKey>)> {
     let expires_at = body
         .expires_at
         .as_deref()
@@ -120,11 +121,7 @@ pub(crate) async fn create_model_key(
         tokens_per_minute: body.tokens_per_minute,
         expires_at,
     };
-    let (row, secret) = app
-        .models
-        .create_model_key(&project, request)
-        .await
-        .map_err(own)?;
+    let (row, secret) = app.models.create_model_key(caller.project(), request).await?;
     let key = ModelKey::of(row);
     Ok((StatusCode::CREATED, axum::Json(NewModelKey { key, secret })))
 }
@@ -137,13 +134,11 @@ pub(crate) async fn create_model_key(
 pub(crate) async fn revoke_model_key(
     State(app): State<App>,
     Extension(visit): Extension<Visit>,
-    headers: HeaderMap,
-    id: Named,
-) -> Answer<ModelKey> {
-    let project = project(&app, &headers).await?;
-    let id = named(id)?;
+    As(caller): As,
+    At(id): At<String>,
+) -> Answer<axum::Json<ModelKey>> {
     let id: KeyId = word("id", &id)?;
-    let row = app.models.revoke_model_key(&project, &id).await.map_err(own)?;
+    let row = app.models.revoke_model_key(caller.project(), &id).await?;
     visit.revoke(id.as_str());
     Ok(axum::Json(ModelKey::of(row)))
 }

@@ -3,16 +3,17 @@
 use atoll_models::{ProviderView, SetProvider};
 use atoll_types::ProviderKind;
 use axum::extract::State;
-use axum::http::HeaderMap;
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use zeroize::Zeroizing;
 
-use super::{Answer, Deleted, Named, named, own, parse, project, time};
+use super::Deleted;
 use crate::App;
-use crate::calls::Read;
+use crate::error::Answer;
+use crate::extract::{As, At, PrivateJson};
+use crate::wire::time;
 
 pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -83,9 +84,11 @@ pub(crate) struct ProviderList {
     get, path = "/v1/gateway/providers", tag = "models",
     responses((status = 200, description = "The providers, without their keys.", body = ProviderList))
 )]
-pub(crate) async fn list_providers(State(app): State<App>, headers: HeaderMap) -> Answer<ProviderList> {
-    let project = project(&app, &headers).await?;
-    let items = app.models.list_providers(&project);
+pub(crate) async fn list_providers(
+    State(app): State<App>,
+    As(caller): As,
+) -> Answer<axum::Json<ProviderList>> {
+    let items = app.models.list_providers(caller.project());
     Ok(axum::Json(ProviderList {
         items: items.into_iter().map(Provider::of).collect(),
     }))
@@ -98,13 +101,10 @@ pub(crate) async fn list_providers(State(app): State<App>, headers: HeaderMap) -
 )]
 pub(crate) async fn set_provider(
     State(app): State<App>,
-    headers: HeaderMap,
-    name: Named,
-    body: Read,
-) -> Answer<Provider> {
-    let project = project(&app, &headers).await?;
-    let name = named(name)?;
-    let body: SetProviderRequest = parse(&body)?;
+    As(caller): As,
+    At(name): At<String>,
+    PrivateJson(body): PrivateJson<SetProviderRequest>,
+) -> Answer<axum::Json<Provider>> {
     let request = SetProvider {
         name,
         kind: body.kind,
@@ -113,7 +113,7 @@ pub(crate) async fn set_provider(
         serves: body.serves,
         responses: body.responses,
     };
-    let view = app.models.set_provider(&project, request).await.map_err(own)?;
+    let view = app.models.set_provider(caller.project(), request).await?;
     Ok(axum::Json(Provider::of(view)))
 }
 
@@ -124,11 +124,9 @@ pub(crate) async fn set_provider(
 )]
 pub(crate) async fn delete_provider(
     State(app): State<App>,
-    headers: HeaderMap,
-    name: Named,
-) -> Answer<Deleted> {
-    let project = project(&app, &headers).await?;
-    let name = named(name)?;
-    app.models.delete_provider(&project, &name).await.map_err(own)?;
+    As(caller): As,
+    At(name): At<String>,
+) -> Answer<axum::Json<Deleted>> {
+    app.models.delete_provider(caller.project(), &name).await?;
     Ok(axum::Json(Deleted { deleted: name }))
 }

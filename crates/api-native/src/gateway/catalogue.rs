@@ -5,16 +5,16 @@ use atoll_models::{ModelView, SetPrice, SetRoute};
 use atoll_store::ModelRates;
 use atoll_types::Fault;
 use axum::extract::State;
-use axum::http::HeaderMap;
 use axum::routing::put;
 use serde::{Deserialize, Serialize};
 use utoipa::{OpenApi, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{Answer, Deleted, Named, named, own, parse, project};
+use super::Deleted;
 use crate::App;
-use crate::calls::Read;
+use crate::error::Answer;
+use crate::extract::{As, At, Json};
 
 /// Names of models have slashes in them, for which the router and the document have different spellings.
 #[derive(OpenApi)]
@@ -92,10 +92,9 @@ pub(crate) struct CallableModelList {
 )]
 pub(crate) async fn list_callable_models(
     State(app): State<App>,
-    headers: HeaderMap,
-) -> Answer<CallableModelList> {
-    let project = project(&app, &headers).await?;
-    let items = app.models.list_models(&project);
+    As(caller): As,
+) -> Answer<axum::Json<CallableModelList>> {
+    let items = app.models.list_models(caller.project());
     Ok(axum::Json(CallableModelList {
         items: items.into_iter().map(CallableModel::of).collect(),
     }))
@@ -108,13 +107,10 @@ pub(crate) async fn list_callable_models(
 )]
 pub(crate) async fn set_model(
     State(app): State<App>,
-    headers: HeaderMap,
-    name: Named,
-    body: Read,
-) -> Answer<CallableModel> {
-    let project = project(&app, &headers).await?;
-    let name = named(name)?;
-    let body: SetModelRequest = parse(&body)?;
+    As(caller): As,
+    At(name): At<String>,
+    Json(body): Json<SetModelRequest>,
+) -> Answer<axum::Json<CallableModel>> {
     let targets = body.targets.into_iter().map(|target| {
         let ModelTarget {
             provider,
@@ -128,16 +124,11 @@ pub(crate) async fn set_model(
         targets: targets.collect(),
         fallbacks: body.fallbacks,
     };
-    app.models.set_route(&project, request).await.map_err(own)?;
-    let mut models = app.models.list_models(&project).into_iter();
+    app.models.set_route(caller.project(), request).await?;
+    let mut models = app.models.list_models(caller.project()).into_iter();
     let view = models.find(|view| view.name == name);
     // Somebody may have deleted it since.
-    let view = view.ok_or_else(|| {
-        own(Fault::not_found(
-            "model_not_found",
-            format!("there is no `{name}`"),
-        ))
-    })?;
+    let view = view.ok_or_else(|| Fault::not_found("model_not_found", format!("there is no `{name}`")))?;
     Ok(axum::Json(CallableModel::of(view)))
 }
 
@@ -146,10 +137,12 @@ pub(crate) async fn set_model(
     delete, path = "/v1/gateway/models/{alias}", tag = "models",
     responses((status = 200, description = "It is gone.", body = Deleted))
 )]
-pub(crate) async fn delete_model(State(app): State<App>, headers: HeaderMap, name: Named) -> Answer<Deleted> {
-    let project = project(&app, &headers).await?;
-    let name = named(name)?;
-    app.models.delete_route(&project, &name).await.map_err(own)?;
+pub(crate) async fn delete_model(
+    State(app): State<App>,
+    As(caller): As,
+    At(name): At<String>,
+) -> Answer<axum::Json<Deleted>> {
+    app.models.delete_route(caller.project(), &name).await?;
     Ok(axum::Json(Deleted { deleted: name }))
 }
 
@@ -200,9 +193,8 @@ pub(crate) struct PriceList {
     get, path = "/v1/gateway/prices", tag = "models",
     responses((status = 200, description = "The prices, and the version of the table below them.", body = PriceList))
 )]
-pub(crate) async fn list_prices(State(app): State<App>, headers: HeaderMap) -> Answer<PriceList> {
-    let project = project(&app, &headers).await?;
-    let (version, prices) = app.models.list_prices(&project);
+pub(crate) async fn list_prices(State(app): State<App>, As(caller): As) -> Answer<axum::Json<PriceList>> {
+    let (version, prices) = app.models.list_prices(caller.project());
     let items = prices.into_iter().map(|price| Price {
         model: price.model,
         rates: Rates::of(price.rates),
@@ -220,13 +212,10 @@ pub(crate) async fn list_prices(State(app): State<App>, headers: HeaderMap) -> A
 )]
 pub(crate) async fn set_price(
     State(app): State<App>,
-    headers: HeaderMap,
-    model: Named,
-    body: Read,
-) -> Answer<Price> {
-    let project = project(&app, &headers).await?;
-    let model = named(model)?;
-    let body: Rates = parse(&body)?;
+    As(caller): As,
+    At(model): At<String>,
+    Json(body): Json<Rates>,
+) -> Answer<axum::Json<Price>> {
     let rates = ModelRates {
         input: body.input,
         output: body.output,
@@ -241,7 +230,7 @@ pub(crate) async fn set_price(
         model: model.clone(),
         rates: rates.clone(),
     };
-    app.models.set_price(&project, request).await.map_err(own)?;
+    app.models.set_price(caller.project(), request).await?;
     Ok(axum::Json(Price {
         model,
         rates: Rates::of(rates),
@@ -255,11 +244,9 @@ pub(crate) async fn set_price(
 )]
 pub(crate) async fn delete_price(
     State(app): State<App>,
-    headers: HeaderMap,
-    model: Named,
-) -> Answer<Deleted> {
-    let project = project(&app, &headers).await?;
-    let model = named(model)?;
-    app.models.delete_price(&project, &model).await.map_err(own)?;
+    As(caller): As,
+    At(model): At<String>,
+) -> Answer<axum::Json<Deleted>> {
+    app.models.delete_price(caller.project(), &model).await?;
     Ok(axum::Json(Deleted { deleted: model }))
 }

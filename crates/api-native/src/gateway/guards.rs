@@ -2,15 +2,14 @@
 
 use atoll_store::{ModelGuards, ScreenRule};
 use axum::extract::State;
-use axum::http::HeaderMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{Answer, own, parse, project};
 use crate::App;
-use crate::calls::Read;
+use crate::error::Answer;
+use crate::extract::{As, Json};
 
 pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(get_guards, set_guards))
@@ -70,9 +69,8 @@ impl Guards {
     get, path = "/v1/gateway/guards", tag = "models",
     responses((status = 200, description = "The guards.", body = Guards))
 )]
-pub(crate) async fn get_guards(State(app): State<App>, headers: HeaderMap) -> Answer<Guards> {
-    let project = project(&app, &headers).await?;
-    Ok(axum::Json(Guards::of(app.models.guards(&project))))
+pub(crate) async fn get_guards(State(app): State<App>, As(caller): As) -> Answer<axum::Json<Guards>> {
+    Ok(axum::Json(Guards::of(app.models.guards(caller.project()))))
 }
 
 /// Sets what may not leave for a provider, all of it.
@@ -80,9 +78,11 @@ pub(crate) async fn get_guards(State(app): State<App>, headers: HeaderMap) -> An
     put, path = "/v1/gateway/guards", tag = "models", request_body = Guards,
     responses((status = 200, description = "The guards.", body = Guards))
 )]
-pub(crate) async fn set_guards(State(app): State<App>, headers: HeaderMap, body: Read) -> Answer<Guards> {
-    let project = project(&app, &headers).await?;
-    let body: Guards = parse(&body)?;
+pub(crate) async fn set_guards(
+    State(app): State<App>,
+    As(caller): As,
+    Json(body): Json<Guards>,
+) -> Answer<axum::Json<Guards>> {
     let screen = body.screen.into_iter().map(|rule| ScreenRule {
         name: rule.name,
         pattern: rule.pattern,
@@ -93,9 +93,6 @@ pub(crate) async fn set_guards(State(app): State<App>, headers: HeaderMap, body:
         blocked: body.blocked,
         screen: screen.collect(),
     };
-    app.models
-        .set_guards(&project, guards.clone())
-        .await
-        .map_err(own)?;
+    app.models.set_guards(caller.project(), guards.clone()).await?;
     Ok(axum::Json(Guards::of(guards)))
 }

@@ -3,15 +3,16 @@
 use atoll_models::{BudgetView, SetBudget};
 use atoll_types::{BudgetScope, BudgetWindow, Usd};
 use axum::extract::State;
-use axum::http::HeaderMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{Answer, Deleted, Named, named, own, parse, project, time, word};
+use super::{Deleted, word};
 use crate::App;
-use crate::calls::Read;
+use crate::error::Answer;
+use crate::extract::{As, At, Json};
+use crate::wire::time;
 
 pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -97,9 +98,8 @@ pub(crate) struct BudgetList {
     get, path = "/v1/gateway/budgets", tag = "models",
     responses((status = 200, description = "The budgets.", body = BudgetList))
 )]
-pub(crate) async fn list_budgets(State(app): State<App>, headers: HeaderMap) -> Answer<BudgetList> {
-    let project = project(&app, &headers).await?;
-    let items = app.models.list_budgets(&project);
+pub(crate) async fn list_budgets(State(app): State<App>, As(caller): As) -> Answer<axum::Json<BudgetList>> {
+    let items = app.models.list_budgets(caller.project());
     Ok(axum::Json(BudgetList {
         items: items.into_iter().map(Budget::of).collect(),
     }))
@@ -112,13 +112,10 @@ pub(crate) async fn list_budgets(State(app): State<App>, headers: HeaderMap) -> 
 )]
 pub(crate) async fn set_budget(
     State(app): State<App>,
-    headers: HeaderMap,
-    name: Named,
-    body: Read,
-) -> Answer<Budget> {
-    let project = project(&app, &headers).await?;
-    let name = named(name)?;
-    let body: SetBudgetRequest = parse(&body)?;
+    As(caller): As,
+    At(name): At<String>,
+    Json(body): Json<SetBudgetRequest>,
+) -> Answer<axum::Json<Budget>> {
     let request = SetBudget {
         name,
         scope: body.scope.unwrap_or(BudgetScope::Project),
@@ -127,7 +124,7 @@ pub(crate) async fn set_budget(
         limit: word::<Usd>("limit", &body.limit)?,
         alert_percent: body.alert_percent,
     };
-    let view = app.models.set_budget(&project, request).await.map_err(own)?;
+    let view = app.models.set_budget(caller.project(), request).await?;
     Ok(axum::Json(Budget::of(view)))
 }
 
@@ -138,11 +135,9 @@ pub(crate) async fn set_budget(
 )]
 pub(crate) async fn delete_budget(
     State(app): State<App>,
-    headers: HeaderMap,
-    name: Named,
-) -> Answer<Deleted> {
-    let project = project(&app, &headers).await?;
-    let name = named(name)?;
-    app.models.delete_budget(&project, &name).await.map_err(own)?;
+    As(caller): As,
+    At(name): At<String>,
+) -> Answer<axum::Json<Deleted>> {
+    app.models.delete_budget(caller.project(), &name).await?;
     Ok(axum::Json(Deleted { deleted: name }))
 }

@@ -3,15 +3,16 @@
 use atoll_store::{ModelCallRow, SpendBy, SpendQuery};
 use atoll_types::{CallOutcome, Fault, ModelCallId, SandboxId, Timestamp, Usd};
 use axum::extract::State;
-use axum::http::HeaderMap;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{Answer, Asked, Named, Usage, instant, named, own, project, query, time, word};
+use super::{Usage, instant, word};
 use crate::App;
-use crate::error::Failure;
+use crate::error::Answer;
+use crate::extract::{Args, As, At};
+use crate::wire::time;
 
 pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -122,25 +123,22 @@ pub(crate) struct ModelCallPage {
 )]
 pub(crate) async fn list_calls(
     State(app): State<App>,
-    headers: HeaderMap,
-    asked: Asked<CallsQuery>,
-) -> Answer<ModelCallPage> {
-    let project = project(&app, &headers).await?;
-    let asked = query(asked)?;
+    As(caller): As,
+    Args(asked): Args<CallsQuery>,
+) -> Answer<axum::Json<ModelCallPage>> {
     let sandbox = maybe_sandbox(asked.sandbox.as_deref())?;
     let limit = asked.limit.unwrap_or(50);
     let page = app
         .models
-        .model_calls(&project, sandbox.as_ref(), asked.cursor, limit)
-        .await
-        .map_err(own)?;
+        .model_calls(caller.project(), sandbox.as_ref(), asked.cursor, limit)
+        .await?;
     Ok(axum::Json(ModelCallPage {
         items: page.items.into_iter().map(ModelCall::of).collect(),
         next: page.next.map(|cursor| cursor.to_string()),
     }))
 }
 
-fn maybe_sandbox(text: Option<&str>) -> Result<Option<SandboxId>, Failure> {
+fn maybe_sandbox(text: Option<&str>) -> Answer<Option<SandboxId>> {
     text.map(|id| word("sandbox", id)).transpose()
 }
 
@@ -149,12 +147,14 @@ fn maybe_sandbox(text: Option<&str>) -> Result<Option<SandboxId>, Failure> {
     get, path = "/v1/gateway/calls/{call}", tag = "models",
     responses((status = 200, description = "The call.", body = ModelCall))
 )]
-pub(crate) async fn get_call(State(app): State<App>, headers: HeaderMap, id: Named) -> Answer<ModelCall> {
-    let project = project(&app, &headers).await?;
-    let id = named(id)?;
+pub(crate) async fn get_call(
+    State(app): State<App>,
+    As(caller): As,
+    At(id): At<String>,
+) -> Answer<axum::Json<ModelCall>> {
     let id: ModelCallId = word("id", &id)?;
-    let row = app.models.model_call(&project, &id).await.map_err(own)?;
-    let bodies = app.models.bodies(&project, &id).await.map_err(own)?;
+    let row = app.models.model_call(caller.project(), &id).await?;
+    let bodies = app.models.bodies(caller.project(), &id).await?;
     let bodies = bodies.map(|bodies| Bodies {
         request: bodies.request,
         answer: bodies.answer,
@@ -221,17 +221,15 @@ pub(crate) struct Compute {
 )]
 pub(crate) async fn get_spend(
     State(app): State<App>,
-    headers: HeaderMap,
-    asked: Asked<SpendQueryArgs>,
-) -> Answer<SpendReport> {
-    let project = project(&app, &headers).await?;
-    let asked = query(asked)?;
+    As(caller): As,
+    Args(asked): Args<SpendQueryArgs>,
+) -> Answer<axum::Json<SpendReport>> {
     let time = |field: &str, text: Option<&str>, otherwise: i64| match text {
         Some(text) => instant(field, text),
         None => Ok(Timestamp(otherwise)),
     };
     let spend = SpendQuery {
-        project,
+        project: caller.project(),
         from: time("from", asked.from.as_deref(), 0)?,
         to: time("to", asked.to.as_deref(), i64::MAX)?,
         by: by(asked.by.as_deref())?,
@@ -241,7 +239,7 @@ pub(crate) async fn get_spend(
         user: None,
         key: None,
     };
-    let rows = app.models.spend_beside_compute(spend).await.map_err(own)?;
+    let rows = app.models.spend_beside_compute(spend).await?;
     let total: Usd = rows.iter().map(|(row, _)| row.cost).sum();
     let items = rows.into_iter().map(|(row, compute)| Spend {
         group: row.group,
@@ -264,7 +262,7 @@ pub(crate) async fn get_spend(
     }))
 }
 
-fn by(text: Option<&str>) -> Result<SpendBy, Failure> {
+fn by(text: Option<&str>) -> Answer<SpendBy> {
     Ok(match text {
         None | Some("model") => SpendBy::Model,
         Some("total") => SpendBy::Total,
@@ -282,9 +280,8 @@ fn by(text: Option<&str>) -> Result<SpendBy, Failure> {
                 "invalid_query",
                 format!("cannot sum by `{}`", other.escape_default()),
             );
-            return Err(own(fault.hint(
-                "use model, provider, key, sandbox, workflow, run, user, tag, day, hour or total",
-            )));
+            let hint = "use model, provider, key, sandbox, workflow, run, user, tag, day, hour or total";
+            return Err(fault.hint(hint).into());
         }
     })
 }
