@@ -3,7 +3,8 @@
 
 use atoll_front::{Refused, Visit};
 use atoll_identity::Caller;
-use axum::extract::FromRequestParts;
+use atoll_types::Fault;
+use axum::extract::{FromRequestParts, MatchedPath, RawPathParams};
 use axum::http::request::Parts;
 use axum::http::{Extensions, HeaderMap, header};
 use base64::Engine as _;
@@ -11,8 +12,9 @@ use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
-use crate::App;
+use crate::control::actions;
 use crate::error::{Answer, Refusal};
+use crate::{App, edge};
 
 /// The holder of a valid key.
 #[derive(Debug)]
@@ -30,14 +32,30 @@ impl FromRequestParts<App> for Auth {
         match app.identity.authenticate(&secret).await? {
             Some(caller) => {
                 admit(&parts.extensions, &caller)?;
+                may(&caller, parts).await?;
                 Ok(Self(caller))
             }
             None => Err(refused(
-                "this API key is unknown or was revoked; `atoll key create` makes one",
+                "this API key is unknown, was revoked or has expired; `atoll key create` makes one",
                 Some(secret.as_str()).filter(|secret| !secret.starts_with("atl_")),
             )),
         }
     }
+}
+
+/// Whether a caller may do what the route is.
+async fn may(caller: &Caller, parts: &mut Parts) -> Answer<()> {
+    let path = parts.extensions.get::<MatchedPath>().cloned();
+    let path = path.as_ref().map(MatchedPath::as_str).unwrap_or_default();
+    let action = actions::of(&parts.method, path)
+        .ok_or_else(|| Fault::internal("this route names no action that it is"))?;
+    let parameters = RawPathParams::from_request_parts(parts, &()).await.ok();
+    let id = parameters.as_ref().and_then(|named| {
+        let mut found = named.iter().filter(|(name, _)| *name == "id");
+        found.next().filter(|_| path.contains("/sandboxes/{id}"))
+    });
+    let sandbox = id.and_then(|(_, text)| edge::parse_id(text));
+    Ok(caller.may(action, sandbox.as_ref())?)
 }
 
 /// Says who pays for what a request holds, now that it is known who asks.

@@ -5,7 +5,7 @@
 
 use atoll_front::{Refused, Visit};
 use atoll_gateway_core::Spender;
-use atoll_identity::{Caller, Opens};
+use atoll_identity::{Action, Caller, Opens};
 use atoll_models::{Refusal, Who};
 use atoll_types::{Fault, FaultKind};
 use axum::http::request::Parts;
@@ -61,6 +61,7 @@ async fn known(app: &App, headers: &HeaderMap) -> Result<(Caller, Who), Refusal>
     let Some(caller) = caller else {
         return Err(unknown("this key is unknown, was revoked or has expired").into());
     };
+    caller.may(Action::CallModels, None)?;
     let who = Who {
         spender: Spender {
             project: caller.project().clone(),

@@ -114,7 +114,8 @@ impl ApprovalItem {
 
 /// Lists what workflows ask people, oldest first.
 #[utoipa::path(
-    get, path = "/v1/approvals", tag = "approvals", params(ApprovalsQuery),
+    get, path = "/v1/approvals", tag = "approvals",
+    security(("key" = ["approvals.read"])), params(ApprovalsQuery),
     responses((status = 200, description = "A page of the questions.", body = ApprovalList))
 )]
 pub(crate) async fn list_approvals(
@@ -138,6 +139,7 @@ pub(crate) async fn list_approvals(
 /// Shows one question.
 #[utoipa::path(
     get, path = "/v1/approvals/{approval}", tag = "approvals",
+    security(("key" = ["approvals.read"])),
     responses((status = 200, description = "The question.", body = ApprovalItem))
 )]
 pub(crate) async fn get_approval(
@@ -151,7 +153,8 @@ pub(crate) async fn get_approval(
 
 /// Says yes, to exactly the action that has this digest.
 #[utoipa::path(
-    post, path = "/v1/approvals/{approval}/grant", tag = "approvals", request_body = DecideRequest,
+    post, path = "/v1/approvals/{approval}/grant", tag = "approvals",
+    security(("key" = ["approvals.answer"])), request_body = DecideRequest,
     responses((status = 200, description = "It is granted.", body = ApprovalItem))
 )]
 pub(crate) async fn grant_approval(
@@ -165,7 +168,8 @@ pub(crate) async fn grant_approval(
 
 /// Says no.
 #[utoipa::path(
-    post, path = "/v1/approvals/{approval}/deny", tag = "approvals", request_body = DecideRequest,
+    post, path = "/v1/approvals/{approval}/deny", tag = "approvals",
+    security(("key" = ["approvals.answer"])), request_body = DecideRequest,
     responses((status = 200, description = "It is denied.", body = ApprovalItem))
 )]
 pub(crate) async fn deny_approval(

@@ -16,45 +16,52 @@ use crate::error::Failure;
 /// The most that a JSON body may hold.
 pub(crate) const JSON_BYTES: usize = 1024 * 1024;
 
-/// Who asks. The first argument of every handler below `/v1`, so that nothing is said to strangers.
+/// Who asks, and may: put there before the route was entered.
 #[derive(Debug)]
 pub(crate) struct As(pub(crate) Caller);
 
 impl FromRequestParts<App> for As {
     type Rejection = Failure;
 
-    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
-        // Nobody outside can put one there.
-        if let Some(caller) = parts.extensions.get::<Caller>() {
-            admit(&parts.extensions, caller)?;
-            return Ok(Self(caller.clone()));
+    async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Failure> {
+        let caller = parts.extensions.get::<Caller>().cloned();
+        let unnamed = || Fault::internal("this route names no action that it is").into();
+        caller.map(Self).ok_or_else(unnamed)
+    }
+}
+
+/// Finds out who asks, by their key.
+pub(crate) async fn authenticate(app: &App, parts: &Parts) -> Result<Caller, Failure> {
+    // Nobody outside can put one there.
+    if let Some(caller) = parts.extensions.get::<Caller>() {
+        admit(&parts.extensions, caller)?;
+        return Ok(caller.clone());
+    }
+    const HINT: &str = "send `Authorization: Bearer atl_…`; `atoll key create` makes a key";
+    let Some(secret) = bearer(&parts.headers) else {
+        return Err(Fault::new(
+            FaultKind::Unauthenticated,
+            "missing_key",
+            "this request carries no API key",
+        )
+        .hint(HINT)
+        .into());
+    };
+    match app.identity.authenticate(secret).await? {
+        Some(caller) => {
+            admit(&parts.extensions, &caller)?;
+            Ok(caller)
         }
-        const HINT: &str = "send `Authorization: Bearer atl_…`; `atoll key create` makes a key";
-        let Some(secret) = bearer(&parts.headers) else {
-            return Err(Fault::new(
-                FaultKind::Unauthenticated,
-                "missing_key",
-                "this request carries no API key",
-            )
-            .hint(HINT)
-            .into());
-        };
-        match app.identity.authenticate(secret).await? {
-            Some(caller) => {
-                admit(&parts.extensions, &caller)?;
-                Ok(Self(caller))
-            }
-            None => Err(Fault::new(
-                FaultKind::Unauthenticated,
-                "invalid_key",
-                match atoll_identity::kind_of_secret(secret) {
-                    Some(kind) if !secret.starts_with("atl_") => format!("this is {kind}, not an API key"),
-                    _ => "this API key is unknown or was revoked".to_owned(),
-                },
-            )
-            .hint(HINT)
-            .into()),
-        }
+        None => Err(Fault::new(
+            FaultKind::Unauthenticated,
+            "invalid_key",
+            match atoll_identity::kind_of_secret(secret) {
+                Some(kind) if !secret.starts_with("atl_") => format!("this is {kind}, not an API key"),
+                _ => "this API key is unknown, was revoked or has expired".to_owned(),
+            },
+        )
+        .hint(HINT)
+        .into()),
     }
 }
 
@@ -63,41 +70,6 @@ pub(crate) fn admit(extensions: &Extensions, caller: &Caller) -> Result<(), Fail
     match extensions.get::<Visit>() {
         Some(visit) => Ok(visit.admit_caller(caller)?),
         None => Err(Refused::Unpaid.into()),
-    }
-}
-
-/// Who asks for what all projects share: somebody who runs the server, or nobody.
-#[derive(Debug)]
-pub(crate) struct Operator(pub(crate) Caller);
-
-impl FromRequestParts<App> for Operator {
-    type Rejection = Failure;
-
-    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
-        let As(caller) = As::from_request_parts(parts, app).await?;
-        caller.operators_only("change what all projects share")?;
-        Ok(Self(caller))
-    }
-}
-
-/// Who collects metrics: somebody who runs the server, or holds the key that is for nothing else. They say what all projects
-/// do, and which providers and models there are.
-#[derive(Debug)]
-pub(crate) struct Collector;
-
-impl FromRequestParts<App> for Collector {
-    type Rejection = Failure;
-
-    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
-        let given = bearer(&parts.headers);
-        if let (Some(key), Some(given)) = (&app.options.metrics_key, given)
-            && key.is(given)
-        {
-            return Ok(Self);
-        }
-        let As(caller) = As::from_request_parts(parts, app).await?;
-        caller.operators_only("read the server's metrics")?;
-        Ok(Self)
     }
 }
 

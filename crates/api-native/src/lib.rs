@@ -8,12 +8,15 @@
 //! What must hold:
 //! - **Thin.** A handler reads a wire type, calls one use case, and writes a wire type. No rule about sandboxes lives
 //!   here, and no wire type leaves.
+//! - **Decided once.** Who asks, and whether they may, is found out before a route is entered ([`entrance`]); a route names the
+//!   action that it is, and nothing else about rights.
 //! - **Nothing is ignored.** Unknown fields, parameters, methods and routes are refused by name, in one error shape.
 //! - **One mapping** from faults to statuses: [`error`].
 //! - **Bytes pass through.** File, port and output streams are handed on chunk by chunk with back-pressure; what is
 //!   captured is bounded. Whoever hangs up cancels the work done for them.
 //! - **What is served is documented.** The OpenAPI document is generated from the handlers that are routed.
 
+mod actions;
 mod approvals;
 mod artifacts;
 mod commands;
@@ -132,6 +135,7 @@ pub fn api(
         options,
         front,
         receiving: Slots::new("uploads", upload::AT_ONCE, upload::OF_A_PROJECT),
+        actions: actions::Actions::of(&document),
         parameters: parameters::Parameters::of(&document),
         document: server::Document::of(&document),
     }));
@@ -164,6 +168,7 @@ pub(crate) struct Inner {
     /// Uploads that are being received; each holds a blocking thread and room on the disk.
     pub(crate) receiving: Slots,
     pub(crate) document: server::Document,
+    pub(crate) actions: actions::Actions,
     pub(crate) parameters: parameters::Parameters,
 }
 

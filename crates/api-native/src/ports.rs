@@ -48,6 +48,7 @@ pub(crate) struct PortAccess {
 /// Lists what listens inside a sandbox.
 #[utoipa::path(
     get, path = "/v1/sandboxes/{id}/ports", tag = "ports",
+    security(("key" = ["sandbox.read"])),
     responses((status = 200, description = "The ports.", body = PortList))
 )]
 pub(crate) async fn list_ports(
@@ -70,6 +71,7 @@ pub(crate) async fn list_ports(
 /// Tells how to reach a port from outside, whether or not anything listens there yet.
 #[utoipa::path(
     get, path = "/v1/sandboxes/{id}/ports/{port}", tag = "ports",
+    security(("key" = ["sandbox.use"])),
     responses((status = 200, description = "The way to it.", body = PortAccess))
 )]
 pub(crate) async fn get_port(

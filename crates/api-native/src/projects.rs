@@ -50,6 +50,7 @@ pub(crate) struct ProjectList {
 /// Lists projects: all of them with a key of `default`, otherwise the caller's own.
 #[utoipa::path(
     get, path = "/v1/projects", tag = "projects",
+    security(("key" = ["projects.read"])),
     responses((status = 200, description = "The projects, by name.", body = ProjectList))
 )]
 pub(crate) async fn list_projects(State(app): State<App>, As(caller): As) -> Answer<axum::Json<ProjectList>> {
@@ -61,7 +62,8 @@ pub(crate) async fn list_projects(State(app): State<App>, As(caller): As) -> Ans
 
 /// Makes a project, with a key of `default`. `POST /v1/keys` with its name makes its first key.
 #[utoipa::path(
-    post, path = "/v1/projects", tag = "projects", request_body = CreateProjectRequest,
+    post, path = "/v1/projects", tag = "projects",
+    security(("key" = ["projects.manage"])), request_body = CreateProjectRequest,
     responses((status = 201, description = "The project.", body = ProjectView))
 )]
 pub(crate) async fn create_project(

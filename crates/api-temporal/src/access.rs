@@ -15,7 +15,7 @@ use std::task::{Context, Poll};
 
 use atoll_front::body::Awaited;
 use atoll_front::{Front, Line, Refused, Visit};
-use atoll_identity::Identity;
+use atoll_identity::{Action, Identity};
 use atoll_types::{Fault, FaultKind};
 use atoll_workflow_core::Refusal;
 use atoll_workflows::{Engine, Namespace};
@@ -204,7 +204,10 @@ where
                 Access::WithKey(_) if request.uri().path().starts_with("/grpc.health.v1.Health/") => {
                     Ok(Caller::Project(Arc::from("")))
                 }
-                Access::WithKey(keys) => admit(keys.as_ref(), &visit, request.headers()).await,
+                Access::WithKey(keys) => {
+                    let action = action(request.uri().path());
+                    admit(keys.as_ref(), &visit, request.headers(), action).await
+                }
             };
             match caller {
                 Ok(caller) => {
@@ -272,11 +275,27 @@ fn told(fault: &Fault) -> Status {
         FaultKind::Unavailable => Status::unavailable(fault.to_string()),
         FaultKind::TimedOut => Status::deadline_exceeded(fault.to_string()),
         FaultKind::Invalid => Status::invalid_argument(fault.to_string()),
+        FaultKind::Forbidden => Status::permission_denied(fault.to_string()),
         _ => Status::internal(fault.to_string()),
     }
 }
 
-async fn admit(keys: &dyn Keys, visit: &Visit, headers: &HeaderMap) -> Result<Caller, Status> {
+/// Which action a method is: those that only look say so by their names.
+fn action(path: &str) -> Action {
+    let method = path.rsplit('/').next().unwrap_or_default();
+    let looks = ["Get", "List", "Describe", "Count", "Scan", "Query"];
+    match looks.iter().any(|beginning| method.starts_with(beginning)) {
+        true => Action::ReadWorkflows,
+        false => Action::RunWorkflows,
+    }
+}
+
+async fn admit(
+    keys: &dyn Keys,
+    visit: &Visit,
+    headers: &HeaderMap,
+    action: Action,
+) -> Result<Caller, Status> {
     let secret = headers
         .get(header::AUTHORIZATION)
         .and_then(|value| value.to_str().ok())
@@ -292,10 +311,11 @@ async fn admit(keys: &dyn Keys, visit: &Visit, headers: &HeaderMap) -> Result<Ca
     match keys.holder(secret).await {
         Ok(Some(caller)) => {
             visit.admit_caller(&caller).map_err(|fault| told(&fault))?;
+            caller.may(action, None).map_err(|fault| told(&fault))?;
             Ok(Caller::Project(caller.project().as_str().into()))
         }
         Ok(None) => Err(Status::unauthenticated(
-            "this API key is unknown or was revoked; `atoll key create` makes one",
+            "this API key is unknown, was revoked or has expired; `atoll key create` makes one",
         )),
         Err(fault) => Err(Status::unavailable(fault.to_string())),
     }
@@ -307,6 +327,37 @@ mod tests {
     use temporalio_protos::temporal::api::workflowservice::v1 as wire;
 
     use super::*;
+
+    #[test]
+    fn methods_that_change_something_are_told_from_those_that_look() {
+        let service = "/temporal.api.workflowservice.v1.WorkflowService/";
+        for looks in [
+            "GetWorkflowExecutionHistory",
+            "ListWorkflowExecutions",
+            "DescribeNamespace",
+            "QueryWorkflow",
+        ] {
+            assert_eq!(
+                action(&format!("{service}{looks}")),
+                Action::ReadWorkflows,
+                "{looks}"
+            );
+        }
+        for changes in [
+            "StartWorkflowExecution",
+            "PollWorkflowTaskQueue",
+            "RespondQueryTaskCompleted",
+            "ResetWorkflowExecution",
+            "DeleteNamespace",
+            "",
+        ] {
+            assert_eq!(
+                action(&format!("{service}{changes}")),
+                Action::RunWorkflows,
+                "{changes}"
+            );
+        }
+    }
 
     fn project() -> String {
         ProjectId::from_entropy([1; 20]).to_string()

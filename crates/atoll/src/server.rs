@@ -11,7 +11,7 @@ use atoll_egress::Callers;
 use atoll_front::serve::{self, Door};
 use atoll_front::{Apis, Front};
 use atoll_helper::front::Helper;
-use atoll_identity::Identity;
+use atoll_identity::{CreateKey, Identity, Role};
 use atoll_image::Templates;
 use atoll_models::Models;
 use atoll_runtime::Runtime;
@@ -251,6 +251,7 @@ impl Server {
             );
             tokio::spawn(steps);
         }
+        tokio::spawn(end_expired(identity.clone(), front.clone(), stop.clone()));
         let for_sandboxes =
             atoll_api_models::sandbox_api(identity.clone(), models.clone(), sandboxes.clone());
         let for_sandboxes = Apis::new(front, Vec::new(), [for_sandboxes]);
@@ -609,6 +610,21 @@ async fn identity(store: &Store, settings: &Settings) -> Result<Identity> {
     Ok(Identity::open(rows, &settings.data_dir, settings.now).await?)
 }
 
+/// Ends what is open with keys that have expired, until `stop`.
+async fn end_expired(identity: Identity, front: Front, stop: CancellationToken) {
+    /// How long after its end a key may still hold something open.
+    const ROUND: Duration = Duration::from_secs(1);
+    while stop
+        .run_until_cancelled(tokio::time::sleep(ROUND))
+        .await
+        .is_some()
+    {
+        for ended in identity.take_expired() {
+            front.connections.revoke(&ended, None);
+        }
+    }
+}
+
 /// The key of the local CLI: read, or made on the first start and whenever the file was lost.
 async fn admin_key(data: &DataDir, identity: &Identity) -> Result<(String, bool)> {
     if let Some(secret) = data.admin_key()
@@ -616,7 +632,15 @@ async fn admin_key(data: &DataDir, identity: &Identity) -> Result<(String, bool)
     {
         return Ok((secret, false));
     }
-    let (_, secret) = identity.create_key(identity.default_project(), "admin").await?;
+    let project = identity.default_project().clone();
+    let wanted = CreateKey {
+        project: project.clone(),
+        name: "admin".into(),
+        role: Some(Role::Operator),
+        scopes: Vec::new(),
+        expires_at: None,
+    };
+    let (_, secret) = identity.create_key(&identity.server(project), wanted).await?;
     data.keep_admin_key(&secret)?;
     Ok((secret, true))
 }

@@ -1,23 +1,29 @@
-//! Who asks: projects, keys, and tokens that open one thing each.
+//! Who asks, and what they may do: projects, keys with roles and scopes, and tokens that open one thing each.
 //!
 //! ```text
-//!   secret ──> Identity ──> Caller: which key, of which project, in which role
-//!                                └──> an API lets it in, an application acts on its behalf
+//!   secret ──> Identity ──> Caller: which key, of which project, in which role, restricted to which scopes
+//!                                ├──> an API names the action that a route is: Caller::may decides
+//!                                └──> an application acts on its behalf
 //! ```
 //!
 //! What must hold:
 //! - **Nobody else makes a [`Caller`].** Whoever holds one was let in here: by a key, by a token, as a step of a workflow, or
 //!   because the server itself has something to do for a project. How, nobody below an API needs to know.
+//! - **One function decides** what a caller may do, [`Caller::may`], about one [`Action`] that each route names.
+//! - Nobody makes a key that may do more, or works for longer, than their own.
+//! - What acts in a sandbox, a step or a workflow never answers an approval.
 //! - Keys are stored hashed, and secrets are compared in constant time or by their hash.
 //! - One kind of token for each purpose ([`Opens`]).
 //! - A key that was revoked lets nobody in from the moment at which its revocation is answered. What is open with it is ended
-//!   by the API that was asked (`atoll_front::Visit::revoke`).
+//!   by the API that was asked (`atoll_front::Visit::revoke`); when a key expires, by the server ([`Identity::take_expired`]).
 //! - Nothing here knows a wire, or how rows are kept ([`IdentityStore`]).
 
+mod action;
 mod caller;
 mod entropy;
 mod keys;
 mod projects;
+mod rights;
 mod store;
 mod tokens;
 
@@ -26,9 +32,11 @@ use std::sync::Arc;
 
 use atoll_types::{Fault, ProjectId, Timestamp};
 
-pub use caller::{Caller, Role};
-pub use keys::{Key, ModelKey, NewKey, NewSecret};
+pub use action::Action;
+pub use caller::Caller;
+pub use keys::{CreateKey, Key, ModelKey, NewKey, NewSecret};
 pub use projects::Project;
+pub use rights::{Role, Scope};
 pub use store::{IdentityStore, StoreError};
 pub use tokens::{Opens, Proof, kind_of_secret};
 

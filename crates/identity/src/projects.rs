@@ -1,11 +1,11 @@
-//! Projects: whose everything is. Those of `default`, the project of the first key, run the server: they make the others and
-//! what all of them share, templates.
+//! Projects: whose everything is. Operators, who have keys of `default`, the project of the first key, run the server: they
+//! make the others and what all of them share, templates.
 //!
 //! What must hold: a key of any other project sees and changes nothing beyond its own, but for using templates.
 
 use atoll_types::{Fault, FaultKind, ProjectId, Timestamp};
 
-use crate::{Caller, Identity, Role, entropy};
+use crate::{Action, Caller, Identity, Role, entropy};
 
 const LONGEST_NAME: usize = 63;
 /// The first project.
@@ -20,7 +20,7 @@ pub struct Project {
 
 impl Identity {
     pub async fn create_project(&self, caller: &Caller, name: &str) -> Result<Project, Fault> {
-        caller.operators_only("create projects")?;
+        caller.may(Action::ManageProjects, None)?;
         let fine = (1..=LONGEST_NAME).contains(&name.len())
             && name
                 .bytes()

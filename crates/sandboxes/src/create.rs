@@ -30,6 +30,7 @@ use crate::faults::{from_channel, from_store};
 use crate::greeting::{self, configure};
 use crate::network::Admission;
 use crate::pool::Pooled;
+use crate::secrets::may_lend;
 use crate::{Caller, CreateSandbox, ExecSpec, Execution, Sandbox, Sandboxes, entropy, hooks, views};
 
 /// More are not made in the microseconds between a look at their number and the commit.
@@ -67,6 +68,7 @@ impl Sandboxes {
         request: CreateSandbox,
         command: &mut Option<ExecSpec>,
     ) -> Result<(Sandbox, Option<Execution>), Fault> {
+        may_lend(caller, &request.spec.secrets)?;
         if self.inner.stop.is_cancelled() {
             return Err(Fault::new(
                 FaultKind::Unavailable,

@@ -59,7 +59,7 @@ use std::pin::Pin;
 use std::sync::atomic::AtomicI64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use atoll_identity::{Caller, Identity, Opens};
+use atoll_identity::{Action, Caller, Identity, Opens};
 use atoll_image::Templates;
 use atoll_lifecycle::{Missing, Tier};
 use atoll_runtime::channel::Guest;

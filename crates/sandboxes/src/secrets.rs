@@ -10,14 +10,14 @@ use std::sync::{MutexGuard, PoisonError};
 
 use atoll_egress::{BrokerError, Secret};
 use atoll_store::{Fact, NewFact, SecretRow};
-use atoll_types::{Fault, FaultKind, ProjectId, SecretBinding, SecretId, Timestamp};
+use atoll_types::{Fault, FaultKind, ProjectId, SecretBinding, SecretId, SecretUse, Timestamp};
 use zeroize::Zeroizing;
 
 use crate::cell::Cell;
 use crate::faults::from_store;
 use crate::network::settled;
 use crate::snapshots::check_name;
-use crate::{Caller, Page, Sandboxes, entropy};
+use crate::{Action, Caller, Page, Sandboxes, entropy};
 
 pub use private::PrivateSecret;
 
@@ -47,6 +47,14 @@ pub struct SecretView {
     pub expires_at: Option<Timestamp>,
     pub created_at: Timestamp,
     pub rotated_at: Option<Timestamp>,
+}
+
+/// Whether a caller may lend these to a sandbox.
+pub(crate) fn may_lend(caller: &Caller, secrets: &[SecretUse]) -> Result<(), Fault> {
+    match secrets {
+        [] => Ok(()),
+        _ => caller.may(Action::UseSecrets, None),
+    }
 }
 
 impl Sandboxes {

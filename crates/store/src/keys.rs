@@ -1,22 +1,27 @@
 //! API keys. The secret itself never comes here: only its SHA-256, and the first characters for people to recognise it by.
 
-use atoll_identity::{Key, ModelKey, NewKey};
+use atoll_identity::{Key, ModelKey, NewKey, Scope};
 use atoll_types::{KeyId, ProjectId, Timestamp};
 use rusqlite::{Connection, Row};
 
 use crate::{Error, Fact, NewFact, facts, sql};
 
 pub(crate) fn insert(db: &Connection, key: NewKey) -> Result<Key, Error> {
+    let scopes: Vec<String> = key.scopes.iter().map(Scope::to_string).collect();
     sql::execute(
         db,
-        "INSERT INTO keys (id, project, name, hash, prefix, created_at) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+        "INSERT INTO keys (id, project, name, hash, prefix, role, scopes, created_at, expires_at)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
         &[
             &key.id.as_str(),
             &key.project.as_str(),
             &key.name,
             &key.hash,
             &key.prefix,
+            &key.role.name(),
+            &sql::to_json("a list of scopes", &scopes)?,
             &key.created_at.0,
+            &key.expires_at.map(|at| at.0),
         ],
     )?;
     let created = Fact::KeyCreated {
@@ -29,7 +34,10 @@ pub(crate) fn insert(db: &Connection, key: NewKey) -> Result<Key, Error> {
         project: key.project,
         name: key.name,
         prefix: key.prefix,
+        role: key.role,
+        scopes: key.scopes,
         created_at: key.created_at,
+        expires_at: key.expires_at,
         revoked_at: None,
         last_used_at: None,
     })
@@ -107,10 +115,20 @@ fn read(row: &Row<'_>) -> rusqlite::Result<Key> {
         project: sql::word(row, "project")?,
         name: row.get("name")?,
         prefix: row.get("prefix")?,
+        role: sql::word(row, "role")?,
+        scopes: scopes(row)?,
         created_at: sql::time(row, "created_at")?,
+        expires_at: sql::maybe_time(row, "expires_at")?,
         revoked_at: sql::maybe_time(row, "revoked_at")?,
         last_used_at: sql::maybe_time(row, "last_used_at")?,
     })
+}
+
+fn scopes(row: &Row<'_>) -> rusqlite::Result<Vec<Scope>> {
+    let texts: Vec<String> = sql::json(row, "scopes")?;
+    let scopes = texts.iter().map(|text| text.parse());
+    let scopes: Result<_, atoll_types::Fault> = scopes.collect();
+    scopes.map_err(|error| sql::broken("scopes", &error))
 }
 
 fn of_project(at: Timestamp, project: &ProjectId, fact: Fact) -> NewFact {

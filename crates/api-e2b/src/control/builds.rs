@@ -145,7 +145,6 @@ pub(crate) async fn request(
     Auth(caller): Auth,
     Read(request): Read<NewTemplate>,
 ) -> Answer<Response> {
-    caller.operators_only(super::templates::CHANGE)?;
     let Some(given) = request.name.as_ref().or(request.alias.as_ref()) else {
         return Err(Refusal::invalid("`name` is missing"));
     };

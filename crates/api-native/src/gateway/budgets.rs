@@ -96,6 +96,7 @@ pub(crate) struct BudgetList {
 /// Lists the budgets and how they stand.
 #[utoipa::path(
     get, path = "/v1/gateway/budgets", tag = "models",
+    security(("key" = ["models.read"])),
     responses((status = 200, description = "The budgets.", body = BudgetList))
 )]
 pub(crate) async fn list_budgets(State(app): State<App>, As(caller): As) -> Answer<axum::Json<BudgetList>> {
@@ -107,7 +108,8 @@ pub(crate) async fn list_budgets(State(app): State<App>, As(caller): As) -> Answ
 
 /// Sets a budget, or changes it; what was spent stays.
 #[utoipa::path(
-    put, path = "/v1/gateway/budgets/{budget}", tag = "models", request_body = SetBudgetRequest,
+    put, path = "/v1/gateway/budgets/{budget}", tag = "models",
+    security(("key" = ["models.manage"])), request_body = SetBudgetRequest,
     responses((status = 200, description = "The budget.", body = Budget))
 )]
 pub(crate) async fn set_budget(
@@ -131,6 +133,7 @@ pub(crate) async fn set_budget(
 /// Takes a budget away.
 #[utoipa::path(
     delete, path = "/v1/gateway/budgets/{budget}", tag = "models",
+    security(("key" = ["models.manage"])),
     responses((status = 200, description = "It is gone.", body = Deleted))
 )]
 pub(crate) async fn delete_budget(

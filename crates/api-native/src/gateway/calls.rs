@@ -118,7 +118,8 @@ pub(crate) struct ModelCallPage {
 
 /// Lists calls of models, the newest first.
 #[utoipa::path(
-    get, path = "/v1/gateway/calls", tag = "models", params(CallsQuery),
+    get, path = "/v1/gateway/calls", tag = "models",
+    security(("key" = ["models.read"])), params(CallsQuery),
     responses((status = 200, description = "A page of calls.", body = ModelCallPage))
 )]
 pub(crate) async fn list_calls(
@@ -145,6 +146,7 @@ fn maybe_sandbox(text: Option<&str>) -> Answer<Option<SandboxId>> {
 /// Shows one call of a model.
 #[utoipa::path(
     get, path = "/v1/gateway/calls/{call}", tag = "models",
+    security(("key" = ["models.read"])),
     responses((status = 200, description = "The call.", body = ModelCall))
 )]
 pub(crate) async fn get_call(
@@ -216,7 +218,8 @@ pub(crate) struct Compute {
 
 /// Sums what was spent.
 #[utoipa::path(
-    get, path = "/v1/gateway/spend", tag = "models", params(SpendQueryArgs),
+    get, path = "/v1/gateway/spend", tag = "models",
+    security(("key" = ["models.read"])), params(SpendQueryArgs),
     responses((status = 200, description = "The sums.", body = SpendReport))
 )]
 pub(crate) async fn get_spend(
@@ -229,7 +232,7 @@ pub(crate) async fn get_spend(
         None => Ok(Timestamp(otherwise)),
     };
     let spend = SpendQuery {
-        project: caller.project(),
+        project: caller.project().clone(),
         from: time("from", asked.from.as_deref(), 0)?,
         to: time("to", asked.to.as_deref(), i64::MAX)?,
         by: by(asked.by.as_deref())?,

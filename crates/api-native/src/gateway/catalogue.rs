@@ -88,6 +88,7 @@ pub(crate) struct CallableModelList {
 /// Lists the names that can be called.
 #[utoipa::path(
     get, path = "/v1/gateway/models", tag = "models",
+    security(("key" = ["models.read"])),
     responses((status = 200, description = "The names, and where calls of them go.", body = CallableModelList))
 )]
 pub(crate) async fn list_callable_models(
@@ -102,7 +103,8 @@ pub(crate) async fn list_callable_models(
 
 /// Sets a name that can be called, with where its calls go.
 #[utoipa::path(
-    put, path = "/v1/gateway/models/{alias}", tag = "models", request_body = SetModelRequest,
+    put, path = "/v1/gateway/models/{alias}", tag = "models",
+    security(("key" = ["models.manage"])), request_body = SetModelRequest,
     responses((status = 200, description = "The name.", body = CallableModel))
 )]
 pub(crate) async fn set_model(
@@ -135,6 +137,7 @@ pub(crate) async fn set_model(
 /// Forgets a name.
 #[utoipa::path(
     delete, path = "/v1/gateway/models/{alias}", tag = "models",
+    security(("key" = ["models.manage"])),
     responses((status = 200, description = "It is gone.", body = Deleted))
 )]
 pub(crate) async fn delete_model(
@@ -191,6 +194,7 @@ pub(crate) struct PriceList {
 /// Lists the prices that were set here.
 #[utoipa::path(
     get, path = "/v1/gateway/prices", tag = "models",
+    security(("key" = ["models.read"])),
     responses((status = 200, description = "The prices, and the version of the table below them.", body = PriceList))
 )]
 pub(crate) async fn list_prices(State(app): State<App>, As(caller): As) -> Answer<axum::Json<PriceList>> {
@@ -207,7 +211,8 @@ pub(crate) async fn list_prices(State(app): State<App>, As(caller): As) -> Answe
 
 /// Sets what a model costs.
 #[utoipa::path(
-    put, path = "/v1/gateway/prices/{model}", tag = "models", request_body = Rates,
+    put, path = "/v1/gateway/prices/{model}", tag = "models",
+    security(("key" = ["models.manage"])), request_body = Rates,
     responses((status = 200, description = "The price.", body = Price))
 )]
 pub(crate) async fn set_price(
@@ -240,6 +245,7 @@ pub(crate) async fn set_price(
 /// Goes back to the price table for a model.
 #[utoipa::path(
     delete, path = "/v1/gateway/prices/{model}", tag = "models",
+    security(("key" = ["models.manage"])),
     responses((status = 200, description = "It is gone.", body = Deleted))
 )]
 pub(crate) async fn delete_price(

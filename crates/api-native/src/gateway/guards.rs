@@ -67,6 +67,7 @@ impl Guards {
 /// Shows what may not leave for a provider.
 #[utoipa::path(
     get, path = "/v1/gateway/guards", tag = "models",
+    security(("key" = ["models.read"])),
     responses((status = 200, description = "The guards.", body = Guards))
 )]
 pub(crate) async fn get_guards(State(app): State<App>, As(caller): As) -> Answer<axum::Json<Guards>> {
@@ -75,7 +76,8 @@ pub(crate) async fn get_guards(State(app): State<App>, As(caller): As) -> Answer
 
 /// Sets what may not leave for a provider, all of it.
 #[utoipa::path(
-    put, path = "/v1/gateway/guards", tag = "models", request_body = Guards,
+    put, path = "/v1/gateway/guards", tag = "models",
+    security(("key" = ["models.manage"])), request_body = Guards,
     responses((status = 200, description = "The guards.", body = Guards))
 )]
 pub(crate) async fn set_guards(

@@ -87,6 +87,7 @@ pub(crate) struct ModelKeyList {
 /// Lists the keys for models.
 #[utoipa::path(
     get, path = "/v1/gateway/keys", tag = "models",
+    security(("key" = ["models.read"])),
     responses((status = 200, description = "The keys, without their secrets.", body = ModelKeyList))
 )]
 pub(crate) async fn list_model_keys(
@@ -101,7 +102,8 @@ pub(crate) async fn list_model_keys(
 
 /// Makes a key for models.
 #[utoipa::path(
-    post, path = "/v1/gateway/keys", tag = "models", request_body = CreateModelKeyRequest,
+    post, path = "/v1/gateway/keys", tag = "models",
+    security(("key" = ["models.manage"])), request_body = CreateModelKeyRequest,
     responses((status = 201, description = "The key and its secret.", body = NewModelKey))
 )]
 pub(crate) async fn create_model_key(
@@ -114,6 +116,7 @@ pub(crate) async fn create_model_key(
         .as_deref()
         .map(|text| instant("expires_at", text))
         .transpose()?;
+    let expires_at = app.identity.check_expiry(&caller, expires_at)?;
     let request = CreateModelKey {
         name: body.name,
         models: body.models,
@@ -129,6 +132,7 @@ pub(crate) async fn create_model_key(
 /// Revokes a key for models; it stops working at once, and what is open with it ends.
 #[utoipa::path(
     delete, path = "/v1/gateway/keys/{id}", tag = "models",
+    security(("key" = ["models.manage"])),
     responses((status = 200, description = "The key.", body = ModelKey))
 )]
 pub(crate) async fn revoke_model_key(

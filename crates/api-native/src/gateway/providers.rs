@@ -82,6 +82,7 @@ pub(crate) struct ProviderList {
 /// Lists those who serve models.
 #[utoipa::path(
     get, path = "/v1/gateway/providers", tag = "models",
+    security(("key" = ["models.read"])),
     responses((status = 200, description = "The providers, without their keys.", body = ProviderList))
 )]
 pub(crate) async fn list_providers(
@@ -96,7 +97,8 @@ pub(crate) async fn list_providers(
 
 /// Sets one who serves models, or changes it.
 #[utoipa::path(
-    put, path = "/v1/gateway/providers/{provider}", tag = "models", request_body = SetProviderRequest,
+    put, path = "/v1/gateway/providers/{provider}", tag = "models",
+    security(("key" = ["models.manage"])), request_body = SetProviderRequest,
     responses((status = 200, description = "The provider.", body = Provider))
 )]
 pub(crate) async fn set_provider(
@@ -120,6 +122,7 @@ pub(crate) async fn set_provider(
 /// Forgets a provider and its key.
 #[utoipa::path(
     delete, path = "/v1/gateway/providers/{provider}", tag = "models",
+    security(("key" = ["models.manage"])),
     responses((status = 200, description = "It is gone.", body = Deleted))
 )]
 pub(crate) async fn delete_provider(

@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 
 use crate::args::{CommandArgs, Global, LimitArgs, Mount, SpecArgs};
 use crate::client::Client;
-use crate::output::{Error, Output, Result};
+use crate::output::{Doing as _, Error, Output, Result};
 use crate::server::Server;
 
 /// A server to talk to: a running one, or one inside this process.
@@ -238,6 +238,24 @@ pub(crate) fn text(value: &Value, field: &str) -> String {
         Value::Null => String::new(),
         other => other.to_string(),
     }
+}
+
+pub(crate) fn list_of(value: &Value) -> String {
+    let words: Vec<&str> = value
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect();
+    words.join(", ")
+}
+
+/// The time that comes so many milliseconds from now, for `--expires`.
+pub(crate) fn after(millis: u64) -> Result<String> {
+    let millis = i64::try_from(millis).unwrap_or(i64::MAX);
+    let at = jiff::Timestamp::now().as_millisecond().saturating_add(millis);
+    let at = jiff::Timestamp::from_millisecond(at).doing("--expires is too far away")?;
+    Ok(at.to_string())
 }
 
 /// How long ago, or how long until, for people.

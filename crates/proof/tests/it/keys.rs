@@ -7,6 +7,8 @@ on_every_tier!(
     a_revoked_key_opens_nothing,
     what_a_revoked_key_opened_ends,
     a_project_is_a_world_of_its_own,
+    a_key_may_what_its_role_and_scopes_say,
+    what_an_expired_key_opened_ends,
     without_a_key_nothing_is_said,
     secrets_are_not_kept,
     the_log_never_holds_the_admin_key,
@@ -236,4 +238,104 @@ async fn the_log_never_holds_the_admin_key(server: &Server) {
     assert!(!log.contains(key.trim()), "the key is in the log");
     assert!(log.contains(&file.display().to_string()), "{log}");
     assert_eq!(std::fs::metadata(&file).unwrap().mode() & 0o777, 0o600);
+}
+
+/// On every API that takes it.
+async fn a_key_may_what_its_role_and_scopes_say(server: &Server) {
+    let client = server.client();
+    let sandbox = server.sandbox().await;
+    let other = server.sandbox().await;
+    let key = async |wanted: atoll_proof::Value| {
+        let made = client.post("/v1/keys", &wanted).await.expect(201).json();
+        assert_eq!(made["key"]["role"], wanted["role"], "{made}");
+        client.with_key(made["secret"].as_str())
+    };
+    let viewer = key(json!({"name": "looks", "role": "viewer"})).await;
+    viewer.get(&sandbox.path("")).await.expect(200);
+    viewer.get("/v1/facts").await.expect(200);
+    for path in ["/exec", "/pause", "/fork"] {
+        let answer = viewer.post(&sandbox.path(path), &json!({"argv": ["true"]})).await;
+        answer.refused(403, "not_allowed");
+    }
+    // Nor anything by which more is opened.
+    viewer
+        .get(&sandbox.path("/ports/80"))
+        .await
+        .refused(403, "not_allowed");
+    viewer
+        .get(&sandbox.path("/files/content?path=/etc/hostname"))
+        .await
+        .refused(403, "not_allowed");
+    viewer
+        .post("/v1/keys", &json!({"name": "more"}))
+        .await
+        .refused(403, "not_allowed");
+    let bare = sandbox.id.trim_start_matches("sbx_");
+    viewer.get(&format!("/sandboxes/{bare}")).await.expect(403);
+    viewer.get("/v2/sandboxes").await.expect(200);
+    viewer
+        .post("/v1/chat/completions", &json!({"model": "m", "messages": []}))
+        .await
+        .expect(403);
+
+    let one = format!("sandbox:{}", sandbox.id);
+    let one = key(json!({"name": "one", "role": "member", "scopes": [one]})).await;
+    one.post(&sandbox.path("/exec"), &json!({"argv": ["true"]}))
+        .await
+        .expect(200);
+    one.get(&format!("/sandboxes/{bare}")).await.expect(200);
+    for refused in [
+        &other.path(""),
+        "/v1/sandboxes",
+        "/v1/keys",
+        "/v1/secrets",
+        "/v1/facts",
+    ] {
+        one.get(refused).await.refused(403, "not_allowed");
+    }
+    one.post(&sandbox.path("/fork"), &json!({}))
+        .await
+        .refused(403, "not_allowed");
+
+    let sandboxes = key(json!({"name": "makes", "role": "member", "scopes": ["sandboxes"]})).await;
+    let lent = server.request(&json!({"secrets": [{"secret": "github", "env": "TOKEN"}]}));
+    sandboxes
+        .post("/v1/sandboxes", &lent)
+        .await
+        .refused(403, "not_allowed");
+
+    let member = key(json!({"name": "works", "role": "member"})).await;
+    member
+        .post("/v1/keys", &json!({"name": "more", "role": "operator"}))
+        .await
+        .refused(403, "not_allowed");
+    member
+        .post("/v1/gc", &json!({}))
+        .await
+        .refused(403, "operators_only");
+    for wrong in [
+        json!({"name": "x", "role": "king"}),
+        json!({"name": "x", "scopes": ["all"]}),
+        json!({"name": "x", "expires_at": "2001-01-01T00:00:00Z"}),
+        json!({"name": "x", "expires_at": "tomorrow"}),
+    ] {
+        client.post("/v1/keys", &wrong).await.expect(400);
+    }
+}
+
+async fn what_an_expired_key_opened_ends(server: &Server) {
+    let client = server.client();
+    let sandbox = server.sandbox().await;
+    let soon = std::time::SystemTime::now() + std::time::Duration::from_secs(4);
+    let soon = jiff::Timestamp::try_from(soon).unwrap().to_string();
+    let made = client
+        .post("/v1/keys", &json!({"name": "leaves", "expires_at": soon}))
+        .await
+        .expect(201)
+        .json();
+    let theirs = client.with_key(made["secret"].as_str());
+    let mut session = Session::exec(&theirs, &sandbox.id, &json!({"cmd": "echo here; cat"})).await;
+    session.until_stdout("here\n").await;
+    while session.next().await != Received::Closed {}
+    theirs.get("/v1/info").await.refused(401, "invalid_key");
 }

@@ -1,10 +1,10 @@
 //! Projects and keys; and many writers at once.
 
-use atoll_identity::{IdentityStore as _, NewKey};
+use atoll_identity::{IdentityStore as _, NewKey, Role, Scope};
 use atoll_store::FactQuery;
 use atoll_types::{KeyId, Timestamp};
 
-use crate::support::{Context, T0, project_id};
+use crate::support::{Context, T0, project_id, sandbox_id};
 
 #[tokio::test]
 async fn a_project_is_made_once() {
@@ -36,7 +36,10 @@ async fn a_revoked_key_is_not_found_any_more() {
         name: format!("key {n}"),
         hash: [n; 32],
         prefix: "atoll_ab".into(),
+        role: Role::Viewer,
+        scopes: vec![Scope::Ledger, Scope::Sandbox(sandbox_id(n.into()))],
         created_at: T0,
+        expires_at: Some(Timestamp(i64::from(n))),
     };
     let first = store.insert_key(key(1)).await.unwrap();
     store.insert_key(key(2)).await.unwrap();
