@@ -10,8 +10,8 @@ use axum::http::{Extensions, HeaderMap, StatusCode, header};
 use serde::de::DeserializeOwned;
 use zeroize::Zeroize as _;
 
-use crate::App;
 use crate::error::Failure;
+use crate::{App, browser};
 
 /// The most that a JSON body may hold.
 pub(crate) const JSON_BYTES: usize = 1024 * 1024;
@@ -30,7 +30,7 @@ impl FromRequestParts<App> for As {
     }
 }
 
-/// Finds out who asks, by their key.
+/// Finds out who asks, by their key, or in a browser by their cookie.
 pub(crate) async fn authenticate(app: &App, parts: &Parts) -> Result<Caller, Failure> {
     // Nobody outside can put one there.
     if let Some(caller) = parts.extensions.get::<Caller>() {
@@ -39,6 +39,10 @@ pub(crate) async fn authenticate(app: &App, parts: &Parts) -> Result<Caller, Fai
     }
     const HINT: &str = "send `Authorization: Bearer atl_…`; `atoll key create` makes a key";
     let Some(secret) = bearer(&parts.headers) else {
+        if let Some(caller) = browser::by_cookie(app, parts).await? {
+            admit(&parts.extensions, &caller)?;
+            return Ok(caller);
+        }
         return Err(Fault::new(
             FaultKind::Unauthenticated,
             "missing_key",

@@ -19,6 +19,7 @@
 mod actions;
 mod approvals;
 mod artifacts;
+mod browser;
 mod commands;
 mod entrance;
 mod error;

@@ -12,8 +12,8 @@ use utoipa_axum::router::OpenApiRouter;
 
 use crate::error::{ErrorBody, ErrorDetail};
 use crate::{
-    App, approvals, artifacts, commands, exec, files, gateway, keys, ledger, network, ports, projects, run,
-    sandboxes, secrets, server, session, snapshots, templates, transfer, volumes, workflows,
+    App, approvals, artifacts, browser, commands, exec, files, gateway, keys, ledger, network, ports,
+    projects, run, sandboxes, secrets, server, session, snapshots, templates, transfer, volumes, workflows,
 };
 
 const ERROR: &str = "Error";
@@ -41,6 +41,7 @@ pub(crate) fn documented() -> OpenApiRouter<App> {
         .merge(approvals::routes())
         .merge(keys::routes())
         .merge(projects::routes())
+        .merge(browser::routes())
         .merge(gateway::routes())
         .merge(server::routes())
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use atoll_identity::Caller;
-use atoll_types::{Fault, ProjectId, SandboxId};
+use atoll_types::{Fault, KeyId, ProjectId, SandboxId};
 use http_body::Body;
 
 use crate::body::{self, Held, Metered, Refused, Upload};
@@ -48,10 +48,13 @@ impl Visit {
         Ok(())
     }
 
-    /// The same for whoever was let in; a holder of a key is let go when it is revoked.
+    /// The same for whoever was let in; whoever comes with a key or in a session is let go when that ends.
     pub fn admit_caller(&self, caller: &Caller) -> Result<(), Fault> {
-        if let (Some(line), Some(key)) = (&self.0.line, caller.key()) {
-            line.used(key.as_str())?;
+        if let Some(line) = &self.0.line {
+            let ends_with = caller.key().map(KeyId::as_str).into_iter();
+            ends_with
+                .chain(caller.session())
+                .try_for_each(|id| line.used(id))?;
         }
         self.admit(caller.project(), caller.sandbox())
     }

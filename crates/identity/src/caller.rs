@@ -15,6 +15,8 @@ pub struct Caller {
     /// None: not restricted.
     scopes: Arc<[Scope]>,
     expires_at: Option<Timestamp>,
+    /// The session of a browser that was begun with the key.
+    session: Option<Arc<str>>,
     means: Means,
 }
 
@@ -47,6 +49,7 @@ impl Caller {
             role,
             scopes,
             expires_at,
+            session: None,
             means: Means::Key(key),
         }
     }
@@ -73,6 +76,7 @@ impl Caller {
             role,
             scopes: Arc::default(),
             expires_at: None,
+            session: None,
             means,
         }
     }
@@ -114,6 +118,18 @@ impl Caller {
             Means::Key(key) | Means::ModelKey(key) => Some(key),
             Means::Token { .. } | Means::Step | Means::Server => None,
         }
+    }
+
+    pub(crate) fn in_session(self, session: String) -> Self {
+        Self {
+            session: Some(session.into()),
+            ..self
+        }
+    }
+
+    /// The session that it came in, if it did not come with the key itself. By it what is open is ended when it ends.
+    pub fn session(&self) -> Option<&str> {
+        self.session.as_deref()
     }
 
     /// The sandbox whose token was shown.

@@ -305,6 +305,12 @@ impl KnownKey {
         }
     }
 
+    /// The same, until then at most.
+    pub(crate) fn until(mut self, end: Timestamp) -> Self {
+        self.expires_at = Some(self.expires_at.map_or(end, |at| at.min(end)));
+        self
+    }
+
     pub(crate) fn holder(self) -> Caller {
         Caller::key_holder(self.project, self.role, self.scopes, self.expires_at, self.id)
     }

@@ -24,6 +24,7 @@ mod entropy;
 mod keys;
 mod projects;
 mod rights;
+mod sessions;
 mod store;
 mod tokens;
 
@@ -37,6 +38,7 @@ pub use caller::Caller;
 pub use keys::{CreateKey, Key, ModelKey, NewKey, NewSecret};
 pub use projects::Project;
 pub use rights::{Role, Scope};
+pub use sessions::{NewSession, Session, SessionWord};
 pub use store::{IdentityStore, StoreError};
 pub use tokens::{Opens, Proof, kind_of_secret};
 

@@ -5,7 +5,7 @@ use std::fmt;
 use async_trait::async_trait;
 use atoll_types::{Fault, KeyId, ProjectId, Timestamp};
 
-use crate::{Key, ModelKey, NewKey, Project};
+use crate::{Key, ModelKey, NewKey, NewSession, Project};
 
 /// Rows of projects and keys.
 ///
@@ -38,6 +38,14 @@ pub trait IdentityStore: fmt::Debug + Send + Sync + 'static {
         id: &KeyId,
         now: Timestamp,
     ) -> Result<Option<Key>, StoreError>;
+
+    /// Keeps a session. Of too many of one key, the oldest end; those that have expired may be forgotten.
+    async fn insert_session(&self, session: NewSession) -> Result<(), StoreError>;
+
+    /// The key of the session whose secret has that hash, and when the session expires; unless the key was revoked.
+    async fn find_session(&self, hash: [u8; 32]) -> Result<Option<(Key, Timestamp)>, StoreError>;
+
+    async fn delete_session(&self, hash: [u8; 32]) -> Result<(), StoreError>;
 
     /// Notes a use of the key. Returns at once; written later, and lost if the server dies before.
     fn note_key_used(&self, id: &KeyId, at: Timestamp);

@@ -44,14 +44,16 @@ pub enum Opens<'a> {
 }
 
 pub(crate) const KEY_PREFIX: &str = "atl_";
+pub(crate) const SESSION_PREFIX: &str = "atb_";
 pub(crate) const MODEL_KEY_PREFIX: &str = "atm_";
 pub(crate) const MODEL_PREFIX: &str = "ats_";
 
 /// How the secrets begin that this server gives out, and what they are.
-const KINDS: [(&str, &str); 9] = [
+const KINDS: [(&str, &str); 10] = [
     (KEY_PREFIX, "an API key"),
     ("e2b_", "an API key as E2B's clients write it"),
     (MODEL_KEY_PREFIX, "a key for models"),
+    (SESSION_PREFIX, "the cookie of a session"),
     ("atp_", "the token of a sandbox's port"),
     ("ate_", "the access token of a sandbox's agent (envd)"),
     ("att_", "a traffic access token"),
@@ -147,7 +149,7 @@ impl TokenSecret {
     }
 
     /// Under a key that nothing but this purpose has. The parts cannot run into each other.
-    fn tag(&self, purpose: &str, parts: &[&[u8]]) -> [u8; 20] {
+    pub(crate) fn tag(&self, purpose: &str, parts: &[&[u8]]) -> [u8; 20] {
         let master = hmac::Key::new(hmac::HMAC_SHA256, &self.0);
         let key = hmac::sign(&master, format!("atoll: {purpose}").as_bytes());
         let mut context = hmac::Context::with_key(&hmac::Key::new(hmac::HMAC_SHA256, key.as_ref()));

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use async_trait::async_trait;
 use atoll_identity::{
-    Action, Caller, CreateKey, Identity, IdentityStore, Key, ModelKey, NewKey, Project, Role, Scope,
-    StoreError,
+    Action, Caller, CreateKey, Identity, IdentityStore, Key, ModelKey, NewKey, NewSession, Project, Role,
+    Scope, StoreError,
 };
 use atoll_types::{KeyId, ProjectId, Timestamp};
 
@@ -16,6 +16,7 @@ use atoll_types::{KeyId, ProjectId, Timestamp};
 struct Rows {
     projects: Mutex<Vec<Project>>,
     keys: Mutex<Vec<(Key, [u8; 32])>>,
+    sessions: Mutex<Vec<NewSession>>,
     lookups: AtomicUsize,
 }
 
@@ -100,6 +101,31 @@ impl IdentityStore for Rows {
             key.revoked_at.get_or_insert(now);
             key.clone()
         }))
+    }
+
+    async fn insert_session(&self, session: NewSession) -> Result<(), StoreError> {
+        self.sessions.lock().unwrap().push(session);
+        Ok(())
+    }
+
+    async fn find_session(&self, hash: [u8; 32]) -> Result<Option<(Key, Timestamp)>, StoreError> {
+        let sessions = self.sessions.lock().unwrap();
+        let Some(session) = sessions.iter().find(|session| session.hash == hash) else {
+            return Ok(None);
+        };
+        let keys = self.keys();
+        let key = keys
+            .iter()
+            .find(|(key, _)| key.id == session.key && key.revoked_at.is_none());
+        Ok(key.map(|(key, _)| (key.clone(), session.expires_at)))
+    }
+
+    async fn delete_session(&self, hash: [u8; 32]) -> Result<(), StoreError> {
+        self.sessions
+            .lock()
+            .unwrap()
+            .retain(|session| session.hash != hash);
+        Ok(())
     }
 
     fn note_key_used(&self, _: &KeyId, _: Timestamp) {}
@@ -266,4 +292,55 @@ async fn nobody_makes_or_revokes_a_key_that_may_do_more_than_their_own() {
     };
     let refused = identity.create_key(&world.operator, operator).await.unwrap_err();
     assert_eq!(refused.code, "role_invalid");
+}
+
+#[tokio::test]
+async fn a_session_may_what_its_key_may_and_ends_with_it() {
+    let world = World::new(still).await;
+    let identity = &world.identity;
+    let (key, _, caller) = world
+        .holder(CreateKey {
+            role: Some(Role::Viewer),
+            scopes: vec![Scope::Ledger],
+            expires_at: Some(Timestamp(5000)),
+            ..world.wanted()
+        })
+        .await;
+    let first = identity.begin_session(&caller).await.unwrap();
+    let second = identity.begin_session(&caller).await.unwrap();
+    assert_eq!(first.word.expires_at, Timestamp(5000), "not longer than its key");
+    assert!(
+        !format!("{:?}", world.rows).contains(&first.secret),
+        "kept as a hash"
+    );
+    let inside = identity.find_session(&first.secret).await.unwrap().unwrap();
+    assert_eq!((inside.role(), inside.key()), (Role::Viewer, Some(&key.id)));
+    for action in Action::ALL {
+        assert_eq!(
+            inside.may(action, None).is_ok(),
+            caller.may(action, None).is_ok(),
+            "{action}"
+        );
+    }
+    // One does not follow from another, and neither secret is a key.
+    assert!(identity.begin_session(&inside).await.is_err());
+    assert!(identity.authenticate(&first.secret).await.unwrap().is_none());
+    assert!(identity.session_word(&caller).is_err());
+
+    let word = identity.session_word(&inside).unwrap().csrf;
+    assert_eq!(word, first.word.csrf);
+    assert!(identity.is_csrf(&inside, &word));
+    for wrong in ["", &second.word.csrf, &first.secret] {
+        assert!(!identity.is_csrf(&inside, wrong), "{wrong}");
+    }
+    assert!(!identity.is_csrf(&caller, &word), "a key has none");
+
+    identity.end_session(&inside).await.unwrap();
+    assert!(identity.find_session(&first.secret).await.unwrap().is_none());
+    assert!(identity.find_session(&second.secret).await.unwrap().is_some());
+    identity
+        .revoke_key(&world.operator, &key.project, &key.id)
+        .await
+        .unwrap();
+    assert!(identity.find_session(&second.secret).await.unwrap().is_none());
 }

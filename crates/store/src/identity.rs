@@ -1,9 +1,9 @@
 //! The rows of `atoll-identity`, in SQLite.
 
-use atoll_identity::{IdentityStore, Key, ModelKey, NewKey, Project, StoreError};
+use atoll_identity::{IdentityStore, Key, ModelKey, NewKey, NewSession, Project, StoreError};
 use atoll_types::{KeyId, ProjectId, Timestamp};
 
-use crate::{Error, Store, keys, projects};
+use crate::{Error, Store, keys, projects, sessions};
 
 #[async_trait::async_trait]
 impl IdentityStore for Store {
@@ -58,6 +58,21 @@ impl IdentityStore for Store {
         let (project, id) = (project.clone(), id.clone());
         let revoked = self.write("revoke the key", move |db| keys::revoke(db, &project, &id, now));
         revoked.await.map_err(|e| told(&e))
+    }
+
+    async fn insert_session(&self, session: NewSession) -> Result<(), StoreError> {
+        let kept = self.write("keep the session", move |db| sessions::insert(db, &session));
+        kept.await.map_err(|e| told(&e))
+    }
+
+    async fn find_session(&self, hash: [u8; 32]) -> Result<Option<(Key, Timestamp)>, StoreError> {
+        let found = self.read("find the session", move |db| sessions::find(db, &hash));
+        found.await.map_err(|e| told(&e))
+    }
+
+    async fn delete_session(&self, hash: [u8; 32]) -> Result<(), StoreError> {
+        let ended = self.write("end the session", move |db| sessions::delete(db, &hash));
+        ended.await.map_err(|e| told(&e))
     }
 
     fn note_key_used(&self, id: &KeyId, at: Timestamp) {

@@ -109,7 +109,7 @@ pub(crate) fn touch(db: &Connection, id: &KeyId, at: Timestamp) -> Result<(), Er
     Ok(())
 }
 
-fn read(row: &Row<'_>) -> rusqlite::Result<Key> {
+pub(crate) fn read(row: &Row<'_>) -> rusqlite::Result<Key> {
     Ok(Key {
         id: sql::word(row, "id")?,
         project: sql::word(row, "project")?,

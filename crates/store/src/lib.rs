@@ -29,6 +29,7 @@ mod projects;
 mod sandboxes;
 mod schema;
 mod secrets;
+mod sessions;
 mod snapshots;
 mod sql;
 mod touches;

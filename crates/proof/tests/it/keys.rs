@@ -9,6 +9,7 @@ on_every_tier!(
     a_project_is_a_world_of_its_own,
     a_key_may_what_its_role_and_scopes_say,
     what_an_expired_key_opened_ends,
+    a_session_may_what_its_key_may_from_its_own_pages_alone,
     without_a_key_nothing_is_said,
     secrets_are_not_kept,
     the_log_never_holds_the_admin_key,
@@ -338,4 +339,87 @@ async fn what_an_expired_key_opened_ends(server: &Server) {
     session.until_stdout("here\n").await;
     while session.next().await != Received::Closed {}
     theirs.get("/v1/info").await.refused(401, "invalid_key");
+}
+
+async fn a_session_may_what_its_key_may_from_its_own_pages_alone(server: &Server) {
+    use reqwest::Method;
+    let client = server.client();
+    let made = client
+        .post("/v1/keys", &json!({"name": "browser", "role": "member"}))
+        .await
+        .expect(201)
+        .json();
+    let key = client.with_key(made["secret"].as_str());
+    let begun = key.open(key.request(Method::POST, "/v1/session")).await;
+    assert_eq!(begun.status(), 201);
+    let cookie = begun.headers()["set-cookie"].to_str().unwrap().to_owned();
+    for attribute in ["HttpOnly", "SameSite=Strict", "Path=/", "Max-Age="] {
+        assert!(cookie.contains(attribute), "{cookie}");
+    }
+    assert!(!cookie.contains("Secure"), "this is plain HTTP: {cookie}");
+    let cookie = cookie.split(';').next().unwrap().to_owned();
+    let word = begun.json::<atoll_proof::Value>().await.unwrap();
+    let csrf = word["csrf"].as_str().unwrap().to_owned();
+    assert_eq!(word["role"], "member");
+
+    let page = client.with_key(None);
+    let origin = page.url().trim_end_matches('/').to_owned();
+    let ask = async |method: Method, path: &str, more: &[(&str, &str)]| {
+        let mut request = page.request(method, path).header("cookie", &cookie);
+        for (name, value) in more {
+            request = request.header(*name, *value);
+        }
+        page.send(request).await
+    };
+    let own = [("origin", origin.as_str()), ("x-atoll-csrf", csrf.as_str())];
+    ask(Method::GET, "/v1/info", &[]).await.expect(200);
+    assert_eq!(ask(Method::GET, "/v1/session", &[]).await.ok()["csrf"], csrf);
+    // Exactly what the key may.
+    ask(Method::POST, "/v1/templates/prune", &own)
+        .await
+        .refused(403, "operators_only");
+    let missing = "/v1/keys/key_aaaaaaaaaaaaaaaaaaaa";
+    ask(Method::DELETE, missing, &own)
+        .await
+        .refused(404, "key_not_found");
+    for (headers, code) in [
+        (&[][..], "wrong_origin"),
+        (&own[1..], "wrong_origin"),
+        (&own[..1], "wrong_csrf"),
+        (&[own[0], ("x-atoll-csrf", "0")][..], "wrong_csrf"),
+        (&[("origin", "null"), own[1]][..], "wrong_origin"),
+        (
+            &[("origin", "http://8080-sbx.localhost"), own[1]][..],
+            "wrong_origin",
+        ),
+    ] {
+        ask(Method::DELETE, missing, headers).await.refused(403, code);
+    }
+    // A page elsewhere may not even look, nor open a shell.
+    ask(Method::GET, "/v1/info", &[("origin", "http://evil.example")])
+        .await
+        .refused(403, "wrong_origin");
+    ask(Method::GET, "/v1/info", &[("upgrade", "websocket")])
+        .await
+        .refused(403, "wrong_origin");
+    // Other APIs know no cookies, and a session begins no other.
+    ask(Method::GET, "/sandboxes", &[]).await.expect(401);
+    ask(Method::GET, "/v1/models", &[]).await.expect(401);
+    ask(Method::POST, "/v1/session", &own)
+        .await
+        .refused(403, "not_allowed");
+
+    ask(Method::DELETE, "/v1/session", &own).await.expect(204);
+    ask(Method::GET, "/v1/info", &[])
+        .await
+        .refused(401, "invalid_session");
+    // And with its key.
+    let begun = key.open(key.request(Method::POST, "/v1/session")).await;
+    let cookie = begun.headers()["set-cookie"].to_str().unwrap().to_owned();
+    let id = made["key"]["id"].as_str().unwrap();
+    client.delete(&format!("/v1/keys/{id}")).await.expect(200);
+    let ended = page
+        .request(Method::GET, "/v1/info")
+        .header("cookie", cookie.split(';').next().unwrap());
+    page.send(ended).await.refused(401, "invalid_session");
 }
