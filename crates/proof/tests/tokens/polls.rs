@@ -71,9 +71,9 @@ async fn a_poll_ends_with_its_key() {
     atoll_proof::on(Tier::Jail, options, async |server| {
         let client = server.client();
         let admin = client.key().unwrap().to_owned();
-        let (leaves, secret) = key(&client, "leaves").await;
+        let (leaves, secret) = key(client, "leaves").await;
         let ends = poll(port, &admin, &secret, "who-leaves").await;
-        let (_, secret) = key(&client, "stays").await;
+        let (_, secret) = key(client, "stays").await;
         let goes_on = poll(port, &admin, &secret, "who-stays").await;
         client.delete(&format!("/v1/keys/{leaves}")).await.expect(200);
         // Long before a poll that finds nothing is answered.
