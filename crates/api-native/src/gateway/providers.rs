@@ -82,13 +82,14 @@ pub(crate) struct ProviderList {
 /// Lists those who serve models.
 #[utoipa::path(
     get, path = "/v1/gateway/providers", tag = "models",
+    security(("key" = ["models.read"])),
     responses((status = 200, description = "The providers, without their keys.", body = ProviderList))
 )]
 pub(crate) async fn list_providers(
     State(app): State<App>,
     As(caller): As,
 ) -> Answer<axum::Json<ProviderList>> {
-    let items = app.models.list_providers(&caller.project);
+    let items = app.models.list_providers(caller.project());
     Ok(axum::Json(ProviderList {
         items: items.into_iter().map(Provider::of).collect(),
     }))
@@ -96,7 +97,8 @@ pub(crate) async fn list_providers(
 
 /// Sets one who serves models, or changes it.
 #[utoipa::path(
-    put, path = "/v1/gateway/providers/{provider}", tag = "models", request_body = SetProviderRequest,
+    put, path = "/v1/gateway/providers/{provider}", tag = "models",
+    security(("key" = ["models.manage"])), request_body = SetProviderRequest,
     responses((status = 200, description = "The provider.", body = Provider))
 )]
 pub(crate) async fn set_provider(
@@ -113,13 +115,14 @@ pub(crate) async fn set_provider(
         serves: body.serves,
         responses: body.responses,
     };
-    let view = app.models.set_provider(&caller.project, request).await?;
+    let view = app.models.set_provider(caller.project(), request).await?;
     Ok(axum::Json(Provider::of(view)))
 }
 
 /// Forgets a provider and its key.
 #[utoipa::path(
     delete, path = "/v1/gateway/providers/{provider}", tag = "models",
+    security(("key" = ["models.manage"])),
     responses((status = 200, description = "It is gone.", body = Deleted))
 )]
 pub(crate) async fn delete_provider(
@@ -127,6 +130,6 @@ pub(crate) async fn delete_provider(
     As(caller): As,
     At(name): At<String>,
 ) -> Answer<axum::Json<Deleted>> {
-    app.models.delete_provider(&caller.project, &name).await?;
+    app.models.delete_provider(caller.project(), &name).await?;
     Ok(axum::Json(Deleted { deleted: name }))
 }
