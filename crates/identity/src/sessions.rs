@@ -70,6 +70,8 @@ impl Identity {
             expires_at,
         };
         self.store().insert_session(session).await?;
+        // Of too many of one key the oldest has ended, and may be known.
+        self.inner.known_keys.forget();
         let csrf = self.csrf(&secret.hash);
         Ok(Session {
             secret: secret.text,

@@ -104,7 +104,10 @@ impl IdentityStore for Rows {
     }
 
     async fn insert_session(&self, session: NewSession) -> Result<(), StoreError> {
-        self.sessions.lock().unwrap().push(session);
+        let mut sessions = self.sessions.lock().unwrap();
+        sessions.push(session);
+        let surplus = sessions.len().saturating_sub(MOST_SESSIONS);
+        sessions.drain(..surplus);
         Ok(())
     }
 
@@ -130,6 +133,9 @@ impl IdentityStore for Rows {
 
     fn note_key_used(&self, _: &KeyId, _: Timestamp) {}
 }
+
+/// Of more, the oldest end.
+const MOST_SESSIONS: usize = 3;
 
 /// Each test runs in a process or thread of its own, and only one of them moves it.
 static NOW: AtomicI64 = AtomicI64::new(1000);
@@ -292,6 +298,23 @@ async fn nobody_makes_or_revokes_a_key_that_may_do_more_than_their_own() {
     };
     let refused = identity.create_key(&world.operator, operator).await.unwrap_err();
     assert_eq!(refused.code, Code::RoleInvalid);
+}
+
+#[tokio::test]
+async fn of_too_many_sessions_the_oldest_end() {
+    let world = World::new(still).await;
+    let identity = &world.identity;
+    let (_, _, caller) = world.holder(world.wanted()).await;
+    let mut sessions = Vec::new();
+    for _ in 0..=MOST_SESSIONS {
+        let session = identity.begin_session(&caller).await.unwrap();
+        assert!(identity.find_session(&session.secret).await.unwrap().is_some());
+        sessions.push(session);
+    }
+    for (at, session) in sessions.iter().enumerate() {
+        let found = identity.find_session(&session.secret).await.unwrap();
+        assert_eq!(found.is_some(), at > 0, "{at}");
+    }
 }
 
 #[tokio::test]
