@@ -28,8 +28,7 @@ pub(crate) struct CreateKeyRequest {
     name: String,
     /// Name or id of the project that it is of; absent: the caller's. Operators make keys for all projects.
     project: Option<String>,
-    /// `operator`, `member`, `viewer` or `approver`; absent: the caller's own for a key of the caller's project, else
-    /// `member`. Nobody makes a key that may do more than their own.
+    /// `operator`, `member`, `viewer` or `approver`; absent: `member`. Nobody makes a key that may do more than their own.
     role: Option<String>,
     /// What the key is restricted to: `sandboxes`, `sandbox:ID`, `templates`, `secrets:use`, `secrets:manage`, `models`,
     /// `workflows`, `approvals`, `ledger`; empty: its role alone says what it may do.

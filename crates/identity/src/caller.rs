@@ -142,8 +142,9 @@ impl Caller {
 
     /// Decides whether this may be done; `sandbox` is the one that it is about, if it is about one.
     ///
-    /// What must hold: nobody but the holder of a key answers an approval or makes keys, whatever the role: what acts in a
-    /// sandbox, a step or a workflow is what people are asked about.
+    /// What must hold: what acts in a sandbox, a step or a workflow is what people are asked about, and never answers. So
+    /// nobody answers but the holder of a key that was made for it (an approver's, or an operator's); a member's, which is what
+    /// workers and agents are given, neither answers nor makes a key that could.
     pub fn may(&self, action: Action, sandbox: Option<&SandboxId>) -> Result<(), Fault> {
         if !self.role.allows(action) {
             return Err(self.refused_by_role(action));
@@ -166,6 +167,13 @@ impl Caller {
 
     fn refused_by_role(&self, action: Action) -> Fault {
         let what = described(action);
+        if action == Action::AnswerApprovals {
+            return Fault::new(
+                Code::NotAllowed,
+                format!("{what} takes a key with the role approver; this one is a {}'s", self.role),
+            )
+            .hint("whoever runs this server makes one: `atoll key create NAME --role approver --project PROJECT`");
+        }
         if !Role::Member.allows(action) {
             return Fault::new(
                 Code::OperatorsOnly,
@@ -258,14 +266,23 @@ mod tests {
             // Nor do they make a key that could.
             assert!(caller.may(Action::ManageKeys, None).is_err(), "{caller:?}");
         }
-        // A worker's key, which workflows hold, has this scope.
-        let worker: Arc<[Scope]> = Arc::new([Scope::Workflows]);
-        let worker = Caller::key_holder(project(), Role::Member, worker, None, key);
-        worker.may(Action::RunWorkflows, None).unwrap();
-        assert_eq!(
-            worker.may(Action::AnswerApprovals, None).unwrap_err().code,
-            Code::NotAllowed
-        );
+        // What workers and agents are given: members' keys, whatever their scopes, and operators' for workflows alone.
+        for (role, scopes) in [
+            (Role::Member, vec![]),
+            (Role::Member, vec![Scope::Workflows]),
+            (Role::Member, vec![Scope::Workflows, Scope::Approvals]),
+            (Role::Operator, vec![Scope::Workflows]),
+        ] {
+            let worker = Caller::key_holder(project(), role, scopes.into(), None, key.clone());
+            worker.may(Action::RunWorkflows, None).unwrap();
+            let refused = worker.may(Action::AnswerApprovals, None).unwrap_err();
+            assert_eq!(refused.code, Code::NotAllowed, "{worker:?}");
+            assert!(!worker.role().covers(Role::Approver) || role == Role::Operator);
+        }
+        for role in [Role::Operator, Role::Approver] {
+            let person = Caller::key_holder(project(), role, Arc::default(), None, key.clone());
+            person.may(Action::AnswerApprovals, None).unwrap();
+        }
     }
 
     #[test]

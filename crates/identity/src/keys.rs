@@ -55,7 +55,7 @@ pub struct NewKey {
 pub struct CreateKey {
     pub project: ProjectId,
     pub name: String,
-    /// `None`: the maker's own for a key of the maker's project, else [`Role::Member`].
+    /// `None`: [`Role::Member`], so that a key which is made without a thought neither runs the server nor answers for people.
     pub role: Option<Role>,
     pub scopes: Vec<Scope>,
     /// `None`: when the maker's own key expires, if it does.
@@ -188,11 +188,7 @@ impl Identity {
                 format!("a key has at most {MOST_SCOPES} scopes"),
             ));
         }
-        let own_project = wanted.project == *caller.project();
-        let role = wanted.role.unwrap_or(match own_project {
-            true => caller.role(),
-            false => Role::Member,
-        });
+        let role = wanted.role.unwrap_or(Role::Member);
         self.check_role(caller, role, &wanted.project)?;
         let now = self.now();
         let expires_at = self.check_expiry(caller, wanted.expires_at)?;

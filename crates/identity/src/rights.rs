@@ -16,7 +16,7 @@ use crate::Action;
 pub enum Role {
     /// Runs the server: all projects, and what they share.
     Operator,
-    /// Does whatever can be done in its own project.
+    /// Does whatever can be done in its own project, but answering for people: it is what workers and agents hold.
     Member,
     /// Looks, and changes nothing.
     Viewer,
@@ -40,7 +40,10 @@ impl Role {
         use Action as A;
         match self {
             Self::Operator => true,
-            Self::Member => !matches!(action, A::RunServer | A::ManageProjects | A::ManageTemplates),
+            Self::Member => !matches!(
+                action,
+                A::RunServer | A::ManageProjects | A::ManageTemplates | A::AnswerApprovals
+            ),
             Self::Viewer => matches!(
                 action,
                 A::ReadServer
@@ -236,7 +239,7 @@ mod tests {
         use Role::{Approver, Member, Operator, Viewer};
         for (role, covered) in [
             (Operator, &[Operator, Member, Viewer, Approver][..]),
-            (Member, &[Member, Viewer, Approver]),
+            (Member, &[Member, Viewer]),
             (Viewer, &[Viewer]),
             (Approver, &[Approver]),
         ] {

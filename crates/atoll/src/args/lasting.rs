@@ -156,7 +156,7 @@ pub(crate) enum KeyCommand {
     Create {
         /// What it is for
         name: String,
-        /// What it may do: operator, member, viewer or approver [default: what your own key may]
+        /// What it may do: operator, member, viewer or approver [default: member]
         #[arg(long)]
         role: Option<String>,
         /// What it is restricted to: sandboxes, sandbox:ID, templates, secrets:use, secrets:manage, models, workflows,

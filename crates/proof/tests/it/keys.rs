@@ -310,6 +310,18 @@ async fn a_key_may_what_its_role_and_scopes_say(server: &Server) {
         .post("/v1/keys", &json!({"name": "more", "role": "operator"}))
         .await
         .refused(403, "not_allowed");
+    // It is what workers hold: it answers nothing that they ask, nor makes a key that could.
+    let yes = json!({"digest": "sha256:00"});
+    let question = "/v1/approvals/apr_aaaaaaaaaaaaaaaaaaaa/grant";
+    member.post(question, &yes).await.refused(403, "not_allowed");
+    member
+        .post("/v1/keys", &json!({"name": "more", "role": "approver"}))
+        .await
+        .refused(403, "not_allowed");
+    let approver = key(json!({"name": "answers", "role": "approver"})).await;
+    assert_ne!(approver.post(question, &yes).await.status, 403);
+    let unsaid = client.post("/v1/keys", &json!({"name": "unsaid"})).await;
+    assert_eq!(unsaid.expect(201).json()["key"]["role"], "member");
     member
         .post("/v1/gc", &json!({}))
         .await
