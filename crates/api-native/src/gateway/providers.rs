@@ -1,7 +1,8 @@
 //! `/v1/gateway/providers`: who serves models, and with which key.
 
+use atoll_identity::{Caller, Role};
 use atoll_models::{ProviderView, SetProvider};
-use atoll_types::ProviderKind;
+use atoll_types::{Code, Fault, ProviderKind};
 use axum::extract::State;
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
@@ -107,6 +108,7 @@ pub(crate) async fn set_provider(
     At(name): At<String>,
     PrivateJson(body): PrivateJson<SetProviderRequest>,
 ) -> Answer<axum::Json<Provider>> {
+    check_place(&app, &caller)?;
     let request = SetProvider {
         name,
         kind: body.kind,
@@ -117,6 +119,18 @@ pub(crate) async fn set_provider(
     };
     let view = app.models.set_provider(caller.project(), request).await?;
     Ok(axum::Json(Provider::of(view)))
+}
+
+/// Providers of `default` may be anywhere, also on this machine: where, is for those to say who run it.
+fn check_place(app: &App, caller: &Caller) -> Result<(), Fault> {
+    if caller.project() != app.identity.default_project() || caller.role() == Role::Operator {
+        return Ok(());
+    }
+    Err(Fault::new(
+        Code::OperatorsOnly,
+        "providers of the project `default` may be anywhere, and are set by keys with the role operator alone",
+    )
+    .hint("ask whoever runs this server, or set it in a project of your own"))
 }
 
 /// Forgets a provider and its key.

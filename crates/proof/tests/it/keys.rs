@@ -318,6 +318,11 @@ async fn a_key_may_what_its_role_and_scopes_say(server: &Server) {
         .post("/v1/keys", &json!({"name": "more", "role": "approver"}))
         .await
         .refused(403, "not_allowed");
+    // One in the project of those who run the server does not say where its providers are, either.
+    let provider = json!({"kind": "openai", "base_url": "http://127.0.0.1:1/v1", "key": "k"});
+    let set = member.request(reqwest::Method::PUT, "/v1/gateway/providers/inside");
+    let set = member.send(set.json(&provider)).await;
+    set.refused(403, "operators_only");
     let approver = key(json!({"name": "answers", "role": "approver"})).await;
     assert_ne!(approver.post(question, &yes).await.status, 403);
     let unsaid = client.post("/v1/keys", &json!({"name": "unsaid"})).await;
