@@ -1,10 +1,10 @@
 //! Who is asking: API keys on the control plane, tokens and signatures in front of a sandbox. Which token opens what is
-//! decided in one place, by [`Sandboxes::is_token`](atoll_sandboxes::Sandboxes::is_token).
+//! decided in one place, by [`Identity::is_token`](atoll_identity::Identity::is_token).
 
 use atoll_front::{Refused, Visit};
-use atoll_sandboxes::Caller;
-use atoll_types::{ProjectId, SandboxId};
-use axum::extract::FromRequestParts;
+use atoll_identity::Caller;
+use atoll_types::Fault;
+use axum::extract::{FromRequestParts, MatchedPath, RawPathParams};
 use axum::http::request::Parts;
 use axum::http::{Extensions, HeaderMap, header};
 use base64::Engine as _;
@@ -12,8 +12,9 @@ use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
-use crate::App;
+use crate::control::actions;
 use crate::error::{Answer, Refusal};
+use crate::{App, edge};
 
 /// The holder of a valid key.
 #[derive(Debug)]
@@ -28,29 +29,40 @@ impl FromRequestParts<App> for Auth {
                 "no API key: send one of this server's as `X-API-Key` (E2B_API_KEY)",
             ));
         };
-        match app.sandboxes.find_key(&secret).await? {
-            Some((key, project)) => {
-                let visit = parts.extensions.get::<Visit>().ok_or(Refused::Unpaid)?;
-                visit.admit_key(&project, key.as_str())?;
-                Ok(Self(Caller { project }))
+        match app.identity.authenticate(&secret).await? {
+            Some(caller) => {
+                admit(&parts.extensions, &caller)?;
+                may(&caller, parts).await?;
+                Ok(Self(caller))
             }
             None => Err(refused(
-                "this API key is unknown or was revoked; `atoll key create` makes one",
+                "this API key is unknown, was revoked or has expired; `atoll key create` makes one",
                 Some(secret.as_str()).filter(|secret| !secret.starts_with("atl_")),
             )),
         }
     }
 }
 
+/// Whether a caller may do what the route is.
+async fn may(caller: &Caller, parts: &mut Parts) -> Answer<()> {
+    let path = parts.extensions.get::<MatchedPath>().cloned();
+    let path = path.as_ref().map(MatchedPath::as_str).unwrap_or_default();
+    let action = actions::of(&parts.method, path)
+        .ok_or_else(|| Fault::internal("this route names no action that it is"))?;
+    let parameters = RawPathParams::from_request_parts(parts, &()).await.ok();
+    let id = parameters.as_ref().and_then(|named| {
+        let mut found = named.iter().filter(|(name, _)| *name == "id");
+        found.next().filter(|_| path.contains("/sandboxes/{id}"))
+    });
+    let sandbox = id.and_then(|(_, text)| edge::parse_id(text));
+    Ok(caller.may(action, sandbox.as_ref())?)
+}
+
 /// Says who pays for what a request holds, now that it is known who asks.
-pub(crate) fn admit(
-    extensions: &Extensions,
-    project: &ProjectId,
-    sandbox: Option<&SandboxId>,
-) -> Answer<Visit> {
+pub(crate) fn admit(extensions: &Extensions, caller: &Caller) -> Answer<Visit> {
     let visit = extensions.get::<Visit>().cloned();
     let visit = visit.ok_or(Refused::Unpaid)?;
-    visit.admit(project, sandbox)?;
+    visit.admit_caller(caller)?;
     Ok(visit)
 }
 
@@ -93,7 +105,7 @@ pub(crate) fn user(headers: &HeaderMap) -> Option<String> {
 
 /// A refusal that also says what was shown, where that is a secret of this server's that belongs elsewhere.
 pub(crate) fn refused(why: &str, shown: Option<&str>) -> Refusal {
-    match shown.and_then(atoll_sandboxes::kind_of_secret) {
+    match shown.and_then(atoll_identity::kind_of_secret) {
         Some(kind) => Refusal::unauthorized(format!("{why} (what was sent looks like {kind})")),
         None => Refusal::unauthorized(why),
     }

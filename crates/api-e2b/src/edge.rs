@@ -6,7 +6,8 @@
 use atoll_front::proxy::{self, Passing, Secrets};
 use atoll_front::serve;
 use atoll_front::{Asked, Refused, Visit, host};
-use atoll_sandboxes::{Caller, Opens, Sandbox, kind_of_secret};
+use atoll_identity::{Caller, Opens, kind_of_secret};
+use atoll_sandboxes::Sandbox;
 use atoll_types::{Code, Fault, SandboxId, SandboxState};
 use axum::extract::{Json, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
@@ -133,7 +134,8 @@ pub(crate) struct Target {
 
 impl Target {
     pub(crate) async fn find(app: &App, id: &SandboxId) -> Option<Self> {
-        let caller = app.sandboxes.tenant(id)?;
+        let project = app.sandboxes.owner(id)?;
+        let caller = app.identity.visitor(project, id.clone());
         let sandbox = app.sandboxes.get(&caller, id).await.ok()?;
         let extras = Extras::of(&sandbox.spec.labels);
         Some(Self {
@@ -229,7 +231,7 @@ async fn to_port(
         let opens = Opens::Traffic { sandbox: &target.id };
         let given = headers.get(TRAFFIC_TOKEN).and_then(|value| value.to_str().ok());
         match given {
-            Some(given) if app.sandboxes.is_token(&opens, given) => {}
+            Some(given) if app.identity.is_token(&opens, given) => {}
             Some(_) => return Err(Closed::Traffic("The traffic access token is invalid")),
             None => return Err(Closed::Traffic("The traffic access token is missing")),
         }
@@ -239,11 +241,10 @@ async fn to_port(
     }
     let visit = request.extensions().get::<Visit>().cloned();
     let visit = visit.ok_or_else(|| Refused::Unpaid.fault())?;
-    let project = &target.caller.project;
     match extras.private_ports {
-        true => visit.admit(project, Some(&target.id))?,
+        true => visit.admit_caller(&target.caller)?,
         // Anybody may come, and nobody of them takes the project's places.
-        false => visit.welcome(project, &target.id),
+        false => visit.welcome(target.caller.project(), &target.id),
     }
     let connecting = app.sandboxes.connect(&target.caller, &target.id, port);
     let stream = proxy::connect(port, connecting).await?;

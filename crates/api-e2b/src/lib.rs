@@ -27,14 +27,16 @@ mod options;
 use std::sync::Arc;
 
 use atoll_front::Api;
+use atoll_identity::Identity;
 use atoll_sandboxes::Sandboxes;
 use axum::response::IntoResponse as _;
 
 pub use options::Options;
 
 /// The whole wire. It claims what E2B's clients ask for, and ports of the sandboxes that were made through it.
-pub fn api(sandboxes: Sandboxes, options: Options) -> Api {
+pub fn api(identity: Identity, sandboxes: Sandboxes, options: Options) -> Api {
     let app = App(Arc::new(Inner {
+        identity,
         sandboxes,
         options,
         processes: envd::Processes::default(),
@@ -62,6 +64,7 @@ pub(crate) struct App(Arc<Inner>);
 
 #[derive(Debug)]
 pub(crate) struct Inner {
+    pub(crate) identity: Identity,
     pub(crate) sandboxes: Sandboxes,
     pub(crate) options: Options,
     pub(crate) processes: envd::Processes,

@@ -5,8 +5,9 @@
 
 use atoll_front::{Refused, Visit};
 use atoll_gateway_core::Spender;
+use atoll_identity::{Action, Caller, Opens};
 use atoll_models::{Refusal, Who};
-use atoll_types::{Code, Fault, ProjectId};
+use atoll_types::{Code, Fault};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
 
@@ -18,13 +19,9 @@ const RUN: &str = "run";
 
 /// Who asks, and pays for what the request holds.
 pub(crate) async fn payer(app: &App, parts: &Parts) -> Result<(Who, Visit), Refusal> {
-    let who = who(app, &parts.headers).await?;
-    let spender = &who.spender;
+    let (caller, who) = known(app, &parts.headers).await?;
     let visit = visit(parts)?;
-    match &spender.key {
-        Some(key) => visit.admit_key(&spender.project, key.as_str())?,
-        None => visit.admit(&spender.project, spender.sandbox.as_ref())?,
-    }
+    visit.admit_caller(&caller)?;
     Ok((who, visit))
 }
 
@@ -34,6 +31,11 @@ fn visit(parts: &Parts) -> Result<Visit, Refusal> {
 }
 
 pub(crate) async fn who(app: &App, headers: &HeaderMap) -> Result<Who, Refusal> {
+    let (_, who) = known(app, headers).await?;
+    Ok(who)
+}
+
+async fn known(app: &App, headers: &HeaderMap) -> Result<(Caller, Who), Refusal> {
     let unknown = |message: &str| {
         Fault::new(Code::InvalidKey, message)
             .hint("send `Authorization: Bearer atm_…` or `x-api-key`; `atoll model key create` makes a key")
@@ -42,48 +44,56 @@ pub(crate) async fn who(app: &App, headers: &HeaderMap) -> Result<Who, Refusal> 
         return Err(unknown("this request carries no key").into());
     };
     if secret.starts_with("ats_") {
-        let Some(found) = app.sandboxes.check_model_token(secret) else {
-            return Err(unknown("this token is of no sandbox that lives").into());
-        };
-        let label = |name: &str| found.labels.get(name).cloned();
-        return Ok(Who {
-            spender: Spender {
-                project: found.project,
-                key: None,
-                sandbox: Some(found.sandbox),
-                workflow: label(WORKFLOW),
-                run: label(RUN),
-            },
-            key: None,
-            tags: Vec::new(),
-        });
+        return sandbox(app, secret).ok_or_else(|| unknown("this token is of no sandbox that lives").into());
     }
     if app.for_sandboxes {
         return Err(unknown("from inside a sandbox only its own token is accepted").into());
     }
-    if let Some(key) = app.models.authenticate(secret) {
-        let spender = spender(key.row.project.clone(), headers)?;
-        let spender = Spender {
-            key: Some(key.row.id.clone()),
-            ..spender
-        };
-        return Ok(Who {
-            spender,
-            tags: tags(headers),
-            key: Some(key),
-        });
-    }
-    match app.sandboxes.find_key(secret).await? {
-        Some((key, project)) => Ok(Who {
-            spender: Spender {
-                key: Some(key),
-                ..spender(project, headers)?
-            },
+    let of_models = app.identity.authenticate_for_models(secret).await?;
+    let (caller, key) = match of_models {
+        // One that is being revoked has no limits any more, and opens nothing.
+        Some(caller) => {
+            let limits = caller.key().and_then(|id| app.models.key(id));
+            (limits.is_some().then_some(caller), limits)
+        }
+        None => (app.identity.authenticate(secret).await?, None),
+    };
+    let Some(caller) = caller else {
+        return Err(unknown("this key is unknown, was revoked or has expired").into());
+    };
+    caller.may(Action::CallModels, None)?;
+    let who = Who {
+        spender: Spender {
+            project: caller.project().clone(),
+            key: caller.key().cloned(),
+            sandbox: None,
+            workflow: label(headers, "x-atoll-workflow")?,
+            run: label(headers, "x-atoll-run")?,
+        },
+        key,
+        tags: tags(headers),
+    };
+    Ok((caller, who))
+}
+
+/// The sandbox whose token this is, if it lives.
+fn sandbox(app: &App, token: &str) -> Option<(Caller, Who)> {
+    let sandbox = app.identity.sandbox_of_model_token(token)?;
+    let proof = app.identity.prove(&Opens::Models { sandbox: &sandbox }, token)?;
+    let found = app.sandboxes.labelled(&sandbox)?;
+    let label = |name: &str| found.labels.get(name).cloned();
+    let who = Who {
+        spender: Spender {
+            project: found.project.clone(),
             key: None,
-            tags: tags(headers),
-        }),
-        None => Err(unknown("this key is unknown, was revoked or has expired").into()),
-    }
+            workflow: label(WORKFLOW),
+            run: label(RUN),
+            sandbox: Some(sandbox),
+        },
+        key: None,
+        tags: Vec::new(),
+    };
+    Some((proof.acting_for(found.project), who))
 }
 
 /// The secret where either wire puts it; a key of one's own wins over what else is there.
@@ -97,16 +107,6 @@ fn secret(headers: &HeaderMap) -> Option<&str> {
     key.filter(|key| !key.is_empty())
         .or(bearer)
         .filter(|secret| !secret.is_empty())
-}
-
-fn spender(project: ProjectId, headers: &HeaderMap) -> Result<Spender, Refusal> {
-    Ok(Spender {
-        project,
-        key: None,
-        sandbox: None,
-        workflow: label(headers, "x-atoll-workflow")?,
-        run: label(headers, "x-atoll-run")?,
-    })
 }
 
 fn label(headers: &HeaderMap, name: &'static str) -> Result<Option<String>, Refusal> {

@@ -26,6 +26,7 @@ use std::sync::Arc;
 
 use atoll_front::host::Target;
 use atoll_front::{Api, Asked};
+use atoll_identity::Identity;
 use atoll_models::Models;
 use atoll_sandboxes::Sandboxes;
 use axum::Router;
@@ -39,6 +40,7 @@ const LARGEST_REQUEST: usize = 32 * 1024 * 1024;
 
 #[derive(Debug, Clone)]
 pub(crate) struct App {
+    pub(crate) identity: Identity,
     pub(crate) models: Models,
     pub(crate) sandboxes: Sandboxes,
     /// Nobody but sandboxes comes by this way.
@@ -46,8 +48,9 @@ pub(crate) struct App {
 }
 
 /// The wires of model clients.
-pub fn api(models: Models, sandboxes: Sandboxes) -> Api {
+pub fn api(identity: Identity, models: Models, sandboxes: Sandboxes) -> Api {
     let app = App {
+        identity,
         models,
         sandboxes,
         for_sandboxes: false,
@@ -59,8 +62,9 @@ pub fn api(models: Models, sandboxes: Sandboxes) -> Api {
 }
 
 /// What programs inside sandboxes find: calls, with the sandbox's own token, and nothing else of any API.
-pub fn sandbox_api(models: Models, sandboxes: Sandboxes) -> Api {
+pub fn sandbox_api(identity: Identity, models: Models, sandboxes: Sandboxes) -> Api {
     let app = App {
+        identity,
         models,
         sandboxes,
         for_sandboxes: true,

@@ -114,7 +114,8 @@ impl ApprovalItem {
 
 /// Lists what workflows ask people, oldest first.
 #[utoipa::path(
-    get, path = "/v1/approvals", tag = "approvals", params(ApprovalsQuery),
+    get, path = "/v1/approvals", tag = "approvals",
+    security(("key" = ["approvals.read"])), params(ApprovalsQuery),
     responses((status = 200, description = "A page of the questions.", body = ApprovalList))
 )]
 pub(crate) async fn list_approvals(
@@ -124,8 +125,12 @@ pub(crate) async fn list_approvals(
 ) -> Answer<axum::Json<ApprovalList>> {
     let limit = wire::within("limit", query.limit.unwrap_or(1000), 1..=1000)?;
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    let found =
-        any_engine(&app)?.approvals(caller.project.as_str(), query.all, query.cursor.as_deref(), limit);
+    let found = any_engine(&app)?.approvals(
+        caller.project().as_str(),
+        query.all,
+        query.cursor.as_deref(),
+        limit,
+    );
     let (found, next) = found.map_err(refused)?;
     let items = found.into_iter().map(ApprovalItem::of).collect();
     Ok(axum::Json(ApprovalList { items, next }))
@@ -134,6 +139,7 @@ pub(crate) async fn list_approvals(
 /// Shows one question.
 #[utoipa::path(
     get, path = "/v1/approvals/{approval}", tag = "approvals",
+    security(("key" = ["approvals.read"])),
     responses((status = 200, description = "The question.", body = ApprovalItem))
 )]
 pub(crate) async fn get_approval(
@@ -141,13 +147,14 @@ pub(crate) async fn get_approval(
     As(caller): As,
     At(id): At<String>,
 ) -> Answer<axum::Json<ApprovalItem>> {
-    let found = any_engine(&app)?.approval(caller.project.as_str(), &id);
+    let found = any_engine(&app)?.approval(caller.project().as_str(), &id);
     Ok(axum::Json(ApprovalItem::of(found.map_err(refused)?)))
 }
 
 /// Says yes, to exactly the action that has this digest.
 #[utoipa::path(
-    post, path = "/v1/approvals/{approval}/grant", tag = "approvals", request_body = DecideRequest,
+    post, path = "/v1/approvals/{approval}/grant", tag = "approvals",
+    security(("key" = ["approvals.answer"])), request_body = DecideRequest,
     responses((status = 200, description = "It is granted.", body = ApprovalItem))
 )]
 pub(crate) async fn grant_approval(
@@ -156,12 +163,13 @@ pub(crate) async fn grant_approval(
     At(id): At<String>,
     Json(body): Json<DecideRequest>,
 ) -> Answer<axum::Json<ApprovalItem>> {
-    decide(&app, caller.project.as_str(), &id, true, body).await
+    decide(&app, caller.project().as_str(), &id, true, body).await
 }
 
 /// Says no.
 #[utoipa::path(
-    post, path = "/v1/approvals/{approval}/deny", tag = "approvals", request_body = DecideRequest,
+    post, path = "/v1/approvals/{approval}/deny", tag = "approvals",
+    security(("key" = ["approvals.answer"])), request_body = DecideRequest,
     responses((status = 200, description = "It is denied.", body = ApprovalItem))
 )]
 pub(crate) async fn deny_approval(
@@ -170,7 +178,7 @@ pub(crate) async fn deny_approval(
     At(id): At<String>,
     Json(body): Json<DecideRequest>,
 ) -> Answer<axum::Json<ApprovalItem>> {
-    decide(&app, caller.project.as_str(), &id, false, body).await
+    decide(&app, caller.project().as_str(), &id, false, body).await
 }
 
 async fn decide(

@@ -106,7 +106,8 @@ pub(crate) struct ArtifactPage {
 
 /// Keeps a file or directory of a sandbox under a name.
 #[utoipa::path(
-    post, path = "/v1/sandboxes/{id}/artifacts", tag = "artifacts", request_body = SaveArtifactRequest,
+    post, path = "/v1/sandboxes/{id}/artifacts", tag = "artifacts",
+    security(("key" = ["storage.manage"])), request_body = SaveArtifactRequest,
     responses((status = 201, description = "It is kept.", body = ArtifactView))
 )]
 pub(crate) async fn save_artifact(
@@ -132,7 +133,8 @@ pub(crate) async fn save_artifact(
 
 /// Lists artifacts, newest first.
 #[utoipa::path(
-    get, path = "/v1/artifacts", tag = "artifacts", params(ArtifactsQuery),
+    get, path = "/v1/artifacts", tag = "artifacts",
+    security(("key" = ["storage.read"])), params(ArtifactsQuery),
     responses((status = 200, description = "A page of them.", body = ArtifactPage))
 )]
 pub(crate) async fn list_artifacts(
@@ -155,6 +157,7 @@ pub(crate) async fn list_artifacts(
 /// Shows an artifact, by id or by name (the newest of that name).
 #[utoipa::path(
     get, path = "/v1/artifacts/{artifact}", tag = "artifacts",
+    security(("key" = ["storage.read"])),
     responses((status = 200, description = "The artifact.", body = ArtifactView))
 )]
 pub(crate) async fn get_artifact(
@@ -169,6 +172,7 @@ pub(crate) async fn get_artifact(
 /// Streams an artifact's content: a file, or a tar of a directory.
 #[utoipa::path(
     get, path = "/v1/artifacts/{artifact}/content", tag = "artifacts",
+    security(("key" = ["storage.read"])),
     responses((status = 200, description = "The content.", content(
         (Vec<u8> = "application/octet-stream"), (Vec<u8> = "application/x-tar"))))
 )]
@@ -193,6 +197,7 @@ pub(crate) async fn read_artifact(
 /// Deletes an artifact, by id or by name (the newest of that name).
 #[utoipa::path(
     delete, path = "/v1/artifacts/{artifact}", tag = "artifacts",
+    security(("key" = ["storage.manage"])),
     responses((status = 204, description = "It is gone."))
 )]
 pub(crate) async fn delete_artifact(

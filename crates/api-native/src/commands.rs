@@ -1,7 +1,8 @@
 //! `/v1/sandboxes/{id}/commands`: what was started, what it wrote, and signals to it.
 
 use atoll_guest_protocol::CommandState;
-use atoll_sandboxes::{Caller, Command, ExecEvent, ExecEvents};
+use atoll_identity::Caller;
+use atoll_sandboxes::{Command, ExecEvent, ExecEvents};
 use atoll_types::{Code, CommandId, Fault, SandboxId};
 use axum::body::Body;
 use axum::extract::State;
@@ -167,6 +168,7 @@ pub(crate) struct SignalRequest {
 /// Lists the commands of a sandbox.
 #[utoipa::path(
     get, path = "/v1/sandboxes/{id}/commands", tag = "commands",
+    security(("key" = ["sandbox.read"])),
     responses((status = 200, description = "Those that run and those whose log is still kept.", body = CommandList))
 )]
 pub(crate) async fn list_commands(
@@ -182,7 +184,8 @@ pub(crate) async fn list_commands(
 
 /// Reads what a command wrote, as plain bytes or, with `Accept: text/event-stream`, as the events of `exec`.
 #[utoipa::path(
-    get, path = "/v1/sandboxes/{id}/commands/{command}/logs", tag = "commands", params(LogsQuery),
+    get, path = "/v1/sandboxes/{id}/commands/{command}/logs", tag = "commands",
+    security(("key" = ["sandbox.use"])), params(LogsQuery),
     responses((status = 200, description = "Stdout and stderr in the order of writing.", content(
         (String = "text/plain"), (String = "text/event-stream"))))
 )]
@@ -259,7 +262,8 @@ fn plain<K: Send>(
 
 /// Sends a signal to a command and its children.
 #[utoipa::path(
-    post, path = "/v1/sandboxes/{id}/commands/{command}/signal", tag = "commands", request_body = SignalRequest,
+    post, path = "/v1/sandboxes/{id}/commands/{command}/signal", tag = "commands",
+    security(("key" = ["sandbox.use"])), request_body = SignalRequest,
     responses((status = 204, description = "It was sent."))
 )]
 pub(crate) async fn signal_command(

@@ -1,19 +1,22 @@
-//! What holds for every request to this API: where it goes by its host, and no unknown parameters.
+//! What holds for every request to this API: where it goes by its host, no unknown parameters, and whether whoever asks may.
 
 use atoll_front::host::Target;
-use atoll_types::{Code, Fault};
-use axum::extract::{MatchedPath, Request, State};
+use atoll_types::{Code, Fault, SandboxId};
+use axum::extract::{FromRequestParts as _, MatchedPath, RawPathParams, Request, State};
+use axum::http::request::Parts;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use crate::App;
+use crate::actions::For;
 use crate::error::Failure;
+use crate::extract::{authenticate, bearer};
 use crate::proxy;
 
 pub(crate) async fn enter(State(app): State<App>, request: Request, next: Next) -> Response {
     match request.extensions().get::<Target>().cloned() {
-        None | Some(Target::Api) => match check_parameters(&app, &request) {
-            Ok(()) => next.run(request).await,
+        None | Some(Target::Api) => match allowed(&app, request).await {
+            Ok(request) => next.run(request).await,
             Err(failure) => failure.into_response(),
         },
         Some(Target::Port { sandbox, port }) => {
@@ -32,11 +35,49 @@ pub(crate) async fn enter(State(app): State<App>, request: Request, next: Next) 
     }
 }
 
-/// Unknown parameters are refused, on every route.
-fn check_parameters(app: &App, request: &Request) -> Result<(), Failure> {
-    let Some(path) = request.extensions().get::<MatchedPath>() else {
-        return Ok(());
+/// What holds for every route: unknown parameters are refused, and so is whoever may not do what the route is.
+async fn allowed(app: &App, request: Request) -> Result<Request, Failure> {
+    let Some(path) = request.extensions().get::<MatchedPath>().cloned() else {
+        return Ok(request);
     };
+    let path = path.as_str();
     let query = request.uri().query().unwrap_or_default();
-    Ok(app.parameters.check(path.as_str(), request.method(), query)?)
+    app.parameters.check(path, request.method(), query)?;
+    let action = match app.actions.find(path, request.method()) {
+        // No such method; whoever answers says so.
+        None | Some(For::Everybody) => return Ok(request),
+        Some(For::Nobody) => return Err(Fault::internal("this route names no action that it is").into()),
+        Some(For::WhoMay(action)) => action,
+    };
+    let (mut parts, body) = request.into_parts();
+    if !(is_metrics(path) && collects(app, &parts)) {
+        let caller = authenticate(app, &parts).await?;
+        let sandbox = sandbox(path, &mut parts).await;
+        caller.may(action, sandbox.as_ref())?;
+        parts.extensions.insert(caller);
+    }
+    Ok(Request::from_parts(parts, body))
+}
+
+/// The sandbox that a path names. What is none is refused where it is read.
+async fn sandbox(path: &str, parts: &mut Parts) -> Option<SandboxId> {
+    if !path.starts_with("/v1/sandboxes/{id}") {
+        return None;
+    }
+    let named = RawPathParams::from_request_parts(parts, &()).await.ok()?;
+    let mut ids = named.iter().filter(|(name, _)| *name == "id");
+    ids.next()?.1.parse().ok()
+}
+
+/// Metrics say what all projects do: they are for those who run the server, and for holders of a key that is for nothing else.
+fn is_metrics(path: &str) -> bool {
+    let rest = path.strip_prefix("/metrics");
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+fn collects(app: &App, parts: &Parts) -> bool {
+    match (&app.options.metrics_key, bearer(&parts.headers)) {
+        (Some(key), Some(given)) => key.is(given),
+        _ => false,
+    }
 }

@@ -226,7 +226,8 @@ impl ExecResult {
 /// `error`. Hanging up ends the command, unless it runs in the background or has an `Idempotency-Key`: who comes again with
 /// the same key gets the same command, its output and its end, for as long as the sandbox remembers it.
 #[utoipa::path(
-    post, path = "/v1/sandboxes/{id}/exec", tag = "commands", request_body = ExecRequest,
+    post, path = "/v1/sandboxes/{id}/exec", tag = "commands",
+    security(("key" = ["sandbox.use"])), request_body = ExecRequest,
     params(("Idempotency-Key" = Option<String>, Header, min_length = 1, max_length = 255,
         description = "A request that comes again with the same key finds the command that the first one started.")),
     responses(

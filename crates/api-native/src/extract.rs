@@ -2,104 +2,73 @@
 //! what it does not know.
 
 use atoll_front::{Held, Refused, Visit};
-use atoll_sandboxes::Caller;
-use atoll_types::{Code, Fault, ProjectId, SandboxId};
+use atoll_identity::Caller;
+use atoll_types::{Code, Fault};
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
 use axum::http::{Extensions, HeaderMap, header};
 use serde::de::DeserializeOwned;
 use zeroize::Zeroize as _;
 
-use crate::App;
 use crate::error::Failure;
+use crate::{App, browser};
 
 /// The most that a JSON body may hold.
 pub(crate) const JSON_BYTES: usize = 1024 * 1024;
 
-/// Who asks. The first argument of every handler below `/v1`, so that nothing is said to strangers.
+/// Who asks, and may: put there before the route was entered.
 #[derive(Debug)]
 pub(crate) struct As(pub(crate) Caller);
 
 impl FromRequestParts<App> for As {
     type Rejection = Failure;
 
-    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
-        // Nobody outside can put one there.
-        if let Some(caller) = parts.extensions.get::<Caller>() {
-            admit(&parts.extensions, &caller.project, None)?;
-            return Ok(Self(caller.clone()));
+    async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Failure> {
+        let caller = parts.extensions.get::<Caller>().cloned();
+        let unnamed = || Fault::internal("this route names no action that it is").into();
+        caller.map(Self).ok_or_else(unnamed)
+    }
+}
+
+/// Finds out who asks, by their key, or in a browser by their cookie.
+pub(crate) async fn authenticate(app: &App, parts: &Parts) -> Result<Caller, Failure> {
+    // Nobody outside can put one there.
+    if let Some(caller) = parts.extensions.get::<Caller>() {
+        admit(&parts.extensions, caller)?;
+        return Ok(caller.clone());
+    }
+    const HINT: &str = "send `Authorization: Bearer atl_…`; `atoll key create` makes a key";
+    let Some(secret) = bearer(&parts.headers) else {
+        if let Some(caller) = browser::by_cookie(app, parts).await? {
+            admit(&parts.extensions, &caller)?;
+            return Ok(caller);
         }
-        const HINT: &str = "send `Authorization: Bearer atl_…`; `atoll key create` makes a key";
-        let Some(secret) = bearer(&parts.headers) else {
-            return Err(Fault::new(Code::MissingKey, "this request carries no API key")
-                .hint(HINT)
-                .into());
-        };
-        match app.sandboxes.find_key(secret).await? {
-            Some((key, project)) => {
-                let visit = parts.extensions.get::<Visit>().ok_or(Refused::Unpaid)?;
-                visit.admit_key(&project, key.as_str())?;
-                Ok(Self(Caller { project }))
-            }
-            None => Err(Fault::new(
-                Code::InvalidKey,
-                match atoll_sandboxes::kind_of_secret(secret) {
-                    Some(kind) if !secret.starts_with("atl_") => format!("this is {kind}, not an API key"),
-                    _ => "this API key is unknown or was revoked".to_owned(),
-                },
-            )
+        return Err(Fault::new(Code::MissingKey, "this request carries no API key")
             .hint(HINT)
-            .into()),
+            .into());
+    };
+    match app.identity.authenticate(secret).await? {
+        Some(caller) => {
+            admit(&parts.extensions, &caller)?;
+            Ok(caller)
         }
+        None => Err(Fault::new(
+            Code::InvalidKey,
+            match atoll_identity::kind_of_secret(secret) {
+                Some(kind) if !secret.starts_with("atl_") => format!("this is {kind}, not an API key"),
+                _ => "this API key is unknown, was revoked or has expired".to_owned(),
+            },
+        )
+        .hint(HINT)
+        .into()),
     }
 }
 
 /// Says who pays for what a request holds, now that it is known who asks.
-pub(crate) fn admit(
-    extensions: &Extensions,
-    project: &ProjectId,
-    sandbox: Option<&SandboxId>,
-) -> Result<(), Failure> {
+pub(crate) fn admit(extensions: &Extensions, caller: &Caller) -> Result<(), Failure> {
     match extensions.get::<Visit>() {
-        Some(visit) => Ok(visit.admit(project, sandbox)?),
+        Some(visit) => Ok(visit.admit_caller(caller)?),
         None => Err(Refused::Unpaid.into()),
-    }
-}
-
-/// Who asks for what all projects share: somebody who runs the server, or nobody.
-#[derive(Debug)]
-pub(crate) struct Operator(pub(crate) Caller);
-
-impl FromRequestParts<App> for Operator {
-    type Rejection = Failure;
-
-    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
-        let As(caller) = As::from_request_parts(parts, app).await?;
-        app.sandboxes
-            .operators_only(&caller, "change what all projects share")?;
-        Ok(Self(caller))
-    }
-}
-
-/// Who collects metrics: somebody who runs the server, or holds the key that is for nothing else. They say what all projects
-/// do, and which providers and models there are.
-#[derive(Debug)]
-pub(crate) struct Collector;
-
-impl FromRequestParts<App> for Collector {
-    type Rejection = Failure;
-
-    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
-        let given = bearer(&parts.headers);
-        if let (Some(key), Some(given)) = (&app.options.metrics_key, given)
-            && key.is(given)
-        {
-            return Ok(Self);
-        }
-        let As(caller) = As::from_request_parts(parts, app).await?;
-        app.sandboxes
-            .operators_only(&caller, "read the server's metrics")?;
-        Ok(Self)
     }
 }
 
@@ -408,7 +377,9 @@ mod tests {
     fn request(body: axum::body::Body) -> (atoll_front::Front, Request) {
         let front = atoll_front::Front::new(atoll_front::Limits::for_machine(1 << 30, 1000));
         let visit = front.visit(None);
-        visit.admit(&ProjectId::from_entropy([1; 20]), None).unwrap();
+        visit
+            .admit(&atoll_types::ProjectId::from_entropy([1; 20]), None)
+            .unwrap();
         let request = Request::builder()
             .header(header::CONTENT_TYPE, "application/json")
             .extension(visit)

@@ -287,7 +287,8 @@ impl ChangeView {
 
 /// Lists a directory.
 #[utoipa::path(
-    get, path = "/v1/sandboxes/{id}/files", tag = "files", params(ListQuery),
+    get, path = "/v1/sandboxes/{id}/files", tag = "files",
+    security(("key" = ["sandbox.use"])), params(ListQuery),
     responses((status = 200, description = "Its entries, in no particular order.", body = FileList))
 )]
 pub(crate) async fn list_files(
@@ -311,7 +312,8 @@ pub(crate) async fn list_files(
 
 /// Looks at a file without following a final symlink.
 #[utoipa::path(
-    get, path = "/v1/sandboxes/{id}/files/stat", tag = "files", params(PathQuery),
+    get, path = "/v1/sandboxes/{id}/files/stat", tag = "files",
+    security(("key" = ["sandbox.use"])), params(PathQuery),
     responses((status = 200, description = "What it is.", body = FileView))
 )]
 pub(crate) async fn stat_file(
@@ -326,7 +328,8 @@ pub(crate) async fn stat_file(
 
 /// Makes a directory and its missing parents.
 #[utoipa::path(
-    post, path = "/v1/sandboxes/{id}/files/mkdir", tag = "files", request_body = MkdirRequest,
+    post, path = "/v1/sandboxes/{id}/files/mkdir", tag = "files",
+    security(("key" = ["sandbox.use"])), request_body = MkdirRequest,
     responses((status = 200, description = "It exists.", body = MkdirResult))
 )]
 pub(crate) async fn make_directory(
@@ -344,7 +347,8 @@ pub(crate) async fn make_directory(
 
 /// Renames a file or directory, replacing what has the new name.
 #[utoipa::path(
-    post, path = "/v1/sandboxes/{id}/files/rename", tag = "files", request_body = RenameRequest,
+    post, path = "/v1/sandboxes/{id}/files/rename", tag = "files",
+    security(("key" = ["sandbox.use"])), request_body = RenameRequest,
     responses((status = 204, description = "It has its new name."))
 )]
 pub(crate) async fn rename_file(
@@ -360,7 +364,8 @@ pub(crate) async fn rename_file(
 
 /// Removes a file, or with `recursive` a directory and all below it.
 #[utoipa::path(
-    post, path = "/v1/sandboxes/{id}/files/remove", tag = "files", request_body = RemoveRequest,
+    post, path = "/v1/sandboxes/{id}/files/remove", tag = "files",
+    security(("key" = ["sandbox.use"])), request_body = RemoveRequest,
     responses((status = 204, description = "It is gone."))
 )]
 pub(crate) async fn remove_file(
@@ -378,7 +383,8 @@ pub(crate) async fn remove_file(
 
 /// Sets permission bits.
 #[utoipa::path(
-    post, path = "/v1/sandboxes/{id}/files/chmod", tag = "files", request_body = ChmodRequest,
+    post, path = "/v1/sandboxes/{id}/files/chmod", tag = "files",
+    security(("key" = ["sandbox.use"])), request_body = ChmodRequest,
     responses((status = 204, description = "They are set."))
 )]
 pub(crate) async fn change_mode(
@@ -394,7 +400,8 @@ pub(crate) async fn change_mode(
 
 /// Sets the owner.
 #[utoipa::path(
-    post, path = "/v1/sandboxes/{id}/files/chown", tag = "files", request_body = ChownRequest,
+    post, path = "/v1/sandboxes/{id}/files/chown", tag = "files",
+    security(("key" = ["sandbox.use"])), request_body = ChownRequest,
     responses((status = 204, description = "It is set."))
 )]
 pub(crate) async fn change_owner(
@@ -409,7 +416,8 @@ pub(crate) async fn change_owner(
 
 /// Makes a symlink.
 #[utoipa::path(
-    post, path = "/v1/sandboxes/{id}/files/symlink", tag = "files", request_body = SymlinkRequest,
+    post, path = "/v1/sandboxes/{id}/files/symlink", tag = "files",
+    security(("key" = ["sandbox.use"])), request_body = SymlinkRequest,
     responses((status = 204, description = "It exists."))
 )]
 pub(crate) async fn make_symlink(
@@ -425,7 +433,7 @@ pub(crate) async fn make_symlink(
 
 async fn change(
     app: &App,
-    caller: &atoll_sandboxes::Caller,
+    caller: &atoll_identity::Caller,
     id: &SandboxId,
     at: FilePath,
     change: FileChange,
@@ -436,7 +444,8 @@ async fn change(
 
 /// Watches a file or directory: `watching` once the watch stands, then `changed` events until you hang up, or `error`.
 #[utoipa::path(
-    get, path = "/v1/sandboxes/{id}/files/watch", tag = "files", params(WatchQuery),
+    get, path = "/v1/sandboxes/{id}/files/watch", tag = "files",
+    security(("key" = ["sandbox.use"])), params(WatchQuery),
     responses((status = 200, description = "The events.", body = ChangeView, content_type = "text/event-stream"))
 )]
 pub(crate) async fn watch_files(

@@ -1,8 +1,8 @@
 //! `/v1/keys`: who may call.
 
 use atoll_front::Visit;
-use atoll_sandboxes::Key;
-use atoll_types::KeyId;
+use atoll_identity::{CreateKey, Key};
+use atoll_types::{Fault, KeyId};
 use axum::extract::{Extension, State};
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
@@ -26,8 +26,18 @@ pub(crate) struct CreateKeyRequest {
     /// What the key is for.
     #[schema(min_length = 1, max_length = 255)]
     name: String,
-    /// Name or id of the project that it is of; absent: the caller's. Keys of `default` make keys for all projects.
+    /// Name or id of the project that it is of; absent: the caller's. Operators make keys for all projects.
     project: Option<String>,
+    /// `operator`, `member`, `viewer` or `approver`; absent: `member`. Nobody makes a key that may do more than their own.
+    role: Option<String>,
+    /// What the key is restricted to: `sandboxes`, `sandbox:ID`, `templates`, `secrets:use`, `secrets:manage`, `models`,
+    /// `workflows`, `approvals`, `ledger`; empty: its role alone says what it may do.
+    #[serde(default)]
+    #[schema(max_items = 32)]
+    scopes: Vec<String>,
+    /// When it stops working; absent: when the caller's own key does, if it does.
+    #[schema(format = DateTime)]
+    expires_at: Option<String>,
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -46,8 +56,14 @@ pub(crate) struct KeyView {
     name: String,
     /// The first characters of the secret, to tell keys apart.
     prefix: String,
+    /// What it may do: `operator`, `member`, `viewer` or `approver`.
+    role: String,
+    /// What it is restricted to; empty: its role alone says what it may do.
+    scopes: Vec<String>,
     #[schema(format = DateTime)]
     created_at: String,
+    #[schema(format = DateTime)]
+    expires_at: Option<String>,
     #[schema(format = DateTime)]
     revoked_at: Option<String>,
 }
@@ -58,7 +74,10 @@ impl KeyView {
             id: key.id.to_string(),
             project: key.project.to_string(),
             name: key.name,
-            prefix: key.shown_prefix,
+            prefix: key.prefix,
+            role: key.role.to_string(),
+            scopes: key.scopes.iter().map(ToString::to_string).collect(),
+            expires_at: key.expires_at.map(wire::time),
             created_at: wire::time(key.created_at),
             revoked_at: key.revoked_at.map(wire::time),
         }
@@ -79,7 +98,8 @@ pub(crate) struct KeyList {
 
 /// Lists the project's keys.
 #[utoipa::path(
-    get, path = "/v1/keys", tag = "keys", params(WhoseQuery),
+    get, path = "/v1/keys", tag = "keys",
+    security(("key" = ["keys.read"])), params(WhoseQuery),
     responses((status = 200, description = "The keys, without their secrets.", body = KeyList))
 )]
 pub(crate) async fn list_keys(
@@ -88,10 +108,10 @@ pub(crate) async fn list_keys(
     Args(whose): Args<WhoseQuery>,
 ) -> Answer<axum::Json<KeyList>> {
     let project = app
-        .sandboxes
+        .identity
         .project_named(&caller, whose.project.as_deref())
         .await?;
-    let keys = app.sandboxes.list_keys(&project).await?;
+    let keys = app.identity.list_keys(&project).await?;
     Ok(axum::Json(KeyList {
         items: keys.into_iter().map(KeyView::of).collect(),
     }))
@@ -99,7 +119,8 @@ pub(crate) async fn list_keys(
 
 /// Makes a key for the caller's project, or for another that it may name.
 #[utoipa::path(
-    post, path = "/v1/keys", tag = "keys", request_body = CreateKeyRequest,
+    post, path = "/v1/keys", tag = "keys",
+    security(("key" = ["keys.manage"])), request_body = CreateKeyRequest,
     responses((status = 201, description = "The key and its secret.", body = NewKeyView))
 )]
 pub(crate) async fn create_key(
@@ -109,10 +130,18 @@ pub(crate) async fn create_key(
 ) -> Answer<(StatusCode, axum::Json<NewKeyView>)> {
     let name = wire::name("name", body.name)?;
     let project = app
-        .sandboxes
+        .identity
         .project_named(&caller, body.project.as_deref())
         .await?;
-    let (key, secret) = app.sandboxes.create_key(&project, &name).await?;
+    let scopes = body.scopes.iter().map(|scope| scope.parse());
+    let wanted = CreateKey {
+        project,
+        name,
+        role: body.role.map(|role| role.parse()).transpose()?,
+        scopes: scopes.collect::<Result<_, Fault>>()?,
+        expires_at: wire::maybe_time("expires_at", body.expires_at.as_deref())?,
+    };
+    let (key, secret) = app.identity.create_key(&caller, wanted).await?;
     let answer = NewKeyView {
         key: KeyView::of(key),
         secret,
@@ -122,7 +151,8 @@ pub(crate) async fn create_key(
 
 /// Revokes a key; it stops working at once, and what is open with it ends.
 #[utoipa::path(
-    delete, path = "/v1/keys/{id}", tag = "keys", params(WhoseQuery),
+    delete, path = "/v1/keys/{id}", tag = "keys",
+    security(("key" = ["keys.manage"])), params(WhoseQuery),
     responses((status = 200, description = "The key, revoked.", body = KeyView))
 )]
 pub(crate) async fn revoke_key(
@@ -133,10 +163,10 @@ pub(crate) async fn revoke_key(
     Args(whose): Args<WhoseQuery>,
 ) -> Answer<axum::Json<KeyView>> {
     let project = app
-        .sandboxes
+        .identity
         .project_named(&caller, whose.project.as_deref())
         .await?;
-    let key = app.sandboxes.revoke_key(&project, &id).await?;
+    let key = app.identity.revoke_key(&caller, &project, &id).await?;
     visit.revoke(id.as_str());
     Ok(axum::Json(KeyView::of(key)))
 }

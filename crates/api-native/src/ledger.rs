@@ -1,6 +1,6 @@
 //! The ledger as callers read it: facts in their order, and usage summed from them; of one sandbox or of the project.
 
-use atoll_sandboxes::Caller;
+use atoll_identity::Caller;
 use atoll_types::{Code, SandboxId};
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
@@ -63,7 +63,8 @@ pub(crate) struct UsageView {
 
 /// Reads the ledger of one sandbox, oldest first.
 #[utoipa::path(
-    get, path = "/v1/sandboxes/{id}/facts", tag = "ledger", params(FactsQuery),
+    get, path = "/v1/sandboxes/{id}/facts", tag = "ledger",
+    security(("key" = ["sandbox.read"])), params(FactsQuery),
     responses((status = 200, description = "A page of facts.", body = FactPage))
 )]
 pub(crate) async fn sandbox_facts(
@@ -77,7 +78,8 @@ pub(crate) async fn sandbox_facts(
 
 /// Reads the ledger of the whole project, oldest first.
 #[utoipa::path(
-    get, path = "/v1/facts", tag = "ledger", params(FactsQuery),
+    get, path = "/v1/facts", tag = "ledger",
+    security(("key" = ["ledger.read"])), params(FactsQuery),
     responses((status = 200, description = "A page of facts.", body = FactPage))
 )]
 pub(crate) async fn project_facts(
@@ -121,6 +123,7 @@ pub(crate) async fn facts(
 /// Sums what one sandbox has used.
 #[utoipa::path(
     get, path = "/v1/sandboxes/{id}/usage", tag = "ledger",
+    security(("key" = ["sandbox.read"])),
     responses((status = 200, description = "The sums.", body = UsageView))
 )]
 pub(crate) async fn sandbox_usage(
@@ -134,6 +137,7 @@ pub(crate) async fn sandbox_usage(
 /// Sums what all sandboxes of the project have used.
 #[utoipa::path(
     get, path = "/v1/usage", tag = "ledger",
+    security(("key" = ["ledger.read"])),
     responses((status = 200, description = "The sums.", body = UsageView))
 )]
 pub(crate) async fn project_usage(State(app): State<App>, As(caller): As) -> Answer<axum::Json<UsageView>> {

@@ -8,14 +8,18 @@
 //! What must hold:
 //! - **Thin.** A handler reads a wire type, calls one use case, and writes a wire type. No rule about sandboxes lives
 //!   here, and no wire type leaves.
+//! - **Decided once.** Who asks, and whether they may, is found out before a route is entered ([`entrance`]); a route names the
+//!   action that it is, and nothing else about rights.
 //! - **Nothing is ignored.** Unknown fields, parameters, methods and routes are refused by name, in one error shape.
 //! - **One mapping** from faults to statuses: [`error`].
 //! - **Bytes pass through.** File, port and output streams are handed on chunk by chunk with back-pressure; what is
 //!   captured is bounded. Whoever hangs up cancels the work done for them.
 //! - **What is served is documented.** The OpenAPI document is generated from the handlers that are routed.
 
+mod actions;
 mod approvals;
 mod artifacts;
+mod browser;
 mod commands;
 mod entrance;
 mod error;
@@ -52,6 +56,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use atoll_front::{Api, Front, Slots};
+use atoll_identity::Identity;
 use atoll_models::Models;
 use atoll_sandboxes::Sandboxes;
 use atoll_workflows::Engine;
@@ -112,8 +117,9 @@ impl Default for Options {
 }
 
 /// The whole API, ports of its sandboxes included. It takes every request that no other API claims. A request from inside this
-/// process says who asks by an `atoll_sandboxes::Caller` among its extensions, and needs no key.
+/// process says who asks by an `atoll_identity::Caller` among its extensions, and needs no key.
 pub fn api(
+    identity: Identity,
     sandboxes: Sandboxes,
     models: Models,
     workflows: Option<Engine>,
@@ -123,12 +129,14 @@ pub fn api(
     let (routes, document) = openapi::documented().split_for_parts();
     let document = openapi::complete(document);
     let app = App(Arc::new(Inner {
+        identity,
         sandboxes,
         models,
         workflows,
         options,
         front,
         receiving: Slots::new("uploads", upload::AT_ONCE, upload::OF_A_PROJECT),
+        actions: actions::Actions::of(&document),
         parameters: parameters::Parameters::of(&document),
         document: server::Document::of(&document),
     }));
@@ -157,6 +165,7 @@ pub(crate) struct App(Arc<Inner>);
 
 #[derive(Debug)]
 pub(crate) struct Inner {
+    pub(crate) identity: Identity,
     pub(crate) sandboxes: Sandboxes,
     pub(crate) models: Models,
     /// Nothing where workflows are not served.
@@ -166,6 +175,7 @@ pub(crate) struct Inner {
     /// Uploads that are being received; each holds a blocking thread and room on the disk.
     pub(crate) receiving: Slots,
     pub(crate) document: server::Document,
+    pub(crate) actions: actions::Actions,
     pub(crate) parameters: parameters::Parameters,
 }
 

@@ -150,6 +150,7 @@ pub(crate) struct ExplanationItem {
 /// Shows what a sandbox may reach and what has gone through.
 #[utoipa::path(
     get, path = "/v1/sandboxes/{id}/network", tag = "network",
+    security(("key" = ["sandbox.read"])),
     responses((status = 200, description = "What holds now.", body = NetworkItem))
 )]
 pub(crate) async fn get_network(
@@ -163,7 +164,8 @@ pub(crate) async fn get_network(
 
 /// Sets what a sandbox may reach from now on. Connections that are not allowed any more are closed.
 #[utoipa::path(
-    put, path = "/v1/sandboxes/{id}/network", tag = "network", request_body = SetNetworkRequest,
+    put, path = "/v1/sandboxes/{id}/network", tag = "network",
+    security(("key" = ["sandbox.network"])), request_body = SetNetworkRequest,
     responses((status = 200, description = "It holds.", body = NetworkItem))
 )]
 pub(crate) async fn set_network(
@@ -182,7 +184,8 @@ pub(crate) async fn set_network(
 
 /// Reads what became of a sandbox's attempts to reach something, oldest first: a part of its ledger.
 #[utoipa::path(
-    get, path = "/v1/sandboxes/{id}/network/log", tag = "network", params(LogQuery),
+    get, path = "/v1/sandboxes/{id}/network/log", tag = "network",
+    security(("key" = ["sandbox.read"])), params(LogQuery),
     responses((status = 200, description = "A page of facts.", body = FactPage))
 )]
 pub(crate) async fn network_log(
@@ -197,7 +200,8 @@ pub(crate) async fn network_log(
 
 /// Says whether a sandbox may reach something, and which rule decides. Nothing is sent.
 #[utoipa::path(
-    get, path = "/v1/sandboxes/{id}/network/explain", tag = "network", params(ExplainQuery),
+    get, path = "/v1/sandboxes/{id}/network/explain", tag = "network",
+    security(("key" = ["sandbox.read"])), params(ExplainQuery),
     responses((status = 200, description = "What would happen.", body = ExplanationItem))
 )]
 pub(crate) async fn explain_network(

@@ -2,7 +2,7 @@
 //! each (errors, the key, the shapes of path parameters).
 
 use utoipa::openapi::path::{Operation, Parameter, ParameterBuilder, ParameterIn, PathItem};
-use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
+use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 use utoipa::openapi::{
     Content, ContentBuilder, InfoBuilder, KnownFormat, ObjectBuilder, OpenApi, Ref, RefOr, Required,
     ResponseBuilder, Schema, SchemaFormat, Type,
@@ -12,12 +12,12 @@ use utoipa_axum::router::OpenApiRouter;
 
 use crate::error::{ErrorBody, ErrorDetail};
 use crate::{
-    App, approvals, artifacts, commands, exec, files, gateway, keys, ledger, network, ports, projects, run,
-    sandboxes, secrets, server, session, snapshots, templates, transfer, volumes, workflows,
+    App, approvals, artifacts, browser, commands, exec, files, gateway, keys, ledger, network, ports,
+    projects, run, sandboxes, secrets, server, session, snapshots, templates, transfer, volumes, workflows,
 };
 
 const ERROR: &str = "Error";
-const KEY: &str = "key";
+pub(crate) const KEY: &str = "key";
 
 /// Every route with its documentation.
 pub(crate) fn documented() -> OpenApiRouter<App> {
@@ -41,6 +41,7 @@ pub(crate) fn documented() -> OpenApiRouter<App> {
         .merge(approvals::routes())
         .merge(keys::routes())
         .merge(projects::routes())
+        .merge(browser::routes())
         .merge(gateway::routes())
         .merge(server::routes())
 }
@@ -52,7 +53,8 @@ pub(crate) fn complete(mut api: OpenApi) -> OpenApi {
         .version(env!("CARGO_PKG_VERSION"))
         .description(Some(
             "Sandboxes for untrusted code. Times are RFC 3339, durations are milliseconds, sizes are bytes. Unknown \
-             fields and parameters are refused. Names that are not UTF-8 travel in fields that end in `_base64`.",
+             fields and parameters are refused. The scope that an operation requires of the key is the action that its \
+             roles and scopes must allow. Names that are not UTF-8 travel in fields that end in `_base64`.",
         ))
         .license(Some(utoipa::openapi::License::new("Apache-2.0")))
         .build();
@@ -76,9 +78,6 @@ pub(crate) fn complete(mut api: OpenApi) -> OpenApi {
 
 /// Adds to an operation what its path and body imply.
 fn complete_operation(path: &str, operation: &mut Operation) {
-    if path.starts_with("/v1/") || path.starts_with("/metrics") {
-        operation.security = Some(vec![SecurityRequirement::new(KEY, Vec::<String>::new())]);
-    }
     for name in path
         .split('/')
         .filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'))

@@ -1,5 +1,6 @@
 //! `/v1/sandboxes/{id}/ports`: what listens inside, and the way to it.
 
+use atoll_identity::Opens;
 use atoll_types::{Code, SandboxId};
 use axum::extract::State;
 use axum::http::HeaderMap;
@@ -47,6 +48,7 @@ pub(crate) struct PortAccess {
 /// Lists what listens inside a sandbox.
 #[utoipa::path(
     get, path = "/v1/sandboxes/{id}/ports", tag = "ports",
+    security(("key" = ["sandbox.read"])),
     responses((status = 200, description = "The ports.", body = PortList))
 )]
 pub(crate) async fn list_ports(
@@ -69,6 +71,7 @@ pub(crate) async fn list_ports(
 /// Tells how to reach a port from outside, whether or not anything listens there yet.
 #[utoipa::path(
     get, path = "/v1/sandboxes/{id}/ports/{port}", tag = "ports",
+    security(("key" = ["sandbox.use"])),
     responses((status = 200, description = "The way to it.", body = PortAccess))
 )]
 pub(crate) async fn get_port(
@@ -80,7 +83,8 @@ pub(crate) async fn get_port(
     if port == 0 {
         return Err(Failure::new(Code::InvalidPathParameter, "0 is not a port"));
     }
-    let token = app.sandboxes.port_token(&caller, &id, port).await?;
+    app.sandboxes.check_entry(&caller, &id).await?;
+    let token = app.identity.token(&Opens::Port { sandbox: &id, port });
     Ok(axum::Json(PortAccess {
         port,
         url: url(&app.options, &headers, &id, port),

@@ -1,6 +1,6 @@
 //! `/v1/projects`: whose everything is.
 
-use atoll_sandboxes::Project;
+use atoll_identity::Project;
 use axum::extract::State;
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
@@ -50,10 +50,11 @@ pub(crate) struct ProjectList {
 /// Lists projects: all of them with a key of `default`, otherwise the caller's own.
 #[utoipa::path(
     get, path = "/v1/projects", tag = "projects",
+    security(("key" = ["projects.read"])),
     responses((status = 200, description = "The projects, by name.", body = ProjectList))
 )]
 pub(crate) async fn list_projects(State(app): State<App>, As(caller): As) -> Answer<axum::Json<ProjectList>> {
-    let projects = app.sandboxes.projects(&caller).await?;
+    let projects = app.identity.projects(&caller).await?;
     Ok(axum::Json(ProjectList {
         items: projects.into_iter().map(ProjectView::of).collect(),
     }))
@@ -61,7 +62,8 @@ pub(crate) async fn list_projects(State(app): State<App>, As(caller): As) -> Ans
 
 /// Makes a project, with a key of `default`. `POST /v1/keys` with its name makes its first key.
 #[utoipa::path(
-    post, path = "/v1/projects", tag = "projects", request_body = CreateProjectRequest,
+    post, path = "/v1/projects", tag = "projects",
+    security(("key" = ["projects.manage"])), request_body = CreateProjectRequest,
     responses((status = 201, description = "The project.", body = ProjectView))
 )]
 pub(crate) async fn create_project(
@@ -69,6 +71,6 @@ pub(crate) async fn create_project(
     As(caller): As,
     Json(body): Json<CreateProjectRequest>,
 ) -> Answer<(StatusCode, axum::Json<ProjectView>)> {
-    let project = app.sandboxes.create_project(&caller, &body.name).await?;
+    let project = app.identity.create_project(&caller, &body.name).await?;
     Ok((StatusCode::CREATED, axum::Json(ProjectView::of(project))))
 }

@@ -6,7 +6,7 @@ use atoll_front::proxy::{
     self, HOST_TOKEN_NAME, Passing, Secrets, TOKEN_NAME, is_token_cookie, without_token,
 };
 use atoll_front::serve;
-use atoll_sandboxes::{Caller, kind_of_secret};
+use atoll_identity::{Caller, Opens, kind_of_secret};
 use atoll_types::{Code, Fault, SandboxId};
 use axum::extract::Request;
 use axum::http::header::{self, HeaderName};
@@ -30,7 +30,7 @@ pub(crate) async fn pass(app: &App, sandbox: &SandboxId, port: u16, request: Req
     }
     let Some(admitted) = admit(app, sandbox, port, request.headers(), request.uri()) else {
         // A token says nothing of a sandbox that is not there any more.
-        if app.sandboxes.tenant(sandbox).is_none() {
+        if app.sandboxes.owner(sandbox).is_none() {
             return Err(Fault::new(
                 Code::SandboxNotFound,
                 format!("there is no sandbox {sandbox}, or it has ended"),
@@ -53,7 +53,7 @@ pub(crate) async fn pass(app: &App, sandbox: &SandboxId, port: u16, request: Req
         ))
         .into());
     };
-    admit_to(request.extensions(), &admitted.caller.project, Some(sandbox))?;
+    admit_to(request.extensions(), &admitted.caller)?;
     let safe = matches!(*request.method(), Method::GET | Method::HEAD);
     if admitted.by == Source::Query && safe && proxy::upgrade_to(request.headers()).is_none() {
         return Ok(remember(app, &request, &admitted.token));
@@ -90,7 +90,8 @@ struct Admitted {
 
 fn admit(app: &App, sandbox: &SandboxId, port: u16, headers: &HeaderMap, uri: &Uri) -> Option<Admitted> {
     tokens(headers, uri).find_map(|(by, token)| {
-        let caller = app.sandboxes.check_port_token(sandbox, port, token)?;
+        let proof = app.identity.prove(&Opens::Port { sandbox, port }, token)?;
+        let caller = proof.acting_for(app.sandboxes.owner(sandbox)?);
         let token = token.to_owned();
         Some(Admitted { caller, token, by })
     })

@@ -50,7 +50,8 @@ pub(crate) struct RunResult {
 /// `created` with the sandbox, then those of a command. Hanging up ends the command, and the sandbox with it unless it is to
 /// be kept. If the command cannot be started, no sandbox stays.
 #[utoipa::path(
-    post, path = "/v1/run", tag = "commands", request_body = RunRequest,
+    post, path = "/v1/run", tag = "commands",
+    security(("key" = ["sandboxes.create"])), request_body = RunRequest,
     responses((status = 200, description = "It is over; or its events.", content(
         (RunResult = "application/json"), (String = "text/event-stream")))),
 )]

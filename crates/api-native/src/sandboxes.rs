@@ -55,6 +55,7 @@ pub(crate) struct ExtendRequest {
 /// Creates a sandbox and answers when it runs.
 #[utoipa::path(
     post, path = "/v1/sandboxes", tag = "sandboxes",
+    security(("key" = ["sandboxes.create"])),
     request_body = CreateSandboxRequest,
     params(("Idempotency-Key" = Option<String>, Header, min_length = 1, max_length = 255,
         description = "The same key with the same request finds the sandbox that was already made. \
@@ -94,7 +95,8 @@ pub(crate) fn idempotency_key(headers: &HeaderMap) -> Answer<Option<String>> {
 
 /// Lists sandboxes, newest first.
 #[utoipa::path(
-    get, path = "/v1/sandboxes", tag = "sandboxes", params(ListQuery),
+    get, path = "/v1/sandboxes", tag = "sandboxes",
+    security(("key" = ["sandboxes.list"])), params(ListQuery),
     responses((status = 200, description = "A page of them.", body = SandboxPage))
 )]
 pub(crate) async fn list_sandboxes(
@@ -112,6 +114,7 @@ pub(crate) async fn list_sandboxes(
 /// Shows a sandbox.
 #[utoipa::path(
     get, path = "/v1/sandboxes/{id}", tag = "sandboxes",
+    security(("key" = ["sandbox.read"])),
     responses((status = 200, description = "The sandbox.", body = SandboxView))
 )]
 pub(crate) async fn get_sandbox(
@@ -126,6 +129,7 @@ pub(crate) async fn get_sandbox(
 /// Ends a sandbox and answers when nothing of it is left. Ending what is already gone succeeds.
 #[utoipa::path(
     delete, path = "/v1/sandboxes/{id}", tag = "sandboxes",
+    security(("key" = ["sandbox.use"])),
     responses((status = 200, description = "It is gone; this is its record.", body = SandboxView))
 )]
 pub(crate) async fn delete_sandbox(
@@ -139,7 +143,8 @@ pub(crate) async fn delete_sandbox(
 
 /// Sets the deadline of a sandbox anew, counted from now.
 #[utoipa::path(
-    post, path = "/v1/sandboxes/{id}/extend", tag = "sandboxes", request_body = ExtendRequest,
+    post, path = "/v1/sandboxes/{id}/extend", tag = "sandboxes",
+    security(("key" = ["sandbox.use"])), request_body = ExtendRequest,
     responses((status = 200, description = "The sandbox with its new deadline.", body = SandboxView))
 )]
 pub(crate) async fn extend_sandbox(

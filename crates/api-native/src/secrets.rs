@@ -194,7 +194,8 @@ pub(crate) struct SecretPage {
 /// Keeps a secret under a name, encrypted; one that is there gets this value and this binding. Running sandboxes that may
 /// use it use the new value at once.
 #[utoipa::path(
-    put, path = "/v1/secrets/{secret}", tag = "secrets", request_body = SetSecretRequest,
+    put, path = "/v1/secrets/{secret}", tag = "secrets",
+    security(("key" = ["secrets.manage"])), request_body = SetSecretRequest,
     responses((status = 200, description = "It is kept.", body = SecretItem))
 )]
 pub(crate) async fn set_secret(
@@ -209,7 +210,8 @@ pub(crate) async fn set_secret(
 
 /// Replaces the value of a secret and nothing else. Running sandboxes that may use it use the new value at once.
 #[utoipa::path(
-    post, path = "/v1/secrets/{secret}/rotate", tag = "secrets", request_body = RotateSecretRequest,
+    post, path = "/v1/secrets/{secret}/rotate", tag = "secrets",
+    security(("key" = ["secrets.manage"])), request_body = RotateSecretRequest,
     responses((status = 200, description = "The new value holds.", body = SecretItem))
 )]
 pub(crate) async fn rotate_secret(
@@ -229,7 +231,8 @@ pub(crate) async fn rotate_secret(
 
 /// Lists secrets without their values, newest first.
 #[utoipa::path(
-    get, path = "/v1/secrets", tag = "secrets", params(SecretsQuery),
+    get, path = "/v1/secrets", tag = "secrets",
+    security(("key" = ["secrets.read"])), params(SecretsQuery),
     responses((status = 200, description = "A page of them.", body = SecretPage))
 )]
 pub(crate) async fn list_secrets(
@@ -249,6 +252,7 @@ pub(crate) async fn list_secrets(
 /// Shows a secret without its value.
 #[utoipa::path(
     get, path = "/v1/secrets/{secret}", tag = "secrets",
+    security(("key" = ["secrets.read"])),
     responses((status = 200, description = "The secret.", body = SecretItem))
 )]
 pub(crate) async fn get_secret(
@@ -263,6 +267,7 @@ pub(crate) async fn get_secret(
 /// Deletes a secret. Sandboxes that may use it go on without it.
 #[utoipa::path(
     delete, path = "/v1/secrets/{secret}", tag = "secrets",
+    security(("key" = ["secrets.manage"])),
     responses((status = 204, description = "It is gone."))
 )]
 pub(crate) async fn delete_secret(

@@ -17,7 +17,7 @@ use utoipa_axum::routes;
 
 use crate::App;
 use crate::error::{Answer, Failure};
-use crate::extract::{As, Collector};
+use crate::extract::As;
 use crate::sandboxes::IsolationName;
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
@@ -62,6 +62,7 @@ pub(crate) struct PoolInfo {
 /// Tells what this server is and which isolation it offers.
 #[utoipa::path(
     get, path = "/v1/info", tag = "server",
+    security(("key" = ["server.read"])),
     responses((status = 200, description = "The server.", body = InfoView))
 )]
 pub(crate) async fn info(State(app): State<App>, As(_): As) -> Answer<axum::Json<InfoView>> {
@@ -101,9 +102,10 @@ const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// Metrics of model calls in Prometheus' text form, for the same readers as `/metrics`.
 #[utoipa::path(
     get, path = "/metrics/models", tag = "server",
+    security(("key" = ["server.run"])),
     responses((status = 200, description = "The metrics.", body = String, content_type = "text/plain"))
 )]
-pub(crate) async fn model_metrics(_: Collector, State(app): State<App>) -> impl IntoResponse {
+pub(crate) async fn model_metrics(State(app): State<App>) -> impl IntoResponse {
     let mut out = String::new();
     app.models.metrics().write(&mut out);
     ([(header::CONTENT_TYPE, METRICS_TYPE)], out)
@@ -112,9 +114,10 @@ pub(crate) async fn model_metrics(_: Collector, State(app): State<App>) -> impl 
 /// Metrics in Prometheus' text form, for those who run the server, and for holders of its `metrics_key`.
 #[utoipa::path(
     get, path = "/metrics", tag = "server",
+    security(("key" = ["server.run"])),
     responses((status = 200, description = "The metrics.", body = String, content_type = "text/plain"))
 )]
-pub(crate) async fn metrics(_: Collector, State(app): State<App>) -> impl IntoResponse {
+pub(crate) async fn metrics(State(app): State<App>) -> impl IntoResponse {
     let overview = app.sandboxes.overview().await;
     let mut out = String::with_capacity(16 * 1024);
     gauge(

@@ -21,7 +21,8 @@ use std::time::Duration;
 
 use atoll_front::body::json_weight;
 use atoll_front::{Permit, Visit};
-use atoll_sandboxes::{Caller, ExecEvent, ExecEvents, ExecInput, Execution, OutputStream};
+use atoll_identity::Caller;
+use atoll_sandboxes::{ExecEvent, ExecEvents, ExecInput, Execution, OutputStream};
 use atoll_types::{Code, CommandId, Fault, FaultKind, SandboxId};
 use axum::extract::State;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
@@ -111,6 +112,7 @@ type Upgrade = Result<WebSocketUpgrade, WebSocketUpgradeRejection>;
 /// unless it runs in the background.
 #[utoipa::path(
     get, path = "/v1/sandboxes/{id}/exec/ws", tag = "commands",
+    security(("key" = ["sandbox.use"])),
     responses((status = 101, description = "A WebSocket."))
 )]
 pub(crate) async fn exec_ws(
@@ -131,7 +133,8 @@ pub(crate) async fn exec_ws(
 
 /// Attaches to a command over a WebSocket; messages as for `exec/ws`. Hanging up leaves the command alone.
 #[utoipa::path(
-    get, path = "/v1/sandboxes/{id}/commands/{command}/ws", tag = "commands", params(AttachQuery),
+    get, path = "/v1/sandboxes/{id}/commands/{command}/ws", tag = "commands",
+    security(("key" = ["sandbox.use"])), params(AttachQuery),
     responses((status = 101, description = "A WebSocket."))
 )]
 pub(crate) async fn attach_ws(

@@ -12,7 +12,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::error::Answer;
-use crate::extract::{Args, Arriving, As, At, MaybeJson, Operator};
+use crate::extract::{Args, Arriving, As, At, MaybeJson};
 use crate::sandboxes::{IsolationName, SaveKindName, idempotency_key};
 use crate::{App, upload, wire};
 
@@ -113,7 +113,8 @@ pub(crate) struct SnapshotPage {
 
 /// Takes a snapshot of a running, paused or stopped sandbox, and answers when it is durable.
 #[utoipa::path(
-    post, path = "/v1/sandboxes/{id}/snapshots", tag = "snapshots", request_body = Option<SnapshotRequest>,
+    post, path = "/v1/sandboxes/{id}/snapshots", tag = "snapshots",
+    security(("key" = ["storage.manage"])), request_body = Option<SnapshotRequest>,
     params(("Idempotency-Key" = Option<String>, Header, min_length = 1, max_length = 255,
         description = "A request that comes again with the same key finds the snapshot that the first one took.")),
     responses((status = 201, description = "It is taken.", body = SnapshotView))
@@ -136,7 +137,8 @@ pub(crate) async fn take_snapshot(
 
 /// Lists snapshots, newest first.
 #[utoipa::path(
-    get, path = "/v1/snapshots", tag = "snapshots", params(SnapshotsQuery),
+    get, path = "/v1/snapshots", tag = "snapshots",
+    security(("key" = ["storage.read"])), params(SnapshotsQuery),
     responses((status = 200, description = "A page of them.", body = SnapshotPage))
 )]
 pub(crate) async fn list_snapshots(
@@ -156,6 +158,7 @@ pub(crate) async fn list_snapshots(
 /// Shows a snapshot, by id or name.
 #[utoipa::path(
     get, path = "/v1/snapshots/{snapshot}", tag = "snapshots",
+    security(("key" = ["storage.read"])),
     responses((status = 200, description = "The snapshot.", body = SnapshotView))
 )]
 pub(crate) async fn get_snapshot(
@@ -170,6 +173,7 @@ pub(crate) async fn get_snapshot(
 /// Deletes a snapshot. Sandboxes that were made of it go on.
 #[utoipa::path(
     delete, path = "/v1/snapshots/{snapshot}", tag = "snapshots",
+    security(("key" = ["storage.manage"])),
     responses((status = 204, description = "It is gone."))
 )]
 pub(crate) async fn delete_snapshot(
@@ -184,6 +188,7 @@ pub(crate) async fn delete_snapshot(
 /// Streams a snapshot as one file that another server can take in.
 #[utoipa::path(
     get, path = "/v1/snapshots/{snapshot}/export", tag = "snapshots",
+    security(("key" = ["storage.manage"])),
     responses((status = 200, description = "The file.", content((Vec<u8> = "application/octet-stream"))))
 )]
 pub(crate) async fn export_snapshot(
@@ -201,7 +206,8 @@ pub(crate) async fn export_snapshot(
 
 /// Takes in a file that an export made.
 #[utoipa::path(
-    post, path = "/v1/snapshots/import", tag = "snapshots", params(ImportQuery),
+    post, path = "/v1/snapshots/import", tag = "snapshots",
+    security(("key" = ["storage.manage"])), params(ImportQuery),
     request_body(content = Vec<u8>, content_type = "application/octet-stream"),
     responses((status = 201, description = "It is here.", body = SnapshotView))
 )]
@@ -232,12 +238,12 @@ pub(crate) struct KeepRunningRequest {
 /// Boots a template that has a start command, waits until that is ready, and keeps the memory: sandboxes of this size
 /// come up with their servers running.
 #[utoipa::path(
-    post, path = "/v1/templates/{template}/running", tag = "templates", request_body = Option<KeepRunningRequest>,
+    post, path = "/v1/templates/{template}/running", tag = "templates",
+    security(("key" = ["templates.manage"])), request_body = Option<KeepRunningRequest>,
     responses((status = 201, description = "What is kept.", body = SnapshotView))
 )]
 pub(crate) async fn keep_template_running(
     State(app): State<App>,
-    _: Operator,
     At(which): At<String>,
     MaybeJson(body): MaybeJson<KeepRunningRequest>,
 ) -> Answer<(StatusCode, axum::Json<SnapshotView>)> {
@@ -271,12 +277,12 @@ pub(crate) struct Garbage {
 
 /// Collects garbage, or says what there is.
 #[utoipa::path(
-    post, path = "/v1/gc", tag = "server", request_body = Option<CollectRequest>,
+    post, path = "/v1/gc", tag = "server",
+    security(("key" = ["server.run"])), request_body = Option<CollectRequest>,
     responses((status = 200, description = "What went, or would.", body = Garbage))
 )]
 pub(crate) async fn collect_garbage(
     State(app): State<App>,
-    _: Operator,
     MaybeJson(body): MaybeJson<CollectRequest>,
 ) -> Answer<axum::Json<Garbage>> {
     let collected = app.sandboxes.collect_garbage(body.dry_run).await?;

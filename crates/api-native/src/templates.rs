@@ -17,7 +17,7 @@ use utoipa_axum::routes;
 
 use crate::error::{Answer, ErrorDetail, Failure};
 use crate::exec::{event, sse};
-use crate::extract::{Args, Arriving, As, At, Json, Operator};
+use crate::extract::{Args, Arriving, As, At, Json};
 use crate::network::PolicyWords;
 use crate::sandboxes::ResourcesView;
 use crate::upload::{self, Upload};
@@ -113,6 +113,7 @@ pub(crate) struct PruneResult {
 /// Lists templates.
 #[utoipa::path(
     get, path = "/v1/templates", tag = "templates",
+    security(("key" = ["templates.read"])),
     responses((status = 200, description = "The templates.", body = TemplateList))
 )]
 pub(crate) async fn list_templates(State(app): State<App>, As(_): As) -> Answer<axum::Json<TemplateList>> {
@@ -125,6 +126,7 @@ pub(crate) async fn list_templates(State(app): State<App>, As(_): As) -> Answer<
 /// Shows a template, by name or id.
 #[utoipa::path(
     get, path = "/v1/templates/{template}", tag = "templates",
+    security(("key" = ["templates.read"])),
     responses((status = 200, description = "The template.", body = TemplateView))
 )]
 pub(crate) async fn get_template(
@@ -139,13 +141,10 @@ pub(crate) async fn get_template(
 /// Deletes a template, by name or id.
 #[utoipa::path(
     delete, path = "/v1/templates/{template}", tag = "templates",
+    security(("key" = ["templates.manage"])),
     responses((status = 204, description = "It is gone."))
 )]
-pub(crate) async fn delete_template(
-    State(app): State<App>,
-    _: Operator,
-    At(which): At<String>,
-) -> Answer<StatusCode> {
+pub(crate) async fn delete_template(State(app): State<App>, At(which): At<String>) -> Answer<StatusCode> {
     app.sandboxes.delete_template(&which).await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -153,9 +152,10 @@ pub(crate) async fn delete_template(
 /// Removes what no name and no sandbox uses.
 #[utoipa::path(
     post, path = "/v1/templates/prune", tag = "templates",
+    security(("key" = ["templates.manage"])),
     responses((status = 200, description = "What that freed.", body = PruneResult))
 )]
-pub(crate) async fn prune_templates(State(app): State<App>, _: Operator) -> Answer<axum::Json<PruneResult>> {
+pub(crate) async fn prune_templates(State(app): State<App>) -> Answer<axum::Json<PruneResult>> {
     let freed_bytes = app.sandboxes.prune_templates().await?;
     Ok(axum::Json(PruneResult { freed_bytes }))
 }
@@ -165,7 +165,8 @@ pub(crate) async fn prune_templates(State(app): State<App>, _: Operator) -> Answ
 /// The answer is a stream of events: `progress` with `{"stage","done","total"}` (total 0: unknown), `log` with
 /// `{"text"}`, and last `done` with the template or `error`. Hanging up cancels the build.
 #[utoipa::path(
-    post, path = "/v1/templates/build", tag = "templates", request_body = BuildRequest,
+    post, path = "/v1/templates/build", tag = "templates",
+    security(("key" = ["templates.manage"])), request_body = BuildRequest,
     params(("X-Registry-Auth" = Option<String>, Header,
         description = "Who to be for the registry: `Basic`, then `user:password` in base64."),
         ("X-Registry" = Option<String>, Header,
@@ -174,7 +175,6 @@ pub(crate) async fn prune_templates(State(app): State<App>, _: Operator) -> Answ
 )]
 pub(crate) async fn build_template(
     State(app): State<App>,
-    _: Operator,
     headers: HeaderMap,
     Json(body): Json<BuildRequest>,
 ) -> Answer<Response> {
@@ -186,6 +186,7 @@ pub(crate) async fn build_template(
 /// Builds a template from a Dockerfile; the body is a tar archive of its context. Answers as `build` does.
 #[utoipa::path(
     post, path = "/v1/templates/build-context", tag = "templates",
+    security(("key" = ["templates.manage"])),
     params(ContextQuery, ("X-Registry-Auth" = Option<String>, Header,
         description = "Who to be for the registry: `Basic`, then `user:password` in base64."),
         ("X-Registry" = Option<String>, Header,
@@ -195,7 +196,7 @@ pub(crate) async fn build_template(
 )]
 pub(crate) async fn build_from_context(
     State(app): State<App>,
-    Operator(caller): Operator,
+    As(caller): As,
     Args(pairs): Args<Vec<(String, String)>>,
     headers: HeaderMap,
     Arriving(body): Arriving,
@@ -235,13 +236,14 @@ pub(crate) async fn build_from_context(
 /// Builds a template from an image archive (`docker save` or a tar of an OCI layout), which is the body. Answers as
 /// `build` does.
 #[utoipa::path(
-    post, path = "/v1/templates/build-archive", tag = "templates", params(ArchiveQuery),
+    post, path = "/v1/templates/build-archive", tag = "templates",
+    security(("key" = ["templates.manage"])), params(ArchiveQuery),
     request_body(content = Vec<u8>, content_type = "application/octet-stream", description = "A tar archive."),
     responses((status = 200, description = "How it goes.", body = String, content_type = "text/event-stream"))
 )]
 pub(crate) async fn build_from_archive(
     State(app): State<App>,
-    Operator(caller): Operator,
+    As(caller): As,
     Args(query): Args<ArchiveQuery>,
     Arriving(body): Arriving,
 ) -> Answer<Response> {

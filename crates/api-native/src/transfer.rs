@@ -100,6 +100,7 @@ impl WriteQuery {
 /// Reads a file, or with `Range` or `offset` and `length` a part of it.
 #[utoipa::path(
     get, path = "/v1/sandboxes/{id}/files/content", tag = "files",
+    security(("key" = ["sandbox.use"])),
     params(ReadQuery, ("Range" = Option<String>, Header, description = "One range of bytes.")),
     responses(
         (status = 200, description = "The content.", body = Vec<u8>, content_type = "application/octet-stream"),
@@ -232,7 +233,8 @@ fn octets(body: Body, length: Option<u64>) -> Response {
 
 /// Writes a file; the body is its content.
 #[utoipa::path(
-    put, path = "/v1/sandboxes/{id}/files/content", tag = "files", params(WriteQuery),
+    put, path = "/v1/sandboxes/{id}/files/content", tag = "files",
+    security(("key" = ["sandbox.use"])), params(WriteQuery),
     request_body(content = Vec<u8>, content_type = "application/octet-stream"),
     responses((status = 200, description = "It is written.", body = FileView))
 )]
@@ -253,7 +255,8 @@ pub(crate) async fn write_file(
 
 /// Streams a file or directory as a tar archive, names relative to its parent.
 #[utoipa::path(
-    get, path = "/v1/sandboxes/{id}/files/tar", tag = "files", params(PathQuery),
+    get, path = "/v1/sandboxes/{id}/files/tar", tag = "files",
+    security(("key" = ["sandbox.use"])), params(PathQuery),
     responses((status = 200, description = "The archive.", body = Vec<u8>, content_type = "application/x-tar"))
 )]
 pub(crate) async fn read_tar(
@@ -272,7 +275,8 @@ pub(crate) async fn read_tar(
 
 /// Unpacks a tar archive below a directory, which is created. Members that would land outside are refused.
 #[utoipa::path(
-    put, path = "/v1/sandboxes/{id}/files/tar", tag = "files", params(PathQuery),
+    put, path = "/v1/sandboxes/{id}/files/tar", tag = "files",
+    security(("key" = ["sandbox.use"])), params(PathQuery),
     request_body(content = Vec<u8>, content_type = "application/octet-stream", description = "A tar archive."),
     responses((status = 204, description = "It is unpacked."))
 )]

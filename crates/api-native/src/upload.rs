@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use atoll_archive::{Budget, Dialect, Ids, is_full, is_too_much, unpack_within};
-use atoll_sandboxes::Caller;
+use atoll_identity::Caller;
 use atoll_types::{Code, Fault};
 use axum::body::Body;
 use bytes::Bytes;
@@ -104,7 +104,7 @@ async fn receive(
     body: Body,
     take: impl FnOnce(Incoming, &Path, u64) -> Answer<()> + Send + 'static,
 ) -> Answer<Upload> {
-    let _slot = app.receiving.take(&caller.project)?;
+    let _slot = app.receiving.take(caller.project())?;
     let chunks = stream::unfold(body.into_data_stream(), |mut body| async move {
         match tokio::time::timeout(PATIENCE, body.next()).await {
             Ok(chunk) => Some((chunk?.map_err(io::Error::other), body)),

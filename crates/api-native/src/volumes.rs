@@ -98,7 +98,8 @@ pub(crate) struct Imported {
 
 /// Makes an empty volume.
 #[utoipa::path(
-    post, path = "/v1/volumes", tag = "volumes", request_body = CreateVolumeRequest,
+    post, path = "/v1/volumes", tag = "volumes",
+    security(("key" = ["storage.manage"])), request_body = CreateVolumeRequest,
     responses((status = 201, description = "It is there.", body = VolumeView))
 )]
 pub(crate) async fn create_volume(
@@ -116,7 +117,8 @@ pub(crate) async fn create_volume(
 
 /// Makes a volume of a tar archive that sandboxes can only read.
 #[utoipa::path(
-    post, path = "/v1/volumes/seal", tag = "volumes", params(SealQuery),
+    post, path = "/v1/volumes/seal", tag = "volumes",
+    security(("key" = ["storage.manage"])), params(SealQuery),
     request_body(content = Vec<u8>, content_type = "application/octet-stream"),
     responses((status = 201, description = "It is there.", body = VolumeView))
 )]
@@ -136,7 +138,8 @@ pub(crate) async fn seal_volume(
 
 /// Lists volumes, newest first.
 #[utoipa::path(
-    get, path = "/v1/volumes", tag = "volumes", params(VolumesQuery),
+    get, path = "/v1/volumes", tag = "volumes",
+    security(("key" = ["storage.read"])), params(VolumesQuery),
     responses((status = 200, description = "A page of them.", body = VolumePage))
 )]
 pub(crate) async fn list_volumes(
@@ -156,6 +159,7 @@ pub(crate) async fn list_volumes(
 /// Shows a volume, by id or name.
 #[utoipa::path(
     get, path = "/v1/volumes/{volume}", tag = "volumes",
+    security(("key" = ["storage.read"])),
     responses((status = 200, description = "The volume.", body = VolumeView))
 )]
 pub(crate) async fn get_volume(
@@ -170,6 +174,7 @@ pub(crate) async fn get_volume(
 /// Deletes a volume with all it holds; refused while a sandbox that has not ended was created with it.
 #[utoipa::path(
     delete, path = "/v1/volumes/{volume}", tag = "volumes",
+    security(("key" = ["storage.manage"])),
     responses((status = 204, description = "It is gone."))
 )]
 pub(crate) async fn delete_volume(
@@ -184,6 +189,7 @@ pub(crate) async fn delete_volume(
 /// Streams all that is in a volume as a tar archive; possible while sandboxes use it.
 #[utoipa::path(
     get, path = "/v1/volumes/{volume}/content", tag = "volumes",
+    security(("key" = ["storage.manage"])),
     responses((status = 200, description = "The archive.", content((Vec<u8> = "application/x-tar"))))
 )]
 pub(crate) async fn export_volume(
@@ -202,6 +208,7 @@ pub(crate) async fn export_volume(
 /// Adds what is in a tar archive to a volume.
 #[utoipa::path(
     put, path = "/v1/volumes/{volume}/content", tag = "volumes",
+    security(("key" = ["storage.manage"])),
     request_body(content = Vec<u8>, content_type = "application/octet-stream"),
     responses((status = 200, description = "It is in.", body = Imported))
 )]

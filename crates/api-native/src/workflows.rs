@@ -1,7 +1,7 @@
 //! `/v1/workflows`: durable workflows for people: what runs, what happened, and what is done by hand. Programs that write
 //! workflows speak their SDK's wire.
 
-use atoll_sandboxes::Caller;
+use atoll_identity::Caller;
 use atoll_types::{Code, Fault, Timestamp};
 use atoll_workflows::{ActivityView, Engine, EventView, Refusal, WorkflowName, WorkflowView};
 use axum::extract::State;
@@ -169,7 +169,8 @@ pub(crate) struct NewRun {
 
 /// Lists workflows, newest first.
 #[utoipa::path(
-    get, path = "/v1/workflows", tag = "workflows", params(ListQuery),
+    get, path = "/v1/workflows", tag = "workflows",
+    security(("key" = ["workflows.read"])), params(ListQuery),
     responses((status = 200, description = "A page of workflows.", body = WorkflowPage))
 )]
 pub(crate) async fn list_workflows(
@@ -195,7 +196,8 @@ pub(crate) async fn list_workflows(
 
 /// Shows one workflow, and what it waits for.
 #[utoipa::path(
-    get, path = "/v1/workflows/{workflow}", tag = "workflows", params(OneQuery),
+    get, path = "/v1/workflows/{workflow}", tag = "workflows",
+    security(("key" = ["workflows.read"])), params(OneQuery),
     responses((status = 200, description = "The workflow.", body = WorkflowDetail))
 )]
 pub(crate) async fn get_workflow(
@@ -217,7 +219,8 @@ pub(crate) async fn get_workflow(
 
 /// Shows what happened in a workflow, event by event.
 #[utoipa::path(
-    get, path = "/v1/workflows/{workflow}/history", tag = "workflows", params(HistoryQuery),
+    get, path = "/v1/workflows/{workflow}/history", tag = "workflows",
+    security(("key" = ["workflows.read"])), params(HistoryQuery),
     responses((status = 200, description = "A page of events, in their order.", body = EventPage))
 )]
 pub(crate) async fn workflow_history(
@@ -244,7 +247,8 @@ pub(crate) async fn workflow_history(
 
 /// Sends a signal to a workflow.
 #[utoipa::path(
-    post, path = "/v1/workflows/{workflow}/signal", tag = "workflows", params(OneQuery), request_body = SignalRequest,
+    post, path = "/v1/workflows/{workflow}/signal", tag = "workflows",
+    security(("key" = ["workflows.run"])), params(OneQuery), request_body = SignalRequest,
     responses((status = 204, description = "The signal is part of the history."))
 )]
 pub(crate) async fn signal_workflow(
@@ -265,7 +269,8 @@ pub(crate) async fn signal_workflow(
 
 /// Asks a workflow to end; it may clean up first.
 #[utoipa::path(
-    post, path = "/v1/workflows/{workflow}/cancel", tag = "workflows", params(OneQuery),
+    post, path = "/v1/workflows/{workflow}/cancel", tag = "workflows",
+    security(("key" = ["workflows.run"])), params(OneQuery),
     request_body = Option<EndRequest>,
     responses((status = 204, description = "The workflow is asked."))
 )]
@@ -286,7 +291,8 @@ pub(crate) async fn cancel_workflow(
 
 /// Ends a workflow at once; it cleans up nothing.
 #[utoipa::path(
-    post, path = "/v1/workflows/{workflow}/terminate", tag = "workflows", params(OneQuery),
+    post, path = "/v1/workflows/{workflow}/terminate", tag = "workflows",
+    security(("key" = ["workflows.run"])), params(OneQuery),
     request_body = Option<EndRequest>,
     responses((status = 204, description = "The workflow has ended."))
 )]
@@ -307,7 +313,8 @@ pub(crate) async fn terminate_workflow(
 
 /// Goes back to an earlier point of a workflow and goes on from there, as a new run. The run that was current ends.
 #[utoipa::path(
-    post, path = "/v1/workflows/{workflow}/reset", tag = "workflows", params(OneQuery), request_body = ResetRequest,
+    post, path = "/v1/workflows/{workflow}/reset", tag = "workflows",
+    security(("key" = ["workflows.run"])), params(OneQuery), request_body = ResetRequest,
     responses((status = 200, description = "The new run.", body = NewRun))
 )]
 pub(crate) async fn reset_workflow(
@@ -337,7 +344,7 @@ fn named(namespace: Option<String>, id: String, run: Option<String>) -> Workflow
 fn engine<'a>(app: &'a App, caller: &Caller, name: &WorkflowName) -> Answer<&'a Engine> {
     let engine = any_engine(app)?;
     engine
-        .check_project(caller.project.as_str(), &name.namespace)
+        .check_project(caller.project().as_str(), &name.namespace)
         .map_err(refused)?;
     Ok(engine)
 }

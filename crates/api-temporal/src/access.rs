@@ -15,7 +15,8 @@ use std::task::{Context, Poll};
 
 use atoll_front::body::Awaited;
 use atoll_front::{Front, Line, Refused, Visit, status};
-use atoll_types::{Fault, ProjectId};
+use atoll_identity::{Action, Identity};
+use atoll_types::Fault;
 use atoll_workflow_core::Refusal;
 use atoll_workflows::{Engine, Namespace};
 use futures_util::FutureExt as _;
@@ -29,19 +30,18 @@ use tower_layer::Layer;
 use tower_service::Service;
 use tracing::Instrument as _;
 
-/// Knows to which project a key belongs.
+/// Knows who holds a key.
 #[async_trait]
 pub trait Keys: fmt::Debug + Send + Sync + 'static {
     /// `Ok(None)`: the key is unknown or was revoked. `Err`: it cannot be found out now.
-    async fn find(&self, secret: &str) -> Result<Option<Key>, String>;
+    async fn holder(&self, secret: &str) -> Result<Option<atoll_identity::Caller>, Fault>;
 }
 
-/// A key that opens something.
-#[derive(Debug, Clone)]
-pub struct Key {
-    /// By this it is revoked, which ends what is open with it.
-    pub id: String,
-    pub project: String,
+#[async_trait]
+impl Keys for Identity {
+    async fn holder(&self, secret: &str) -> Result<Option<atoll_identity::Caller>, Fault> {
+        self.authenticate(secret).await
+    }
 }
 
 /// Whom the server lets in.
@@ -204,7 +204,10 @@ where
                 Access::WithKey(_) if request.uri().path().starts_with("/grpc.health.v1.Health/") => {
                     Ok(Caller::Project(Arc::from("")))
                 }
-                Access::WithKey(keys) => admit(keys.as_ref(), &visit, request.headers()).await,
+                Access::WithKey(keys) => {
+                    let action = action(request.uri().path());
+                    admit(keys.as_ref(), &visit, request.headers(), action).await
+                }
             };
             match caller {
                 Ok(caller) => {
@@ -271,7 +274,22 @@ fn told(fault: &Fault) -> Status {
     Status::new(code, fault.to_string())
 }
 
-async fn admit(keys: &dyn Keys, visit: &Visit, headers: &HeaderMap) -> Result<Caller, Status> {
+/// Which action a method is: those that only look say so by their names.
+fn action(path: &str) -> Action {
+    let method = path.rsplit('/').next().unwrap_or_default();
+    let looks = ["Get", "List", "Describe", "Count", "Scan", "Query"];
+    match looks.iter().any(|beginning| method.starts_with(beginning)) {
+        true => Action::ReadWorkflows,
+        false => Action::RunWorkflows,
+    }
+}
+
+async fn admit(
+    keys: &dyn Keys,
+    visit: &Visit,
+    headers: &HeaderMap,
+    action: Action,
+) -> Result<Caller, Status> {
     let secret = headers
         .get(header::AUTHORIZATION)
         .and_then(|value| value.to_str().ok())
@@ -284,26 +302,56 @@ async fn admit(keys: &dyn Keys, visit: &Visit, headers: &HeaderMap) -> Result<Ca
                 "this request carries no API key: give your client one (api_key); `atoll key create` makes it",
             )
         })?;
-    match keys.find(secret).await {
-        Ok(Some(key)) => {
-            let project = key.project.parse::<ProjectId>();
-            let project = project.map_err(|error| Status::internal(error.to_string()))?;
-            let admitted = visit.admit_key(&project, &key.id);
-            admitted.map_err(|fault| told(&fault))?;
-            Ok(Caller::Project(key.project.into()))
+    match keys.holder(secret).await {
+        Ok(Some(caller)) => {
+            visit.admit_caller(&caller).map_err(|fault| told(&fault))?;
+            caller.may(action, None).map_err(|fault| told(&fault))?;
+            Ok(Caller::Project(caller.project().as_str().into()))
         }
         Ok(None) => Err(Status::unauthenticated(
-            "this API key is unknown or was revoked; `atoll key create` makes one",
+            "this API key is unknown, was revoked or has expired; `atoll key create` makes one",
         )),
-        Err(why) => Err(Status::unavailable(why)),
+        Err(fault) => Err(Status::unavailable(fault.to_string())),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use atoll_types::ProjectId;
     use temporalio_protos::temporal::api::workflowservice::v1 as wire;
 
     use super::*;
+
+    #[test]
+    fn methods_that_change_something_are_told_from_those_that_look() {
+        let service = "/temporal.api.workflowservice.v1.WorkflowService/";
+        for looks in [
+            "GetWorkflowExecutionHistory",
+            "ListWorkflowExecutions",
+            "DescribeNamespace",
+            "QueryWorkflow",
+        ] {
+            assert_eq!(
+                action(&format!("{service}{looks}")),
+                Action::ReadWorkflows,
+                "{looks}"
+            );
+        }
+        for changes in [
+            "StartWorkflowExecution",
+            "PollWorkflowTaskQueue",
+            "RespondQueryTaskCompleted",
+            "ResetWorkflowExecution",
+            "DeleteNamespace",
+            "",
+        ] {
+            assert_eq!(
+                action(&format!("{service}{changes}")),
+                Action::RunWorkflows,
+                "{changes}"
+            );
+        }
+    }
 
     fn project() -> String {
         ProjectId::from_entropy([1; 20]).to_string()
@@ -314,13 +362,12 @@ mod tests {
 
     #[async_trait]
     impl Keys for OneKey {
-        async fn find(&self, secret: &str) -> Result<Option<Key>, String> {
+        async fn holder(&self, secret: &str) -> Result<Option<atoll_identity::Caller>, Fault> {
             match secret {
-                "right" => Ok(Some(Key {
-                    id: "key_1".to_owned(),
-                    project: project(),
-                })),
-                "broken" => Err("the store is away".to_owned()),
+                "right" => Ok(Some(atoll_identity::Caller::for_test(ProjectId::from_entropy(
+                    [1; 20],
+                )))),
+                "broken" => Err(Fault::internal("the store is away")),
                 _ => Ok(None),
             }
         }

@@ -23,7 +23,7 @@ mod workflow;
 
 use std::future::Future;
 
-pub use access::{Access, Key, Keys};
+pub use access::{Access, Keys};
 
 use std::time::Duration;
 

@@ -164,6 +164,7 @@ async fn prepare(config: &Config, data: &Path) -> Result<()> {
         config.templates.display()
     ))?;
     atoll_sandboxes::prepare(&Settings::new(data.to_owned()))?;
+    atoll_identity::prepare(data)?;
     outside::master_key(config, data)?;
     if let Some(tls) = &config.tls {
         tls::acceptor(tls, &config.domain, data)?;

@@ -17,6 +17,7 @@ use atoll_egress::Callers;
 use atoll_front::serve::{self, Door};
 use atoll_front::{Apis, Front};
 use atoll_helper::front::Helper;
+use atoll_identity::{CreateKey, Identity, Role};
 use atoll_models::Models;
 use atoll_runtime::probe::Verdict;
 use atoll_sandboxes::Sandboxes;
@@ -185,31 +186,33 @@ impl Server {
         let models = (model_address, callers.clone());
         let outside = outside::open(config, data.path(), Some(models), helper).await?;
         let (store, broker) = (storage.store.clone(), Arc::clone(&outside.broker));
+        let settings = options::settings(config, data.path());
+        let identity = storage::identity(&store, &settings).await?;
         let sandboxes = Sandboxes::start(
-            options::settings(config, data.path()),
+            settings,
             machine.runtimes,
             machine.tiers,
             storage,
+            identity.clone(),
             outside,
         )
         .await?;
         let model_settings = atoll_models::Settings {
             timeouts: config.model_timeouts,
-            operator: sandboxes.default_project().clone(),
             floor: outside::floor(&config.network)?,
             is_own: atoll_egress::is_own,
             keep_bodies: config.keep_model_bodies,
             now: atoll_sandboxes::wall_clock,
         };
-        let models = Models::start(model_settings, store, broker).await?;
+        let models = Models::start(model_settings, store, identity.clone(), broker).await?;
 
-        let (key, has_new_key) = admin_key(&data, &sandboxes).await?;
+        let (key, has_new_key) = admin_key(&data, &identity).await?;
         let stop = CancellationToken::new();
         let workflows = match config.workflows_listen {
             Some(address) if kind == Kind::Standing => {
                 let tls = secured.as_ref().map(|(_, tls)| tls.clone());
                 Some(
-                    Workflows::start(address, tls, data.path(), &sandboxes, front.clone(), stop.clone())
+                    Workflows::start(address, tls, data.path(), &identity, front.clone(), stop.clone())
                         .await?,
                 )
             }
@@ -223,10 +226,11 @@ impl Server {
             front.clone(),
             domains,
             [
-                atoll_api_e2b::api(sandboxes.clone(), e2b),
-                atoll_api_models::api(models.clone(), sandboxes.clone()),
+                atoll_api_e2b::api(identity.clone(), sandboxes.clone(), e2b),
+                atoll_api_models::api(identity.clone(), models.clone(), sandboxes.clone()),
                 // The last: it takes what is left, and says what there is not.
                 atoll_api_native::api(
+                    identity.clone(),
                     sandboxes.clone(),
                     models.clone(),
                     engine.clone(),
@@ -238,6 +242,7 @@ impl Server {
         if let Some(engine) = engine {
             let steps = atoll_steps::work(
                 engine,
+                identity.clone(),
                 sandboxes.clone(),
                 models.clone(),
                 apis.clone(),
@@ -245,7 +250,9 @@ impl Server {
             );
             tokio::spawn(steps);
         }
-        let for_sandboxes = atoll_api_models::sandbox_api(models.clone(), sandboxes.clone());
+        tokio::spawn(end_expired(identity.clone(), front.clone(), stop.clone()));
+        let for_sandboxes =
+            atoll_api_models::sandbox_api(identity.clone(), models.clone(), sandboxes.clone());
         let for_sandboxes = Apis::new(front, Vec::new(), [for_sandboxes]);
         let announced: serve::Callers = Arc::new(move |address| {
             let mut callers = callers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -345,14 +352,37 @@ impl Server {
     }
 }
 
+/// Ends what is open with keys that have expired, until `stop`.
+async fn end_expired(identity: Identity, front: Front, stop: CancellationToken) {
+    /// How long after its end a key may still hold something open.
+    const ROUND: Duration = Duration::from_secs(1);
+    while stop
+        .run_until_cancelled(tokio::time::sleep(ROUND))
+        .await
+        .is_some()
+    {
+        for ended in identity.take_expired() {
+            front.connections.revoke(&ended, None);
+        }
+    }
+}
+
 /// The key of the local CLI: read, or made on the first start and whenever the file was lost.
-async fn admin_key(data: &DataDir, sandboxes: &Sandboxes) -> Result<(String, bool)> {
+async fn admin_key(data: &DataDir, identity: &Identity) -> Result<(String, bool)> {
     if let Some(secret) = data.admin_key()
-        && sandboxes.authenticate(&secret).await?.is_some()
+        && identity.authenticate(&secret).await?.is_some()
     {
         return Ok((secret, false));
     }
-    let (_, secret) = sandboxes.create_key(sandboxes.default_project(), "admin").await?;
+    let project = identity.default_project().clone();
+    let wanted = CreateKey {
+        project: project.clone(),
+        name: "admin".into(),
+        role: Some(Role::Operator),
+        scopes: Vec::new(),
+        expires_at: None,
+    };
+    let (_, secret) = identity.create_key(&identity.server(project), wanted).await?;
     data.keep_admin_key(&secret)?;
     Ok((secret, true))
 }

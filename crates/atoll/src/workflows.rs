@@ -8,11 +8,11 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 
-use atoll_api_temporal::{Access, Key, Keys};
+use atoll_api_temporal::Access;
 use atoll_client::output::{Doing, Error, Result};
 use atoll_front::serve;
 use atoll_front::{Connections, Front, Guarded, Line, Peer};
-use atoll_sandboxes::Sandboxes;
+use atoll_identity::Identity;
 use atoll_store::Store;
 use atoll_workflows::{Engine, Options};
 use futures_util::{Stream, StreamExt as _, stream};
@@ -36,7 +36,7 @@ impl Workflows {
         listen: SocketAddr,
         tls: Option<TlsAcceptor>,
         data: &Path,
-        sandboxes: &Sandboxes,
+        identity: &Identity,
         front: Front,
         stop: CancellationToken,
     ) -> Result<Self> {
@@ -52,14 +52,14 @@ impl Workflows {
             .doing("opening the database")?
             .doing(format_args!("cannot open the database {}", shown.display()))?;
         let options = Options {
-            project: sandboxes.default_project().to_string(),
+            project: identity.default_project().to_string(),
             ..Options::default()
         };
         let engine = Engine::open(store.clone(), options)
             .await
             .doing("cannot take up the workflows")?;
         let served = engine.clone();
-        let access = Access::WithKey(Arc::new(KeysOfTheApi(sandboxes.clone())));
+        let access = Access::WithKey(Arc::new(identity.clone()));
         let is_secured = tls.is_some();
         let serving = tokio::spawn(async move {
             let stop = stop.cancelled_owned();
@@ -133,20 +133,4 @@ fn secured(
         .map(move |(stream, line)| serve::handshake(tls.clone(), stream, line))
         .buffer_unordered(usize::MAX)
         .filter_map(std::future::ready)
-}
-
-#[derive(Debug)]
-struct KeysOfTheApi(Sandboxes);
-
-#[async_trait::async_trait]
-impl Keys for KeysOfTheApi {
-    async fn find(&self, secret: &str) -> std::result::Result<Option<Key>, String> {
-        match self.0.find_key(secret).await {
-            Ok(found) => Ok(found.map(|(id, project)| Key {
-                id: id.to_string(),
-                project: project.to_string(),
-            })),
-            Err(fault) => Err(fault.to_string()),
-        }
-    }
 }

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use atoll_types::{Fault, ProjectId, SandboxId};
+use atoll_identity::Caller;
+use atoll_types::{Fault, KeyId, ProjectId, SandboxId};
 use http_body::Body;
 
 use crate::body::{self, Held, Metered, Refused, Upload};
@@ -47,12 +48,15 @@ impl Visit {
         Ok(())
     }
 
-    /// The same for the holder of a key, who is let go when it is revoked.
-    pub fn admit_key(&self, project: &ProjectId, key: &str) -> Result<(), Fault> {
+    /// The same for whoever was let in; whoever comes with a key or in a session is let go when that ends.
+    pub fn admit_caller(&self, caller: &Caller) -> Result<(), Fault> {
         if let Some(line) = &self.0.line {
-            line.used(key)?;
+            let ends_with = caller.key().map(KeyId::as_str).into_iter();
+            ends_with
+                .chain(caller.session())
+                .try_for_each(|id| line.used(id))?;
         }
-        self.admit(project, None)
+        self.admit(caller.project(), caller.sandbox())
     }
 
     /// For somebody who showed nothing, where a sandbox is open to everybody: its project pays for what is held, and the

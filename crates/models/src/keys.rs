@@ -1,19 +1,17 @@
 //! Virtual keys: secrets of this gateway's own, with fewer rights than a project's key.
 //!
-//! A secret is 200 random bits, shown once and kept as its SHA-256, as those of API keys are.
+//! Who holds one is found out by `atoll-identity`; what it may do is known here.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use atoll_gateway_core::{Pattern, Rate, RateLimit};
+use atoll_identity::NewSecret;
 use atoll_store::{Fact, ModelKeyRow};
 use atoll_types::{Code, Fault, KeyId, ProjectId, Timestamp};
-use sha2::{Digest as _, Sha256};
 
 use crate::faults::from_store;
 use crate::{Models, fresh};
-
-const PREFIX: &str = "atm_";
 
 /// A key that works, as calls see it.
 #[derive(Debug)]
@@ -45,7 +43,7 @@ impl ModelKey {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Keys(RwLock<HashMap<[u8; 32], Arc<ModelKey>>>);
+pub(crate) struct Keys(RwLock<HashMap<KeyId, Arc<ModelKey>>>);
 
 impl Keys {
     pub(crate) fn remember(&self, row: ModelKeyRow, now: Timestamp) {
@@ -63,21 +61,18 @@ impl Keys {
             row,
         };
         let mut keys = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        keys.insert(key.row.hash, Arc::new(key));
+        keys.insert(key.row.id.clone(), Arc::new(key));
     }
 
-    fn forget(&self, hash: &[u8; 32]) {
-        self.0
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(hash);
+    fn forget(&self, id: &KeyId) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).remove(id);
     }
 
-    fn find(&self, hash: &[u8; 32]) -> Option<Arc<ModelKey>> {
+    fn find(&self, id: &KeyId) -> Option<Arc<ModelKey>> {
         self.0
             .read()
             .unwrap_or_else(PoisonError::into_inner)
-            .get(hash)
+            .get(id)
             .cloned()
     }
 }
@@ -93,13 +88,9 @@ pub struct CreateModelKey {
 }
 
 impl Models {
-    /// Who holds this secret. `None`: nobody (unknown, revoked or expired).
-    pub fn authenticate(&self, secret: &str) -> Option<Arc<ModelKey>> {
-        if !secret.starts_with(PREFIX) || secret.len() > 100 {
-            return None;
-        }
-        let key = self.inner.keys.find(&Sha256::digest(secret.as_bytes()).into())?;
-        key.row.expires_at.is_none_or(|at| self.now() < at).then_some(key)
+    /// What whoever was let in by a key of this gateway's own may do. `None`: it is none, or was revoked.
+    pub fn key(&self, id: &KeyId) -> Option<Arc<ModelKey>> {
+        self.inner.keys.find(id)
     }
 
     /// Makes a key and returns its secret, which cannot be shown again.
@@ -133,14 +124,13 @@ impl Models {
                 .parse::<Pattern>()
                 .map_err(|why| Fault::new(Code::ModelNameInvalid, why))?;
         }
-        let (first, second): (KeyId, KeyId) = (fresh(), fresh());
-        let secret = format!("{PREFIX}{}{}", first.bare(), second.bare());
+        let secret = NewSecret::for_models();
         let row = ModelKeyRow {
             id: fresh(),
             project: project.clone(),
             name: request.name,
-            hash: Sha256::digest(secret.as_bytes()).into(),
-            prefix: secret[..PREFIX.len() + 4].to_owned(),
+            hash: secret.hash,
+            prefix: secret.prefix,
             models: request.models,
             requests_per_minute: request.requests_per_minute,
             tokens_per_minute: request.tokens_per_minute,
@@ -160,7 +150,7 @@ impl Models {
             .await
             .map_err(|e| from_store(&e))?;
         self.inner.keys.remember(row.clone(), self.now());
-        Ok((row, secret))
+        Ok((row, secret.text))
     }
 
     pub async fn list_model_keys(&self, project: &ProjectId) -> Result<Vec<ModelKeyRow>, Fault> {
@@ -175,7 +165,8 @@ impl Models {
             .revoke_model_key(project, id, self.now(), vec![fact])
             .await;
         let row = revoked.map_err(|e| from_store(&e))?;
-        self.inner.keys.forget(&row.hash);
+        self.inner.keys.forget(&row.id);
+        self.inner.identity.key_was_revoked();
         Ok(row)
     }
 }

@@ -44,6 +44,7 @@ use std::time::Duration;
 
 use atoll_broker::Broker;
 use atoll_gateway_core::{Books, Budget, Window};
+use atoll_identity::Identity;
 use atoll_policy::Floor;
 use atoll_providers::{Providers, Reach, Timeouts};
 use atoll_store::{Fact, ModelBudgetRow, NewFact, Store};
@@ -70,8 +71,6 @@ use setup::ProjectSetup;
 #[derive(Debug, Clone)]
 pub struct Settings {
     pub timeouts: Timeouts,
-    /// The project of those who run the server. Its providers may be on any machine.
-    pub operator: ProjectId,
     /// Where nobody else's may be.
     pub floor: Floor,
     /// Which addresses are this machine's own: nobody else's may be there either.
@@ -93,6 +92,7 @@ struct Inner {
     beyond_floor: Arc<dyn Reach>,
     runtime: tokio::runtime::Handle,
     store: Store,
+    identity: Identity,
     broker: Arc<Broker>,
     providers: Providers,
     setups: RwLock<HashMap<ProjectId, Arc<ProjectSetup>>>,
@@ -124,7 +124,12 @@ impl std::fmt::Debug for Inner {
 
 impl Models {
     /// Settles what an earlier server left open, and reads the setup.
-    pub async fn start(settings: Settings, store: Store, broker: Arc<Broker>) -> Result<Self, Fault> {
+    pub async fn start(
+        settings: Settings,
+        store: Store,
+        identity: Identity,
+        broker: Arc<Broker>,
+    ) -> Result<Self, Fault> {
         let providers =
             Providers::new(settings.timeouts).map_err(|error| Fault::internal(error.to_string()))?;
         let bodies = settings.keep_bodies.map(Bodies::new);
@@ -134,6 +139,7 @@ impl Models {
                 runtime: tokio::runtime::Handle::current(),
                 settings,
                 store,
+                identity,
                 broker,
                 providers,
                 setups: RwLock::default(),

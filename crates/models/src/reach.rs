@@ -63,6 +63,6 @@ fn refused(decision: Option<Decision>) -> Result<(), String> {
 impl Models {
     /// Where the providers of a project may be; `None`: anywhere.
     pub(crate) fn reach_of(&self, project: &ProjectId) -> Option<&Arc<dyn Reach>> {
-        (*project != self.inner.settings.operator).then_some(&self.inner.beyond_floor)
+        (project != self.inner.identity.default_project()).then_some(&self.inner.beyond_floor)
     }
 }

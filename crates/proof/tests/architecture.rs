@@ -16,9 +16,10 @@ use serde_json::Value;
 
 /// The layers, bottom first. A crate may depend on crates of lower layers only; those that decide and those that perform
 /// are siblings, because neither may know the other.
-const LAYERS: [(&str, &[&str]); 11] = [
+const LAYERS: [(&str, &[&str]); 12] = [
     ("tools", &["archive", "confine", "http-rules"]),
     ("words", &["types", "guest-protocol"]),
+    ("identity", &["identity"]),
     (
         "decide, perform",
         &[
@@ -239,6 +240,12 @@ fn words_and_decisions_are_pure() {
     assert_none(&wrong);
 }
 
+/// A caller out of nowhere would be somebody whom nobody has let in.
+#[test]
+fn no_program_contains_what_is_for_tests() {
+    assert_none(&Workspace::read().for_tests);
+}
+
 #[test]
 fn each_tool_has_its_owner() {
     let workspace = Workspace::read();
@@ -422,6 +429,8 @@ struct Workspace {
     root: PathBuf,
     /// Name without `atoll-`, and what it depends on; dev-dependencies do not count.
     crates: BTreeMap<String, Vec<String>>,
+    /// Those that ask another crate for what it has for tests, and not in tests alone.
+    for_tests: Vec<String>,
 }
 
 impl Workspace {
@@ -459,7 +468,17 @@ impl Workspace {
                     names.collect(),
                 )
             });
+        let packages = metadata["packages"].as_array().into_iter().flatten();
+        let for_tests = packages.filter(|package| {
+            let mut dependencies = package["dependencies"].as_array().into_iter().flatten();
+            dependencies.any(|dependency| {
+                let features = dependency["features"].as_array();
+                dependency["kind"] != "dev" && features.is_some_and(|list| list.contains(&"testing".into()))
+            })
+        });
+        let for_tests = for_tests.map(|package| package["name"].to_string()).collect();
         Self {
+            for_tests,
             crates: crates.collect(),
             root: metadata["workspace_root"]
                 .as_str()

@@ -25,7 +25,7 @@ impl Sandboxes {
         request: SaveArtifact,
     ) -> Result<Artifact, Fault> {
         check_name(&request.name)?;
-        self.check_storage(&caller.project).await?;
+        self.check_storage(caller.project()).await?;
         let retention = request
             .retention_millis
             .or(self.settings().artifact_retention_millis);
@@ -50,7 +50,7 @@ impl Sandboxes {
         let now = self.now();
         let row = ArtifactRow {
             id: entropy::id(),
-            project: caller.project.clone(),
+            project: caller.project().clone(),
             name: request.name,
             sandbox: Some(id.clone()),
             kind,
@@ -67,7 +67,7 @@ impl Sandboxes {
         sync_directory(self.artifact_dir()).await?;
         let fact = NewFact {
             at: now,
-            project: caller.project.clone(),
+            project: caller.project().clone(),
             sandbox: Some(id.clone()),
             fact: Fact::ArtifactSaved {
                 artifact: row.id.clone(),
@@ -94,7 +94,7 @@ impl Sandboxes {
         self.expire_artifacts().await?;
         let page = self
             .store()
-            .artifacts(&caller.project, name, cursor, limit)
+            .artifacts(caller.project(), name, cursor, limit)
             .await
             .map_err(|e| from_store(&e))?;
         Ok(Page {
@@ -167,10 +167,10 @@ impl Sandboxes {
 
     async fn find_artifact(&self, caller: &Caller, which: &str) -> Result<ArtifactRow, Fault> {
         let found = match which.parse::<ArtifactId>() {
-            Ok(id) => self.store().artifact(&caller.project, &id).await,
+            Ok(id) => self.store().artifact(caller.project(), &id).await,
             Err(_) => {
                 self.store()
-                    .artifact_by_name(&caller.project, which, self.now())
+                    .artifact_by_name(caller.project(), which, self.now())
                     .await
             }
         };

@@ -155,7 +155,7 @@ impl Sandboxes {
         self.drop_running_state(&manifest.id).await;
         let fact = NewFact {
             at: self.now(),
-            project: self.default_project().clone(),
+            project: self.identity().default_project().clone(),
             sandbox: None,
             fact: Fact::TemplateDeleted {
                 template: manifest.id,
@@ -345,7 +345,7 @@ impl Sandboxes {
         self.inner.pools.look_again();
         let fact = NewFact {
             at: self.now(),
-            project: self.default_project().clone(),
+            project: self.identity().default_project().clone(),
             sandbox: None,
             fact: Fact::TemplateBuilt {
                 template: manifest.id.clone(),

@@ -29,6 +29,7 @@ use crate::faults::{from_channel, from_store};
 use crate::greeting::{self, configure};
 use crate::network::Admission;
 use crate::pool::Pooled;
+use crate::secrets::may_lend;
 use crate::{Caller, CreateSandbox, ExecSpec, Execution, Sandbox, Sandboxes, entropy, hooks, views};
 
 /// More are not made in the microseconds between a look at their number and the commit.
@@ -66,6 +67,7 @@ impl Sandboxes {
         request: CreateSandbox,
         command: &mut Option<ExecSpec>,
     ) -> Result<(Sandbox, Option<Execution>), Fault> {
+        may_lend(caller, &request.spec.secrets)?;
         if self.inner.stop.is_cancelled() {
             return Err(Fault::new(Code::ServerStopping, "the server is stopping"));
         }
@@ -76,7 +78,7 @@ impl Sandboxes {
         if let Some(idempotency) = &idempotency {
             let existing = self
                 .store()
-                .sandbox_by_idempotency(&caller.project, idempotency.clone())
+                .sandbox_by_idempotency(caller.project(), idempotency.clone())
                 .await;
             if let Some(row) = existing.map_err(|e| insert_fault(&e))?
                 && let Some(sandbox) = self.settled(caller, &row.id).await?
@@ -87,7 +89,7 @@ impl Sandboxes {
         let (mut admitted, template, origin) = self
             .admit_origin(caller, request.spec, request.resources_given)
             .await?;
-        self.name_volumes(&caller.project, &mut admitted.spec).await?;
+        self.name_volumes(caller.project(), &mut admitted.spec).await?;
         if let Some(saved) = origin.as_ref().filter(|saved| saved.kind == SaveKind::Memory) {
             admitted.spec.lineage = saved.spec.lineage.clone().or_else(|| saved.sandbox.clone());
         }
@@ -118,7 +120,7 @@ impl Sandboxes {
         );
         let row = SandboxRow {
             id,
-            project: caller.project.clone(),
+            project: caller.project().clone(),
             spec: admitted.spec,
             template: template.manifest.id.clone(),
             isolation: admitted.isolation,
@@ -143,7 +145,8 @@ impl Sandboxes {
         match claimed {
             Some((Pooled { instance, .. }, _held)) => {
                 // Hooks come before anything else that runs in it.
-                let at_once = new.row.spec.hooks.on_create.is_empty() && self.has_clear_room(&caller.project);
+                let at_once =
+                    new.row.spec.hooks.on_create.is_empty() && self.has_clear_room(caller.project());
                 let command = if at_once { command.take() } else { None };
                 self.create_warm(new, instance, &template.manifest, command).await
             }
@@ -177,7 +180,7 @@ impl Sandboxes {
                 let running = self.running_state(&template.manifest, &admitted).await;
                 return Ok((admitted, template, running));
             }
-            Err(no_template) => match self.find_snapshot(&caller.project, &spec.template).await? {
+            Err(no_template) => match self.find_snapshot(caller.project(), &spec.template).await? {
                 Some(snapshot) => snapshot,
                 None => return Err(no_template),
             },
@@ -255,9 +258,7 @@ impl Sandboxes {
             Ok(Ok(cell)) => cell,
             Ok(Err(existing)) => {
                 self.discard(instance.isolation, instance.id);
-                let caller = Caller {
-                    project: existing.project,
-                };
+                let caller = self.identity().server(existing.project);
                 let sandbox = self.settled(&caller, &existing.id).await?;
                 return Ok((sandbox.ok_or_else(first_failed)?, None));
             }
@@ -354,9 +355,7 @@ impl Sandboxes {
             Ok(Ok(cell)) => cell,
             Ok(Err(existing)) => {
                 self.discard(isolation, id);
-                let caller = Caller {
-                    project: existing.project,
-                };
+                let caller = self.identity().server(existing.project);
                 return self
                     .settled(&caller, &existing.id)
                     .await?

@@ -1,4 +1,4 @@
-//! The sandbox use cases: create, exec, files, ports, artifacts, templates, keys; and the loops that keep promises while
+//! The sandbox use cases: create, exec, files, ports, artifacts, templates; and the loops that keep promises while
 //! nobody calls: deadlines, pools, metering, recovery.
 //!
 //! ```text
@@ -13,7 +13,7 @@
 //!   template, is destroyed.
 //! - A success is durable: the row (and its facts) is committed before the caller hears of it.
 //! - Whatever changes a sandbox runs to its end in a task of the server's own; a caller who hangs up changes nothing.
-//! - Nothing here knows a wire.
+//! - Nothing here knows a wire, or how a caller was let in.
 
 mod artifacts;
 mod blocking;
@@ -31,15 +31,14 @@ mod garbage;
 mod greeting;
 mod hooks;
 mod keyed;
-mod keys;
 mod lives;
 mod loops;
 mod network;
+mod owners;
 mod pool;
 mod port_io;
 mod portable;
 mod ports;
-mod projects;
 mod recovery;
 mod replies;
 mod request;
@@ -57,7 +56,6 @@ mod steps;
 pub mod testing;
 #[cfg(not(feature = "testing"))]
 mod testing;
-mod tokens;
 mod views;
 mod volume_files;
 mod volumes;
@@ -68,6 +66,7 @@ use std::pin::Pin;
 use std::sync::atomic::AtomicI64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use atoll_identity::{Action, Caller, Identity, Opens};
 use atoll_image::Templates;
 use atoll_lifecycle::{Missing, Tier};
 use atoll_runtime::channel::Guest;
@@ -90,10 +89,10 @@ pub use files::Watch;
 pub use forks::{ForkSandbox, MAX_COPIES};
 pub use garbage::Collected;
 pub use keyed::keyed_command;
-pub use keys::ModelCaller;
 pub use network::{
     ExplainNetwork, NetworkExplanation, NetworkUsage, NetworkView, Outside, PolicySource, Recorder, WayOut,
 };
+pub use owners::Labelled;
 pub use port_io::PortIo;
 pub use ports::{PortReader, PortStream, PortWriter};
 pub use request::*;
@@ -101,13 +100,12 @@ pub use run::{Ran, Removal};
 pub use secrets::{PrivateSecret, SecretView, SetSecret};
 pub use settings::{PoolSetting, Settings, wall_clock};
 pub use snapshots::{Snapshot, TakeSnapshot};
-pub use tokens::{Opens, kind_of_secret};
 pub use views::{FactView, Overview, PoolView, TierView, UsageTotal};
 pub use volume_files::{EntryKind, VolumeEntry, VolumeMetadata, WriteInVolume};
 pub use volumes::{CreateVolume, Volume};
 
 use cell::{Cell, InUse};
-use faults::{from_runtime, from_store};
+use faults::from_runtime;
 use network::Admission;
 use pool::Pools;
 
@@ -158,9 +156,7 @@ struct Inner {
     held_secrets: Mutex<HashMap<(ProjectId, String), usize>>,
     facts: mpsc::Sender<NewFact>,
     artifact_lock: tokio::sync::Mutex<()>,
-    token_secret: tokens::TokenSecret,
-    known_keys: keys::KnownKeys,
-    default_project: ProjectId,
+    identity: Identity,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
@@ -181,6 +177,7 @@ impl Sandboxes {
         runtimes: Runtimes,
         tiers: Vec<Probe>,
         storage: Storage,
+        identity: Identity,
         outside: Outside,
     ) -> Result<Self, Fault> {
         let Storage {
@@ -190,12 +187,6 @@ impl Sandboxes {
             volumes,
         } = storage;
         prepare_data_dir(&settings)?;
-        let token_secret = tokens::TokenSecret::open(&settings.data_dir)?;
-        let now = (settings.now)();
-        let project = store
-            .ensure_project("default", entropy::id(), now)
-            .await
-            .map_err(|e| from_store(&e))?;
         let (facts, queue) = mpsc::channel(16 * 1024);
         outside.recorder.write_to(facts.clone());
         let service = Self {
@@ -224,9 +215,7 @@ impl Sandboxes {
                 held_secrets: Mutex::default(),
                 facts,
                 artifact_lock: tokio::sync::Mutex::new(()),
-                token_secret,
-                known_keys: keys::KnownKeys::default(),
-                default_project: project.id,
+                identity,
                 tasks: TaskTracker::new(),
                 stop: CancellationToken::new(),
             }),
@@ -235,11 +224,6 @@ impl Sandboxes {
         service.recover().await?;
         service.start_loops(queue);
         Ok(service)
-    }
-
-    /// The project of the first key.
-    pub fn default_project(&self) -> &ProjectId {
-        &self.inner.default_project
     }
 
     /// Stops accepting work, destroys pooled instances, flushes. Running sandboxes go on without the server.
@@ -257,6 +241,10 @@ impl Sandboxes {
 
     fn store(&self) -> &Store {
         &self.inner.store
+    }
+
+    fn identity(&self) -> &Identity {
+        &self.inner.identity
     }
 
     fn now(&self) -> Timestamp {
@@ -343,7 +331,9 @@ impl Sandboxes {
 
     /// The way to a running sandbox's guest, for one operation. One that rests and asks for it is woken first.
     async fn enter(&self, caller: &Caller, id: &SandboxId) -> Result<(Arc<Cell>, Guest, InUse), Fault> {
-        let cell = self.live_cell(id).filter(|cell| cell.project == caller.project);
+        let cell = self
+            .live_cell(id)
+            .filter(|cell| cell.project == *caller.project());
         let Some(cell) = cell else {
             let row = self.row(caller, id).await?;
             return Err(
@@ -420,8 +410,7 @@ fn artifact_dir(settings: &Settings) -> PathBuf {
 
 /// Makes what a server finds in its data directory, for one that may not make it itself.
 pub fn prepare(settings: &Settings) -> Result<(), Fault> {
-    prepare_data_dir(settings)?;
-    tokens::TokenSecret::open(&settings.data_dir).map(drop)
+    prepare_data_dir(settings)
 }
 
 /// Makes the directories, and sweeps what an interrupted save left.

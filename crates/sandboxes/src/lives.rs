@@ -47,7 +47,7 @@ impl Sandboxes {
             ));
         }
         let query = SandboxQuery {
-            project: caller.project.clone(),
+            project: caller.project().clone(),
             labels: request.labels.into_iter().collect(),
             states,
             after: crate::parse_cursor(request.cursor)?,
@@ -104,13 +104,13 @@ impl Sandboxes {
     /// The row of a sandbox of the caller's project.
     pub(crate) async fn row(&self, caller: &Caller, id: &SandboxId) -> Result<SandboxRow, Fault> {
         if let Some(cell) = self.live_cell(id)
-            && cell.project == caller.project
+            && cell.project == *caller.project()
         {
             return Ok(cell.last_seen());
         }
         let row = self
             .store()
-            .sandbox(&caller.project, id)
+            .sandbox(caller.project(), id)
             .await
             .map_err(|e| from_store(&e))?;
         row.ok_or_else(|| {
@@ -121,7 +121,10 @@ impl Sandboxes {
 
     /// The sandbox, to apply something to: the one that is looked after or, when it has ended, its record.
     pub(crate) async fn cell(&self, caller: &Caller, id: &SandboxId) -> Result<Arc<Cell>, Fault> {
-        let live = || self.live_cell(id).filter(|cell| cell.project == caller.project);
+        let live = || {
+            self.live_cell(id)
+                .filter(|cell| cell.project == *caller.project())
+        };
         if let Some(cell) = live() {
             return Ok(cell);
         }

@@ -38,6 +38,7 @@ pub use witness::Recorder;
 
 use crate::cell::Cell;
 use crate::faults::{from_channel, from_store};
+use crate::secrets::may_lend;
 use crate::{Caller, Sandboxes};
 
 /// What the server was given to let sandboxes out.
@@ -138,6 +139,7 @@ impl Sandboxes {
         policy: NetworkPolicy,
         secrets: Option<Vec<SecretUse>>,
     ) -> Result<NetworkView, Fault> {
+        may_lend(caller, secrets.as_deref().unwrap_or_default())?;
         let cell = self.cell(caller, id).await?;
         let service = self.clone();
         let task = self.inner.tasks.spawn(async move {

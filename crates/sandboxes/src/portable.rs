@@ -42,7 +42,7 @@ const VERSION: u32 = 1;
 impl Sandboxes {
     /// The snapshot as one file.
     pub async fn export_snapshot(&self, caller: &Caller, which: &str) -> Result<ByteStream, Fault> {
-        let row = self.snapshot_row(&caller.project, which).await?;
+        let row = self.snapshot_row(caller.project(), which).await?;
         let template = self.resolve_template(row.template.as_str())?.manifest;
         let header = Header {
             version: VERSION,
@@ -82,13 +82,13 @@ impl Sandboxes {
         if let Some(name) = &name {
             check_name(name)?;
         }
-        self.check_storage(&caller.project).await?;
+        self.check_storage(caller.project()).await?;
         let id: SnapshotId = entropy::id();
         let _unfinished = Unfinished::new(self, &id);
         let (vault, as_id, domain) = (
             self.inner.vault.clone(),
             id.to_string(),
-            caller.project.to_string(),
+            caller.project().to_string(),
         );
         let most = self.settings().max_artifact_bytes;
         let imported = crate::blocking::run(move || vault.import(&mut file, &as_id, &domain, most));
@@ -173,7 +173,7 @@ impl Sandboxes {
         }
         let row = SnapshotRow {
             id: id.clone(),
-            project: caller.project.clone(),
+            project: caller.project().clone(),
             owner: SnapshotOwner::User,
             name,
             kind: header.kind,

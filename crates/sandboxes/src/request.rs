@@ -9,12 +9,6 @@ use atoll_types::{
 };
 use bytes::Bytes;
 
-/// Who is asking: the outcome of authentication.
-#[derive(Debug, Clone)]
-pub struct Caller {
-    pub project: ProjectId,
-}
-
 #[derive(Debug, Clone)]
 pub struct CreateSandbox {
     pub spec: SandboxSpec,
@@ -215,22 +209,4 @@ pub struct Artifact {
     pub size_bytes: u64,
     pub created_at: Timestamp,
     pub expires_at: Option<Timestamp>,
-}
-
-#[derive(Debug, Clone)]
-pub struct Project {
-    pub id: ProjectId,
-    pub name: String,
-    pub created_at: Timestamp,
-}
-
-/// A key as listed; the secret itself is shown once, when it is made.
-#[derive(Debug, Clone)]
-pub struct Key {
-    pub id: atoll_types::KeyId,
-    pub project: ProjectId,
-    pub name: String,
-    pub shown_prefix: String,
-    pub created_at: Timestamp,
-    pub revoked_at: Option<Timestamp>,
 }

@@ -90,7 +90,7 @@ impl Sandboxes {
         let ready = await_ready(&instance.guest, &template.manifest).await;
         ready.map_err(|error| broke(error.to_string()))??;
         let subject = Subject {
-            project: self.default_project().clone(),
+            project: self.identity().default_project().clone(),
             sandbox: None,
             parent: None,
             template: template.manifest.id.clone(),

@@ -10,14 +10,14 @@ use std::sync::{MutexGuard, PoisonError};
 
 use atoll_broker::{BrokerError, Secret};
 use atoll_store::{Fact, NewFact, SecretRow};
-use atoll_types::{Code, Fault, ProjectId, SecretBinding, SecretId, Timestamp};
+use atoll_types::{Code, Fault, ProjectId, SecretBinding, SecretId, SecretUse, Timestamp};
 use zeroize::Zeroizing;
 
 use crate::cell::Cell;
 use crate::faults::from_store;
 use crate::network::settled;
 use crate::snapshots::check_name;
-use crate::{Caller, Page, Sandboxes, entropy};
+use crate::{Action, Caller, Page, Sandboxes, entropy};
 
 pub use private::PrivateSecret;
 
@@ -49,6 +49,14 @@ pub struct SecretView {
     pub rotated_at: Option<Timestamp>,
 }
 
+/// Whether a caller may lend these to a sandbox.
+pub(crate) fn may_lend(caller: &Caller, secrets: &[SecretUse]) -> Result<(), Fault> {
+    match secrets {
+        [] => Ok(()),
+        _ => caller.may(Action::UseSecrets, None),
+    }
+}
+
 impl Sandboxes {
     /// Makes a secret, or replaces the value and the binding of the one with this name.
     pub async fn set_secret(&self, caller: &Caller, request: SetSecret) -> Result<SecretView, Fault> {
@@ -66,13 +74,13 @@ impl Sandboxes {
         atoll_policy::check_binding(&request.binding)?;
         let value = Secret::new(take(request.value)).map_err(|e| from_broker(&e))?;
         let _one_at_a_time = self.inner.secret_lock.lock().await;
-        let found = self.store().secret_by_name(&caller.project, &request.name).await;
+        let found = self.store().secret_by_name(caller.project(), &request.name).await;
         let broker = &self.outside().broker;
         let row = match found.map_err(|e| from_store(&e))? {
             Some(before) => {
                 let sealed = broker
-                    .reseal(&caller.project, &before.id, &before.sealed, &value)
-                    .or_else(|_| broker.seal(&caller.project, &before.id, &value));
+                    .reseal(caller.project(), &before.id, &before.sealed, &value)
+                    .or_else(|_| broker.seal(caller.project(), &before.id, &value));
                 let row = SecretRow {
                     sealed: sealed.map_err(|e| from_broker(&e))?,
                     binding: request.binding,
@@ -91,10 +99,10 @@ impl Sandboxes {
                 let id: SecretId = entropy::id();
                 let row = SecretRow {
                     sealed: broker
-                        .seal(&caller.project, &id, &value)
+                        .seal(caller.project(), &id, &value)
                         .map_err(|e| from_broker(&e))?,
                     id,
-                    project: caller.project.clone(),
+                    project: caller.project().clone(),
                     name: request.name,
                     binding: request.binding,
                     expires_at: request.expires_at,
@@ -123,11 +131,11 @@ impl Sandboxes {
     ) -> Result<SecretView, Fault> {
         let value = Secret::new(take(value)).map_err(|e| from_broker(&e))?;
         let _one_at_a_time = self.inner.secret_lock.lock().await;
-        let before = self.secret_row(&caller.project, name).await?;
+        let before = self.secret_row(caller.project(), name).await?;
         let sealed = self
             .outside()
             .broker
-            .reseal(&caller.project, &before.id, &before.sealed, &value)
+            .reseal(caller.project(), &before.id, &before.sealed, &value)
             .map_err(|e| from_broker(&e))?;
         let row = SecretRow {
             sealed,
@@ -145,7 +153,7 @@ impl Sandboxes {
     }
 
     pub async fn secret(&self, caller: &Caller, name: &str) -> Result<SecretView, Fault> {
-        self.secret_row(&caller.project, name).await.map(view)
+        self.secret_row(caller.project(), name).await.map(view)
     }
 
     /// Newest first.
@@ -156,7 +164,7 @@ impl Sandboxes {
         limit: usize,
     ) -> Result<Page<SecretView>, Fault> {
         let after = crate::parse_cursor(cursor)?;
-        let page = self.store().secrets(&caller.project, after, limit).await;
+        let page = self.store().secrets(caller.project(), after, limit).await;
         let page = page.map_err(|e| from_store(&e))?;
         Ok(Page {
             items: page.items.into_iter().map(view).collect(),
@@ -167,7 +175,7 @@ impl Sandboxes {
     /// Sandboxes that were lent it go on without it; requests that need it are refused.
     pub async fn delete_secret(&self, caller: &Caller, name: &str) -> Result<(), Fault> {
         let _one_at_a_time = self.inner.secret_lock.lock().await;
-        let row = self.secret_row(&caller.project, name).await?;
+        let row = self.secret_row(caller.project(), name).await?;
         self.drop_secret(&row).await
     }
 

@@ -85,7 +85,7 @@ impl Sandboxes {
         }
         if let Some(name) = &request.name {
             check_name(name)?;
-            let found = self.store().snapshot_by_name(&caller.project, name).await;
+            let found = self.store().snapshot_by_name(caller.project(), name).await;
             if found.map_err(|e| from_store(&e))?.is_some() {
                 return Err(name_taken(name));
             }
@@ -105,7 +105,7 @@ impl Sandboxes {
         if self.unfinished().contains(id.as_str()) {
             return Err(being_taken(id));
         }
-        let found = self.store().snapshot(&caller.project, id).await;
+        let found = self.store().snapshot(caller.project(), id).await;
         Ok(found.map_err(|e| from_store(&e))?.map(view))
     }
 
@@ -236,7 +236,7 @@ impl Sandboxes {
         let after = crate::parse_cursor(cursor)?;
         let page = self
             .store()
-            .snapshots(&caller.project, after, limit)
+            .snapshots(caller.project(), after, limit)
             .await
             .map_err(|e| from_store(&e))?;
         Ok(Page {
@@ -247,7 +247,7 @@ impl Sandboxes {
 
     /// By id or name.
     pub async fn snapshot(&self, caller: &Caller, which: &str) -> Result<Snapshot, Fault> {
-        self.snapshot_row(&caller.project, which).await.map(view)
+        self.snapshot_row(caller.project(), which).await.map(view)
     }
 
     /// A snapshot that somebody asked for, by id or name.
@@ -272,7 +272,7 @@ impl Sandboxes {
 
     /// Deletes it. Sandboxes that were made of it go on.
     pub async fn delete_snapshot(&self, caller: &Caller, which: &str) -> Result<(), Fault> {
-        let row = self.snapshot_row(&caller.project, which).await?;
+        let row = self.snapshot_row(caller.project(), which).await?;
         let fact = NewFact {
             at: self.now(),
             project: row.project.clone(),

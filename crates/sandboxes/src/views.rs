@@ -81,7 +81,7 @@ impl Sandboxes {
         limit: usize,
     ) -> Result<Vec<FactView>, Fault> {
         let query = FactQuery {
-            project: caller.project.clone(),
+            project: caller.project().clone(),
             sandbox: sandbox.cloned(),
             kinds: kinds.iter().map(|&kind| kind.to_owned()).collect(),
             after_seq,
@@ -108,8 +108,8 @@ impl Sandboxes {
         sandbox: Option<&SandboxId>,
     ) -> Result<UsageTotal, Fault> {
         let scope = match sandbox {
-            Some(id) => Scope::Sandbox(caller.project.clone(), id.clone()),
-            None => Scope::Project(caller.project.clone()),
+            Some(id) => Scope::Sandbox(caller.project().clone(), id.clone()),
+            None => Scope::Project(caller.project().clone()),
         };
         self.store()
             .usage_total(scope, Timestamp(0), Timestamp(i64::MAX))

@@ -1,12 +1,11 @@
 //! Files in volumes, for callers outside of sandboxes.
 //!
-//! What must hold: an upload that stands still is given up, so that nobody holds a thread for ever; a token opens nothing
-//! once its volume is gone.
+//! What must hold: an upload that stands still is given up, so that nobody holds a thread for ever.
 
 use std::io;
 use std::time::Duration;
 
-use atoll_types::{Code, Fault, VolumeId};
+use atoll_types::{Code, Fault};
 use futures_util::StreamExt as _;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
@@ -16,34 +15,21 @@ pub use atoll_volumes::{
     Entry as VolumeEntry, EntryKind, Metadata as VolumeMetadata, WriteFile as WriteInVolume,
 };
 
-use crate::faults::{from_store, from_volumes};
-use crate::{ByteStream, Caller, Opens, Sandboxes};
+use crate::faults::from_volumes;
+use crate::{ByteStream, Caller, Sandboxes};
 
 /// An upload that stands still for so long is given up.
 const PATIENCE: Duration = Duration::from_secs(60);
 const PIECE: usize = 256 * 1024;
 
 impl Sandboxes {
-    /// On whose behalf a volume's token acts. `None`: it opens nothing.
-    pub async fn check_volume_token(&self, id: &VolumeId, token: &str) -> Result<Option<Caller>, Fault> {
-        if !self.is_token(&Opens::Volume { volume: id }, token) {
-            return Ok(None);
-        }
-        let project = self
-            .store()
-            .project_of_volume(id)
-            .await
-            .map_err(|e| from_store(&e))?;
-        Ok(project.map(|project| Caller { project }))
-    }
-
     pub async fn volume_entry(
         &self,
         caller: &Caller,
         which: &str,
         path: String,
     ) -> Result<VolumeEntry, Fault> {
-        let id = self.volume_row(&caller.project, which).await?.id;
+        let id = self.volume_row(caller.project(), which).await?.id;
         self.on_volumes(move |volumes| volumes.entry(id.as_str(), &path))
             .await
     }
@@ -59,7 +45,7 @@ impl Sandboxes {
         if depth == 0 {
             return Err(Fault::new(Code::DepthInvalid, "depth must be at least 1"));
         }
-        let id = self.volume_row(&caller.project, which).await?.id;
+        let id = self.volume_row(caller.project(), which).await?.id;
         self.on_volumes(move |volumes| volumes.entries(id.as_str(), &path, depth))
             .await
     }
@@ -73,7 +59,7 @@ impl Sandboxes {
         metadata: VolumeMetadata,
         parents: bool,
     ) -> Result<VolumeEntry, Fault> {
-        let id = self.volume_row(&caller.project, which).await?.id;
+        let id = self.volume_row(caller.project(), which).await?.id;
         self.on_volumes(move |volumes| volumes.make_dir(id.as_str(), &path, metadata, parents))
             .await
     }
@@ -85,14 +71,14 @@ impl Sandboxes {
         path: String,
         metadata: VolumeMetadata,
     ) -> Result<VolumeEntry, Fault> {
-        let id = self.volume_row(&caller.project, which).await?.id;
+        let id = self.volume_row(caller.project(), which).await?.id;
         self.on_volumes(move |volumes| volumes.set_metadata(id.as_str(), &path, metadata))
             .await
     }
 
     /// With all that is below.
     pub async fn remove_from_volume(&self, caller: &Caller, which: &str, path: String) -> Result<(), Fault> {
-        let id = self.volume_row(&caller.project, which).await?.id;
+        let id = self.volume_row(caller.project(), which).await?.id;
         self.on_volumes(move |volumes| volumes.remove(id.as_str(), &path))
             .await
     }
@@ -104,7 +90,7 @@ impl Sandboxes {
         which: &str,
         path: String,
     ) -> Result<(VolumeEntry, ByteStream), Fault> {
-        let id = self.volume_row(&caller.project, which).await?.id;
+        let id = self.volume_row(caller.project(), which).await?.id;
         let volumes = std::sync::Arc::clone(&self.inner.volumes);
         let (begin, begun) = oneshot::channel();
         let (sender, receiver) = mpsc::channel(4);
@@ -141,7 +127,7 @@ impl Sandboxes {
         how: WriteInVolume,
         body: ByteStream,
     ) -> Result<VolumeEntry, Fault> {
-        let id = self.volume_row(&caller.project, which).await?.id;
+        let id = self.volume_row(caller.project(), which).await?.id;
         let pieces = futures_util::stream::unfold(Some(body), |body| async move {
             let mut body = body?;
             match tokio::time::timeout(PATIENCE, body.next()).await {

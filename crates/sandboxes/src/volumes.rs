@@ -105,10 +105,10 @@ impl Sandboxes {
         make: impl FnOnce(&atoll_volumes::Volumes, &VolumeId) -> atoll_volumes::Result<()> + Send + 'static,
     ) -> Result<Volume, Fault> {
         check_name(&name)?;
-        self.check_storage(&caller.project).await?;
+        self.check_storage(caller.project()).await?;
         let row = VolumeRow {
             id: entropy::id(),
-            project: caller.project.clone(),
+            project: caller.project().clone(),
             name,
             state: VolumeState::Creating,
             limit_bytes,
@@ -159,7 +159,7 @@ impl Sandboxes {
         limit: usize,
     ) -> Result<Page<Volume>, Fault> {
         let after = crate::parse_cursor(cursor)?;
-        let page = self.store().volumes(&caller.project, after, limit).await;
+        let page = self.store().volumes(caller.project(), after, limit).await;
         let page = page.map_err(|e| from_store(&e))?;
         let mut items = Vec::with_capacity(page.items.len());
         for row in page
@@ -177,13 +177,13 @@ impl Sandboxes {
 
     /// By id or name.
     pub async fn volume(&self, caller: &Caller, which: &str) -> Result<Volume, Fault> {
-        let row = self.volume_row(&caller.project, which).await?;
+        let row = self.volume_row(caller.project(), which).await?;
         self.look_at_volume(row).await
     }
 
     /// Deletes it with all it holds. Refused while a sandbox that has not ended was created with it.
     pub async fn delete_volume(&self, caller: &Caller, which: &str) -> Result<(), Fault> {
-        let row = self.volume_row(&caller.project, which).await?;
+        let row = self.volume_row(caller.project(), which).await?;
         let fact = self.volume_fact(
             caller,
             Fact::VolumeDeleted {
@@ -210,7 +210,7 @@ impl Sandboxes {
 
     /// All that is in it, as a tar archive; possible while sandboxes use it, then as a crash would find it.
     pub async fn export_volume(&self, caller: &Caller, which: &str) -> Result<ByteStream, Fault> {
-        let row = self.volume_row(&caller.project, which).await?;
+        let row = self.volume_row(caller.project(), which).await?;
         let (sender, receiver) = mpsc::channel(4);
         let (volumes, id) = (Arc::clone(&self.inner.volumes), row.id.to_string());
         tokio::task::spawn_blocking(move || {
@@ -234,7 +234,7 @@ impl Sandboxes {
         which: &str,
         mut archive: impl Read + Send + 'static,
     ) -> Result<u64, Fault> {
-        let row = self.volume_row(&caller.project, which).await?;
+        let row = self.volume_row(caller.project(), which).await?;
         let id = row.id.to_string();
         let tally = self
             .on_volumes(move |volumes| volumes.import(&id, &mut archive))
@@ -412,7 +412,7 @@ impl Sandboxes {
     fn volume_fact(&self, caller: &Caller, fact: Fact) -> NewFact {
         NewFact {
             at: self.now(),
-            project: caller.project.clone(),
+            project: caller.project().clone(),
             sandbox: None,
             fact,
         }

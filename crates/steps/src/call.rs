@@ -2,7 +2,7 @@
 
 use atoll_front::Apis;
 use atoll_http_rules::segment;
-use atoll_sandboxes::Caller;
+use atoll_identity::Caller;
 use atoll_workflows::{Step, StepEnd};
 use axum::body::Body;
 use axum::http::{Method, Request, StatusCode, header};
@@ -352,9 +352,7 @@ mod tests {
         );
         assert!(matches!(call.body, Some(Content::Json(body)) if body == json!({"cmd": "ls"})));
         let call = planned("sandbox.read", json!({"sandbox": "../x", "path": "/a b"})).unwrap();
-        let caller = Caller {
-            project: atoll_types::ProjectId::from_entropy([0; 20]),
-        };
+        let caller = Caller::for_test(atoll_types::ProjectId::from_entropy([0; 20]));
         let request = call.request(caller).unwrap();
         assert_eq!(
             request.uri().to_string(),
@@ -398,9 +396,7 @@ mod tests {
             write: |response, _, _| response,
         };
         let front = atoll_front::Front::new(atoll_front::Limits::for_machine(1 << 30, 1000));
-        let caller = Caller {
-            project: atoll_types::ProjectId::from_entropy([0; 20]),
-        };
+        let caller = Caller::for_test(atoll_types::ProjectId::from_entropy([0; 20]));
         let call = planned("sandbox.create", json!({})).unwrap();
         call.send(&Apis::new(front, Vec::new(), [api]), caller).await
     }

@@ -22,8 +22,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_front::Apis;
+use atoll_identity::{Caller, Identity};
 use atoll_models::Models;
-use atoll_sandboxes::{Caller, Sandboxes};
+use atoll_sandboxes::Sandboxes;
 use atoll_types::{ProjectId, STEPS_QUEUE};
 use atoll_workflows::{Engine, Namespace, Question, Refusal, Step, StepEnd};
 use serde_json::{Value, json};
@@ -41,6 +42,7 @@ const DEFAULT_LIMIT: Duration = Duration::from_secs(24 * 3600);
 #[derive(Clone)]
 struct Worker {
     engine: Engine,
+    identity: Identity,
     apis: Apis,
     models: Models,
     /// Of one project: the steps of another do not wait for these.
@@ -49,9 +51,21 @@ struct Worker {
 }
 
 /// Carries out steps until `stop`.
-pub async fn work(engine: Engine, sandboxes: Sandboxes, models: Models, apis: Apis, stop: CancellationToken) {
+pub async fn work(
+    engine: Engine,
+    identity: Identity,
+    sandboxes: Sandboxes,
+    models: Models,
+    apis: Apis,
+    stop: CancellationToken,
+) {
     let mut places: HashMap<String, Arc<Semaphore>> = HashMap::new();
-    let sweeping = tokio::spawn(owned::sweep(engine.clone(), sandboxes, stop.clone()));
+    let sweeping = tokio::spawn(owned::sweep(
+        engine.clone(),
+        identity.clone(),
+        sandboxes,
+        stop.clone(),
+    ));
     // By the ids of namespaces.
     let mut pollers: HashMap<String, JoinHandle<()>> = HashMap::new();
     while !stop.is_cancelled() {
@@ -66,6 +80,7 @@ pub async fn work(engine: Engine, sandboxes: Sandboxes, models: Models, apis: Ap
             pollers.entry(namespace.id.clone()).or_insert_with(|| {
                 let worker = Worker {
                     engine: engine.clone(),
+                    identity: identity.clone(),
                     apis: apis.clone(),
                     models: models.clone(),
                     places: Arc::clone(places),
@@ -125,7 +140,7 @@ impl Worker {
     fn caller(&self, step: &Step) -> Option<Caller> {
         let project = self.engine.project_of_step(step)?;
         let project = project.parse::<ProjectId>().ok()?;
-        Some(Caller { project })
+        Some(self.identity.step(project))
     }
 
     async fn carry_out(&self, step: Step) {
@@ -218,7 +233,7 @@ impl Worker {
         };
         let action = json!({"step": step.name, "input": input});
         let used = self.engine.use_approval(
-            caller.project.as_str(),
+            caller.project().as_str(),
             id.as_str().unwrap_or_default(),
             step,
             &action,
@@ -281,7 +296,7 @@ impl Worker {
                 });
             }
         };
-        tracing::info!(approval = approval.id, project = %caller.project, "a person is asked");
+        tracing::info!(approval = approval.id, project = %caller.project(), "a person is asked");
         match &approval.decision {
             Some(decision) if decision.granted => Some(StepEnd::Done(approval.granted_result(decision))),
             Some(decision) => Some(StepEnd::Failed {

@@ -3,8 +3,8 @@
 
 use atoll_dialects::Dialect;
 use atoll_gateway_core::Spender;
+use atoll_identity::Caller;
 use atoll_models::{Models, Refusal, Request, Served, Who};
-use atoll_sandboxes::Caller;
 use atoll_types::{Code, FaultKind};
 use atoll_workflows::{Step, StepEnd};
 use serde_json::{Map, Value, json};
@@ -18,7 +18,7 @@ pub(crate) async fn call(models: &Models, step: &Step, caller: &Caller, input: V
     };
     let who = Who {
         spender: Spender {
-            project: caller.project.clone(),
+            project: caller.project().clone(),
             key: None,
             sandbox: None,
             workflow: Some(step.workflow_id.clone()),

@@ -9,7 +9,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use atoll_sandboxes::{Caller, ListSandboxes, Sandboxes};
+use atoll_identity::{Caller, Identity};
+use atoll_sandboxes::{ListSandboxes, Sandboxes};
 use atoll_types::{Fault, FaultKind, ProjectId, SandboxState};
 use atoll_workflows::{Engine, Step, StepEnd};
 use serde_json::{Map, Value, json};
@@ -44,7 +45,7 @@ fn read(label: &str) -> Option<(&str, &str, &str)> {
 }
 
 /// Ends what belongs to workflows that are over, until `stop`.
-pub(crate) async fn sweep(engine: Engine, sandboxes: Sandboxes, stop: CancellationToken) {
+pub(crate) async fn sweep(engine: Engine, identity: Identity, sandboxes: Sandboxes, stop: CancellationToken) {
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
@@ -54,20 +55,19 @@ pub(crate) async fn sweep(engine: Engine, sandboxes: Sandboxes, stop: Cancellati
             let Ok(project) = project.parse::<ProjectId>() else {
                 continue;
             };
-            if let Err(error) = sweep_project(&engine, &sandboxes, project).await {
+            if let Err(error) = sweep_project(&engine, &sandboxes, &identity.server(project)).await {
                 tracing::warn!(%error, "sandboxes of workflows could not be looked after; trying again");
             }
         }
     }
 }
 
-async fn sweep_project(engine: &Engine, sandboxes: &Sandboxes, project: ProjectId) -> Result<(), Fault> {
-    let caller = Caller { project };
+async fn sweep_project(engine: &Engine, sandboxes: &Sandboxes, caller: &Caller) -> Result<(), Fault> {
     let mut cursor = None;
     loop {
         let page = sandboxes
             .list(
-                &caller,
+                caller,
                 ListSandboxes {
                     labels: BTreeMap::from([(OWNER.to_owned(), "workflow".to_owned())]),
                     cursor: cursor.take(),
@@ -83,14 +83,14 @@ async fn sweep_project(engine: &Engine, sandboxes: &Sandboxes, project: ProjectI
                 continue;
             };
             let goes_on = engine
-                .goes_on(caller.project.as_str(), namespace, workflow, run)
+                .goes_on(caller.project().as_str(), namespace, workflow, run)
                 .await
                 .map_err(|refusal| Fault::internal(refusal.to_string()))?;
             if goes_on != Some(false) || sandbox.state == SandboxState::Deleting {
                 continue;
             }
             tracing::info!(sandbox = %sandbox.id, workflow, "its workflow is over");
-            match sandboxes.kill(&caller, &sandbox.id).await {
+            match sandboxes.kill(caller, &sandbox.id).await {
                 Ok(_) => {}
                 Err(fault) if matches!(fault.kind(), FaultKind::NotFound | FaultKind::Gone) => {}
                 Err(fault) => return Err(fault),

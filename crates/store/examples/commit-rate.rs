@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use atoll_identity::IdentityStore as _;
 use atoll_store::{Fact, NewFact, Store};
 use atoll_types::{ProjectId, Timestamp};
 
@@ -43,7 +44,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let reads = 20_000;
     let began = Instant::now();
     for _ in 0..reads {
-        store.project(&project).await?;
+        store.find_active_key([0; 32]).await?;
     }
     println!("one read: {} ns", began.elapsed().as_nanos() / reads);
     store.close().await;

@@ -20,6 +20,7 @@ mod artifacts;
 mod engine;
 mod error;
 mod facts;
+mod identity;
 mod keys;
 mod models;
 mod network;
@@ -28,6 +29,7 @@ mod projects;
 mod sandboxes;
 mod schema;
 mod secrets;
+mod sessions;
 mod snapshots;
 mod sql;
 mod touches;
@@ -43,7 +45,6 @@ pub use error::Error;
 pub use facts::{
     CommandEnd, Fact, FactQuery, FactRow, ModelCallFact, NetworkDecision, NewFact, Scope, UsageTotal,
 };
-pub use keys::{KeyRow, NewKey};
 pub use models::bodies::ModelBodies;
 pub use models::calls::{ModelCallRow, SpendBy, SpendQuery, SpendRow};
 pub use models::guards::{ModelGuards, ModelGuardsRow, ScreenRule};
@@ -53,7 +54,6 @@ pub use models::{
 };
 pub use network::NetworkTotal;
 pub use page::{Cursor, MAX_PAGE, Page};
-pub use projects::ProjectRow;
 pub use sandboxes::{Idempotency, Inserted, NewSandbox, SandboxQuery, SandboxRow};
 pub use secrets::SecretRow;
 pub use snapshots::{ProjectStorage, SnapshotRow};

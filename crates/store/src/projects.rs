@@ -1,60 +1,30 @@
 //! Projects: every other object belongs to one.
 
+use atoll_identity::Project;
 use atoll_types::{ProjectId, Timestamp};
-use rusqlite::Row;
+use rusqlite::{Connection, Row};
 
-use crate::{Error, Store, sql};
+use crate::{Error, sql};
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ProjectRow {
-    pub id: ProjectId,
-    pub name: String,
-    pub created_at: Timestamp,
+pub(crate) fn ensure(db: &Connection, name: &str, new: &ProjectId, now: Timestamp) -> Result<Project, Error> {
+    sql::execute(
+        db,
+        "INSERT INTO projects (id, name, created_at) VALUES (?1, ?2, ?3) ON CONFLICT (name) DO NOTHING",
+        &[&new.as_str(), &name, &now.0],
+    )?;
+    let found = sql::row(db, "SELECT * FROM projects WHERE name = ?1", &[&name], read)?;
+    found.ok_or_else(|| Error::NotFound {
+        what: "project",
+        id: name.to_owned(),
+    })
 }
 
-impl Store {
-    /// The project of that name; `new` gives the id it gets if there is none yet.
-    pub async fn ensure_project(
-        &self,
-        name: &str,
-        new: ProjectId,
-        now: Timestamp,
-    ) -> Result<ProjectRow, Error> {
-        let name = name.to_owned();
-        self.write("create the project", move |db| {
-            sql::execute(
-                db,
-                "INSERT INTO projects (id, name, created_at) VALUES (?1, ?2, ?3) ON CONFLICT (name) DO NOTHING",
-                &[&new.as_str(), &name, &now.0],
-            )?;
-            let found = sql::row(db, "SELECT * FROM projects WHERE name = ?1", &[&name], read)?;
-            found.ok_or(Error::NotFound {
-                what: "project",
-                id: name,
-            })
-        })
-        .await
-    }
-
-    pub async fn project(&self, id: &ProjectId) -> Result<Option<ProjectRow>, Error> {
-        let id = id.clone();
-        self.read("read the project", move |db| {
-            sql::row(db, "SELECT * FROM projects WHERE id = ?1", &[&id.as_str()], read)
-        })
-        .await
-    }
-
-    /// All of them, by name.
-    pub async fn projects(&self) -> Result<Vec<ProjectRow>, Error> {
-        self.read("list projects", |db| {
-            sql::rows(db, "SELECT * FROM projects ORDER BY name", &[], read)
-        })
-        .await
-    }
+pub(crate) fn all(db: &Connection) -> Result<Vec<Project>, Error> {
+    sql::rows(db, "SELECT * FROM projects ORDER BY name", &[], read)
 }
 
-fn read(row: &Row<'_>) -> rusqlite::Result<ProjectRow> {
-    Ok(ProjectRow {
+fn read(row: &Row<'_>) -> rusqlite::Result<Project> {
+    Ok(Project {
         id: sql::word(row, "id")?,
         name: row.get("name")?,
         created_at: sql::time(row, "created_at")?,

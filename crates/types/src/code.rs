@@ -130,8 +130,26 @@ codes! {
             "Ask for a link to the port with `atoll port`.";
         Forbidden Forbidden "forbidden" "The key may not do this in the workflow engine."
             "Use a key of the project that the namespace belongs to.";
-        OperatorsOnly Forbidden "operators_only" "Only a key of the project `default` may do this."
-            "Use a key of the project `default`.";
+        OperatorsOnly Forbidden "operators_only" "Only a key with the role operator may do this."
+            "Use a key of the project `default` with the role operator.";
+        NotAllowed Forbidden "not_allowed" "The role or the scopes of the key do not allow this, or what was sent is not a key."
+            "Use a key that allows it; `atoll key create --role --scope` makes one.";
+        RoleInvalid Invalid "role_invalid" "A role is not one, or not one that keys of this project can have."
+            "Use `operator` (in the project `default`), `member`, `viewer` or `approver`.";
+        ScopeInvalid Invalid "scope_invalid" "A scope is not one."
+            "Use the scopes that the message names.";
+        KeyScopesInvalid Invalid "key_scopes_invalid" "A key has too many scopes."
+            "Use fewer, or a wider one.";
+        KeyExpiryInvalid Invalid "key_expiry_invalid" "A key would expire at a time that is past."
+            "Give a time in the future, or none.";
+        InvalidSession Unauthenticated "invalid_session" "The session of the browser is unknown or over."
+            "Begin a new one with `POST /v1/session` and a key.";
+        WrongOrigin Forbidden "wrong_origin" "A browser's session was used by a page that is not of this server, or that does not say."
+            "Use the session from the server's own pages; programs send a key.";
+        WrongCsrf Forbidden "wrong_csrf" "A change in a browser's session came without the session's own word."
+            "Send the word that `GET /v1/session` answers as `X-Atoll-CSRF`.";
+        NoSession Invalid "no_session" "The request came with a key, and not in the session of a browser."
+            "`POST /v1/session` begins a session.";
         KeyNameInvalid Invalid "key_name_invalid" "A key's name is empty, too long, or holds what it must not."
             "Use a short name of printable characters.";
         KeyNotFound NotFound "key_not_found" "There is no such key in this project."

@@ -6,7 +6,7 @@ use std::os::fd::AsFd as _;
 use std::path::Path;
 
 use atoll_archive::{Budget, Dialect, Ids, unpack_within};
-use atoll_sandboxes::Caller;
+use atoll_identity::Caller;
 use atoll_types::GIB;
 
 use super::recipe::{Copied, Recipe};

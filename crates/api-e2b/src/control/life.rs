@@ -1,6 +1,7 @@
 //! The life of a sandbox after its creation.
 
-use atoll_sandboxes::{Caller, Sandbox};
+use atoll_identity::Caller;
+use atoll_sandboxes::Sandbox;
 use atoll_types::{Fault, SandboxId, SandboxState, SaveKind};
 use axum::extract::{Json, State};
 use axum::http::StatusCode;

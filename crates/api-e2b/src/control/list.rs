@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use atoll_sandboxes::{Caller, ListSandboxes, Sandbox};
+use atoll_identity::Caller;
+use atoll_sandboxes::{ListSandboxes, Sandbox};
 use atoll_types::SandboxState;
 use axum::extract::{Json, State};
 use axum::http::{HeaderName, HeaderValue};

@@ -15,7 +15,7 @@ const LOOKED_AT: usize = 10_000;
 
 async fn lines(
     app: &App,
-    caller: &atoll_sandboxes::Caller,
+    caller: &atoll_identity::Caller,
     id: &atoll_types::SandboxId,
 ) -> Answer<Vec<Value>> {
     life::known(app, caller, id).await?;

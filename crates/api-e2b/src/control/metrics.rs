@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-use atoll_sandboxes::{Caller, Sandbox};
+use atoll_identity::Caller;
+use atoll_sandboxes::Sandbox;
 use atoll_types::{SandboxId, SandboxState, Timestamp};
 use axum::extract::{Json, State};
 use serde_json::{Value, json};

@@ -1,5 +1,6 @@
 //! The control plane: sandboxes, snapshots, templates, volumes, as REST.
 
+pub(crate) mod actions;
 mod build_files;
 pub(crate) mod builds;
 pub(crate) mod create;

@@ -7,7 +7,8 @@
 //! What must hold: the two sides order things differently. There, what `allowOut` names is allowed although `denyOut` names
 //! it too; here a deny wins over every allow. So a denied range is written without the parts that are allowed.
 
-use atoll_sandboxes::{Caller, PrivateSecret};
+use atoll_identity::Caller;
+use atoll_sandboxes::PrivateSecret;
 use atoll_types::{
     Injection, NetworkPolicy, NetworkRule, PortRange, Preset, RuleAction, SecretBinding, SecretUse,
 };

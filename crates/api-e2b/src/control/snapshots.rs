@@ -1,6 +1,7 @@
 //! Snapshots and forks. A snapshot stands where a template may stand, and is deleted like one.
 
-use atoll_sandboxes::{Caller, ForkSandbox, MAX_COPIES, Snapshot, TakeSnapshot};
+use atoll_identity::Caller;
+use atoll_sandboxes::{ForkSandbox, MAX_COPIES, Snapshot, TakeSnapshot};
 use atoll_types::{Code, FaultKind, SaveKind, SnapshotId};
 use axum::extract::{Json, State};
 use axum::http::{HeaderValue, StatusCode};

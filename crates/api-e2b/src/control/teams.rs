@@ -10,7 +10,7 @@ use crate::auth::{self, Auth};
 pub(crate) async fn list(State(_): State<App>, Auth(caller): Auth, headers: HeaderMap) -> Json<Value> {
     // The key came with the request; nothing is told that the caller does not know.
     Json(json!([{
-        "teamID": caller.project,
+        "teamID": caller.project(),
         "name": "default",
         "apiKey": auth::key(&headers),
         "isDefault": true,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use atoll_identity::Action;
 use atoll_sandboxes::Template;
 use atoll_types::{FaultKind, MIB};
 use axum::extract::{Json, Path, State};
@@ -98,9 +99,6 @@ pub(crate) struct Publish {
     public: Option<bool>,
 }
 
-/// What keys of other projects are told that they may not.
-pub(crate) const CHANGE: &str = "build, tag or delete templates, which all projects share";
-
 /// Templates belong to the server: everybody with a key may use them, nobody else.
 pub(crate) async fn publish(
     State(app): State<App>,
@@ -121,10 +119,11 @@ pub(crate) async fn delete(
     Auth(caller): Auth,
     Path(id): Path<String>,
 ) -> Answer<StatusCode> {
-    if snapshots::delete(&app, &caller, &id).await? {
+    let of_storage = caller.may(Action::ManageStorage, None);
+    if of_storage.is_ok() && snapshots::delete(&app, &caller, &id).await? {
         return Ok(StatusCode::NO_CONTENT);
     }
-    app.sandboxes.operators_only(&caller, CHANGE)?;
+    caller.may(Action::ManageTemplates, None)?;
     let template = find(&app, &id).await?;
     let names: BTreeMap<_, _> = template.names.iter().map(|name| (name.as_str(), ())).collect();
     for name in names.keys() {

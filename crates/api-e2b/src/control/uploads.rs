@@ -8,7 +8,7 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path as FilePath, PathBuf};
 use std::time::Duration;
 
-use atoll_sandboxes::{Caller, Opens};
+use atoll_identity::{Caller, Opens};
 use atoll_types::GIB;
 use axum::body::Body;
 use axum::extract::{Json, Path, Request, State};
@@ -54,7 +54,7 @@ pub(crate) fn path_of(app: &App, caller: &Caller, hash: &str) -> Answer<PathBuf>
             format!("no room for files: {error}"),
         )
     })?;
-    Ok(dir.join(format!("{}-{hash}", caller.project)))
+    Ok(dir.join(format!("{}-{hash}", caller.project())))
 }
 
 /// Tells whether the files are here, and where to put them.
@@ -64,11 +64,10 @@ pub(crate) async fn link(
     Path((id, hash)): Path<(String, String)>,
     parts: Parts,
 ) -> Answer<Response> {
-    app.sandboxes.operators_only(&caller, super::templates::CHANGE)?;
     let present = asked_for(&path_of(&app, &caller, &hash)?);
     let until = view::now_seconds() + GOOD_FOR;
-    let proof = app.sandboxes.token(&Opens::Upload {
-        project: caller.project.as_str(),
+    let proof = app.identity.token(&Opens::Upload {
+        project: caller.project().as_str(),
         hash: &hash,
         until,
     });
@@ -76,7 +75,7 @@ pub(crate) async fn link(
     let url = format!(
         "{}/templates/{id}/files/{hash}?project={}&until={until}&proof={proof}",
         origin(&parts),
-        caller.project
+        caller.project()
     );
     Ok((StatusCode::CREATED, Json(json!({"present": present, "url": url}))).into_response())
 }
@@ -145,21 +144,20 @@ pub(crate) async fn receive(
     let project = query.text("project").unwrap_or_default();
     let until = query.number("until")?.unwrap_or(0);
     let given = query.text("proof").unwrap_or_default();
-    let Some(project) = app.sandboxes.check_upload(project, &hash, until, given) else {
+    let Some(caller) = app.identity.check_upload(project, &hash, until, given) else {
         return Err(Refusal::unauthorized(
             "this link is not good, or not any more; ask for a new one",
         ));
     };
-    let _slot = app.builds.receiving.take(&project)?;
-    let visit = admit(request.extensions(), &project, None)?;
-    let caller = Caller { project };
+    let _slot = app.builds.receiving.take(caller.project())?;
+    let visit = admit(request.extensions(), &caller)?;
     let to = path_of(&app, &caller, &hash)?;
     let dir = to.parent().map(FilePath::to_path_buf).unwrap_or_default();
     save(
         Body::new(visit.upload(request.into_body())),
         dir,
         to,
-        caller.project.as_str(),
+        caller.project().as_str(),
     )
     .await?;
     Ok(StatusCode::OK)

@@ -2,7 +2,8 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use atoll_sandboxes::{Opens, Sandbox};
+use atoll_identity::Opens;
+use atoll_sandboxes::Sandbox;
 use atoll_types::{MIB, SandboxState, SaveKind, TimeoutAction, Timestamp};
 use serde_json::{Value, json};
 
@@ -57,10 +58,10 @@ pub(crate) fn created(app: &App, sandbox: &Sandbox) -> Value {
     let extras = Extras::of(&sandbox.spec.labels).unwrap_or_default();
     let id = &sandbox.id;
     if extras.private_ports {
-        view["trafficAccessToken"] = app.sandboxes.token(&Opens::Traffic { sandbox: id }).into();
+        view["trafficAccessToken"] = app.identity.token(&Opens::Traffic { sandbox: id }).into();
     }
     if !extras.open {
-        view["envdAccessToken"] = app.sandboxes.token(&Opens::Agent { sandbox: id }).into();
+        view["envdAccessToken"] = app.identity.token(&Opens::Agent { sandbox: id }).into();
     }
     view
 }
@@ -138,7 +139,7 @@ pub(crate) fn detail(app: &App, sandbox: &Sandbox) -> Value {
     }
     if !extras.open {
         let opens = Opens::Agent { sandbox: &sandbox.id };
-        view["envdAccessToken"] = app.sandboxes.token(&opens).into();
+        view["envdAccessToken"] = app.identity.token(&opens).into();
     }
     view
 }

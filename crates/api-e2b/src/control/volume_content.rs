@@ -2,7 +2,8 @@
 //! refusals whose `code` is text.
 
 use atoll_front::Visit;
-use atoll_sandboxes::{ByteStream, Caller, EntryKind, VolumeEntry, VolumeMetadata, WriteInVolume};
+use atoll_identity::{Caller, Opens};
+use atoll_sandboxes::{ByteStream, EntryKind, VolumeEntry, VolumeMetadata, WriteInVolume};
 use atoll_types::{Code, Fault, VolumeId};
 use axum::body::Body;
 use axum::extract::{FromRequestParts, Json, Path, State};
@@ -70,13 +71,13 @@ impl FromRequestParts<App> for Opened {
             )
         };
         let id: VolumeId = text.parse().map_err(|_| closed())?;
-        match app.sandboxes.check_volume_token(&id, token).await? {
-            Some(caller) => {
-                let visit = admit(&parts.extensions, &caller.project, None)?;
-                Ok(Self { caller, id, visit })
-            }
-            None => Err(closed().into()),
-        }
+        let opens = Opens::Volume { volume: &id };
+        let proof = app.identity.prove(&opens, token).ok_or_else(closed)?;
+        // A token opens nothing once its volume is gone.
+        let project = app.sandboxes.owner_of_volume(&id).await?.ok_or_else(closed)?;
+        let caller = proof.acting_for(project);
+        let visit = admit(&parts.extensions, &caller)?;
+        Ok(Self { caller, id, visit })
     }
 }
 

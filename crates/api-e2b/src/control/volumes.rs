@@ -1,6 +1,7 @@
 //! Volumes: made and listed here, mounted by sandboxes; their files are in [`super::volume_content`].
 
-use atoll_sandboxes::{CreateVolume, Opens, Volume};
+use atoll_identity::Opens;
+use atoll_sandboxes::{CreateVolume, Volume};
 use atoll_types::GIB;
 use axum::extract::{Json, Path, State};
 use axum::http::StatusCode;
@@ -30,7 +31,7 @@ fn info(volume: &Volume) -> Value {
 /// With the token for its files.
 fn with_token(app: &App, volume: &Volume) -> Value {
     let mut view = info(volume);
-    view["token"] = app.sandboxes.token(&Opens::Volume { volume: &volume.id }).into();
+    view["token"] = app.identity.token(&Opens::Volume { volume: &volume.id }).into();
     view["domain"] = json!(app.options.public_domain);
     view
 }

@@ -14,7 +14,7 @@ mod registry;
 mod watch;
 
 use atoll_front::{Refused, Visit};
-use atoll_sandboxes::Opens;
+use atoll_identity::Opens;
 use axum::body::Body;
 use axum::extract::{Json, Request};
 use axum::http::{HeaderValue, Method, StatusCode, header};
@@ -46,13 +46,13 @@ pub(crate) struct Call {
 impl Call {
     /// The caller has shown what opens the sandbox.
     fn admit(&self) -> Answer<()> {
-        let (project, sandbox) = (&self.target.caller.project, &self.target.id);
+        let (caller, sandbox) = (&self.target.caller, &self.target.id);
         // Nobody shows anything there, so whoever comes is a stranger.
         if is_open(&self.target) {
-            self.visit.welcome(project, sandbox);
+            self.visit.welcome(caller.project(), sandbox);
             return Ok(());
         }
-        Ok(self.visit.admit(project, Some(sandbox))?)
+        Ok(self.visit.admit_caller(caller)?)
     }
 
     /// Reads the one message of a unary call or of a call that is answered with a stream.
@@ -98,7 +98,9 @@ pub(crate) async fn serve(app: &App, target: &Target, request: Request) -> Respo
 pub(crate) async fn serve_signed(app: &App, request: Request) -> Response {
     let found = FileQuery::of(&request).map(|query| {
         let signed = query.signed(request.method() != Method::GET);
-        let id = app.sandboxes.find_by_agent_token(|token| signed.matches(token));
+        let id = app
+            .sandboxes
+            .find_living(|sandbox| signed.matches(&app.identity.token(&Opens::Agent { sandbox })));
         (id, signed.signature.is_some())
     });
     match found {
@@ -131,7 +133,7 @@ fn is_open(target: &Target) -> bool {
 fn admitted(app: &App, target: &Target, request: &Request) -> Answer<()> {
     let opens = Opens::Agent { sandbox: &target.id };
     match shown(request) {
-        Some(shown) if app.sandboxes.is_token(&opens, shown) => Ok(()),
+        Some(shown) if app.identity.is_token(&opens, shown) => Ok(()),
         _ if is_open(target) => Ok(()),
         shown => Err(auth::refused(
             "unauthorized access, please provide a valid access token or method signing if supported",
@@ -156,13 +158,13 @@ fn admitted_to_file(app: &App, target: &Target, request: &Request, signed: Signe
     }
     let opens = Opens::Agent { sandbox: &target.id };
     match shown(request) {
-        Some(shown) if app.sandboxes.is_token(&opens, shown) => Ok(Admitted::Owner),
+        Some(shown) if app.identity.is_token(&opens, shown) => Ok(Admitted::Owner),
         Some(shown) => Err(auth::refused(
             "access token present in header but does not match",
             Some(shown),
         )),
         None => {
-            signed.check(&app.sandboxes.token(&opens), control::now_seconds())?;
+            signed.check(&app.identity.token(&opens), control::now_seconds())?;
             Ok(Admitted::Link)
         }
     }

@@ -96,10 +96,11 @@ pub(crate) struct BudgetList {
 /// Lists the budgets and how they stand.
 #[utoipa::path(
     get, path = "/v1/gateway/budgets", tag = "models",
+    security(("key" = ["models.read"])),
     responses((status = 200, description = "The budgets.", body = BudgetList))
 )]
 pub(crate) async fn list_budgets(State(app): State<App>, As(caller): As) -> Answer<axum::Json<BudgetList>> {
-    let items = app.models.list_budgets(&caller.project);
+    let items = app.models.list_budgets(caller.project());
     Ok(axum::Json(BudgetList {
         items: items.into_iter().map(Budget::of).collect(),
     }))
@@ -107,7 +108,8 @@ pub(crate) async fn list_budgets(State(app): State<App>, As(caller): As) -> Answ
 
 /// Sets a budget, or changes it; what was spent stays.
 #[utoipa::path(
-    put, path = "/v1/gateway/budgets/{budget}", tag = "models", request_body = SetBudgetRequest,
+    put, path = "/v1/gateway/budgets/{budget}", tag = "models",
+    security(("key" = ["models.manage"])), request_body = SetBudgetRequest,
     responses((status = 200, description = "The budget.", body = Budget))
 )]
 pub(crate) async fn set_budget(
@@ -124,13 +126,14 @@ pub(crate) async fn set_budget(
         limit: word::<Usd>("limit", &body.limit)?,
         alert_percent: body.alert_percent,
     };
-    let view = app.models.set_budget(&caller.project, request).await?;
+    let view = app.models.set_budget(caller.project(), request).await?;
     Ok(axum::Json(Budget::of(view)))
 }
 
 /// Takes a budget away.
 #[utoipa::path(
     delete, path = "/v1/gateway/budgets/{budget}", tag = "models",
+    security(("key" = ["models.manage"])),
     responses((status = 200, description = "It is gone.", body = Deleted))
 )]
 pub(crate) async fn delete_budget(
@@ -138,6 +141,6 @@ pub(crate) async fn delete_budget(
     As(caller): As,
     At(name): At<String>,
 ) -> Answer<axum::Json<Deleted>> {
-    app.models.delete_budget(&caller.project, &name).await?;
+    app.models.delete_budget(caller.project(), &name).await?;
     Ok(axum::Json(Deleted { deleted: name }))
 }

@@ -118,7 +118,8 @@ pub(crate) struct ModelCallPage {
 
 /// Lists calls of models, the newest first.
 #[utoipa::path(
-    get, path = "/v1/gateway/calls", tag = "models", params(CallsQuery),
+    get, path = "/v1/gateway/calls", tag = "models",
+    security(("key" = ["models.read"])), params(CallsQuery),
     responses((status = 200, description = "A page of calls.", body = ModelCallPage))
 )]
 pub(crate) async fn list_calls(
@@ -130,7 +131,7 @@ pub(crate) async fn list_calls(
     let limit = asked.limit.unwrap_or(50);
     let page = app
         .models
-        .model_calls(&caller.project, sandbox.as_ref(), asked.cursor, limit)
+        .model_calls(caller.project(), sandbox.as_ref(), asked.cursor, limit)
         .await?;
     Ok(axum::Json(ModelCallPage {
         items: page.items.into_iter().map(ModelCall::of).collect(),
@@ -145,6 +146,7 @@ fn maybe_sandbox(text: Option<&str>) -> Answer<Option<SandboxId>> {
 /// Shows one call of a model.
 #[utoipa::path(
     get, path = "/v1/gateway/calls/{call}", tag = "models",
+    security(("key" = ["models.read"])),
     responses((status = 200, description = "The call.", body = ModelCall))
 )]
 pub(crate) async fn get_call(
@@ -153,8 +155,8 @@ pub(crate) async fn get_call(
     At(id): At<String>,
 ) -> Answer<axum::Json<ModelCall>> {
     let id: ModelCallId = word("id", &id)?;
-    let row = app.models.model_call(&caller.project, &id).await?;
-    let bodies = app.models.bodies(&caller.project, &id).await?;
+    let row = app.models.model_call(caller.project(), &id).await?;
+    let bodies = app.models.bodies(caller.project(), &id).await?;
     let bodies = bodies.map(|bodies| Bodies {
         request: bodies.request,
         answer: bodies.answer,
@@ -216,7 +218,8 @@ pub(crate) struct Compute {
 
 /// Sums what was spent.
 #[utoipa::path(
-    get, path = "/v1/gateway/spend", tag = "models", params(SpendQueryArgs),
+    get, path = "/v1/gateway/spend", tag = "models",
+    security(("key" = ["models.read"])), params(SpendQueryArgs),
     responses((status = 200, description = "The sums.", body = SpendReport))
 )]
 pub(crate) async fn get_spend(
@@ -229,7 +232,7 @@ pub(crate) async fn get_spend(
         None => Ok(Timestamp(otherwise)),
     };
     let spend = SpendQuery {
-        project: caller.project,
+        project: caller.project().clone(),
         from: time("from", asked.from.as_deref(), 0)?,
         to: time("to", asked.to.as_deref(), i64::MAX)?,
         by: by(asked.by.as_deref())?,

@@ -88,13 +88,14 @@ pub(crate) struct CallableModelList {
 /// Lists the names that can be called.
 #[utoipa::path(
     get, path = "/v1/gateway/models", tag = "models",
+    security(("key" = ["models.read"])),
     responses((status = 200, description = "The names, and where calls of them go.", body = CallableModelList))
 )]
 pub(crate) async fn list_callable_models(
     State(app): State<App>,
     As(caller): As,
 ) -> Answer<axum::Json<CallableModelList>> {
-    let items = app.models.list_models(&caller.project);
+    let items = app.models.list_models(caller.project());
     Ok(axum::Json(CallableModelList {
         items: items.into_iter().map(CallableModel::of).collect(),
     }))
@@ -102,7 +103,8 @@ pub(crate) async fn list_callable_models(
 
 /// Sets a name that can be called, with where its calls go.
 #[utoipa::path(
-    put, path = "/v1/gateway/models/{alias}", tag = "models", request_body = SetModelRequest,
+    put, path = "/v1/gateway/models/{alias}", tag = "models",
+    security(("key" = ["models.manage"])), request_body = SetModelRequest,
     responses((status = 200, description = "The name.", body = CallableModel))
 )]
 pub(crate) async fn set_model(
@@ -124,8 +126,8 @@ pub(crate) async fn set_model(
         targets: targets.collect(),
         fallbacks: body.fallbacks,
     };
-    app.models.set_route(&caller.project, request).await?;
-    let mut models = app.models.list_models(&caller.project).into_iter();
+    app.models.set_route(caller.project(), request).await?;
+    let mut models = app.models.list_models(caller.project()).into_iter();
     let view = models.find(|view| view.name == name);
     // Somebody may have deleted it since.
     let view = view.ok_or_else(|| Fault::new(Code::ModelNotFound, format!("there is no `{name}`")))?;
@@ -135,6 +137,7 @@ pub(crate) async fn set_model(
 /// Forgets a name.
 #[utoipa::path(
     delete, path = "/v1/gateway/models/{alias}", tag = "models",
+    security(("key" = ["models.manage"])),
     responses((status = 200, description = "It is gone.", body = Deleted))
 )]
 pub(crate) async fn delete_model(
@@ -142,7 +145,7 @@ pub(crate) async fn delete_model(
     As(caller): As,
     At(name): At<String>,
 ) -> Answer<axum::Json<Deleted>> {
-    app.models.delete_route(&caller.project, &name).await?;
+    app.models.delete_route(caller.project(), &name).await?;
     Ok(axum::Json(Deleted { deleted: name }))
 }
 
@@ -191,10 +194,11 @@ pub(crate) struct PriceList {
 /// Lists the prices that were set here.
 #[utoipa::path(
     get, path = "/v1/gateway/prices", tag = "models",
+    security(("key" = ["models.read"])),
     responses((status = 200, description = "The prices, and the version of the table below them.", body = PriceList))
 )]
 pub(crate) async fn list_prices(State(app): State<App>, As(caller): As) -> Answer<axum::Json<PriceList>> {
-    let (version, prices) = app.models.list_prices(&caller.project);
+    let (version, prices) = app.models.list_prices(caller.project());
     let items = prices.into_iter().map(|price| Price {
         model: price.model,
         rates: Rates::of(price.rates),
@@ -207,7 +211,8 @@ pub(crate) async fn list_prices(State(app): State<App>, As(caller): As) -> Answe
 
 /// Sets what a model costs.
 #[utoipa::path(
-    put, path = "/v1/gateway/prices/{model}", tag = "models", request_body = Rates,
+    put, path = "/v1/gateway/prices/{model}", tag = "models",
+    security(("key" = ["models.manage"])), request_body = Rates,
     responses((status = 200, description = "The price.", body = Price))
 )]
 pub(crate) async fn set_price(
@@ -230,7 +235,7 @@ pub(crate) async fn set_price(
         model: model.clone(),
         rates: rates.clone(),
     };
-    app.models.set_price(&caller.project, request).await?;
+    app.models.set_price(caller.project(), request).await?;
     Ok(axum::Json(Price {
         model,
         rates: Rates::of(rates),
@@ -240,6 +245,7 @@ pub(crate) async fn set_price(
 /// Goes back to the price table for a model.
 #[utoipa::path(
     delete, path = "/v1/gateway/prices/{model}", tag = "models",
+    security(("key" = ["models.manage"])),
     responses((status = 200, description = "It is gone.", body = Deleted))
 )]
 pub(crate) async fn delete_price(
@@ -247,6 +253,6 @@ pub(crate) async fn delete_price(
     As(caller): As,
     At(model): At<String>,
 ) -> Answer<axum::Json<Deleted>> {
-    app.models.delete_price(&caller.project, &model).await?;
+    app.models.delete_price(caller.project(), &model).await?;
     Ok(axum::Json(Deleted { deleted: model }))
 }

@@ -67,15 +67,17 @@ impl Guards {
 /// Shows what may not leave for a provider.
 #[utoipa::path(
     get, path = "/v1/gateway/guards", tag = "models",
+    security(("key" = ["models.read"])),
     responses((status = 200, description = "The guards.", body = Guards))
 )]
 pub(crate) async fn get_guards(State(app): State<App>, As(caller): As) -> Answer<axum::Json<Guards>> {
-    Ok(axum::Json(Guards::of(app.models.guards(&caller.project))))
+    Ok(axum::Json(Guards::of(app.models.guards(caller.project()))))
 }
 
 /// Sets what may not leave for a provider, all of it.
 #[utoipa::path(
-    put, path = "/v1/gateway/guards", tag = "models", request_body = Guards,
+    put, path = "/v1/gateway/guards", tag = "models",
+    security(("key" = ["models.manage"])), request_body = Guards,
     responses((status = 200, description = "The guards.", body = Guards))
 )]
 pub(crate) async fn set_guards(
@@ -93,6 +95,6 @@ pub(crate) async fn set_guards(
         blocked: body.blocked,
         screen: screen.collect(),
     };
-    app.models.set_guards(&caller.project, guards.clone()).await?;
+    app.models.set_guards(caller.project(), guards.clone()).await?;
     Ok(axum::Json(Guards::of(guards)))
 }

@@ -87,13 +87,14 @@ pub(crate) struct ModelKeyList {
 /// Lists the keys for models.
 #[utoipa::path(
     get, path = "/v1/gateway/keys", tag = "models",
+    security(("key" = ["models.read"])),
     responses((status = 200, description = "The keys, without their secrets.", body = ModelKeyList))
 )]
 pub(crate) async fn list_model_keys(
     State(app): State<App>,
     As(caller): As,
 ) -> Answer<axum::Json<ModelKeyList>> {
-    let rows = app.models.list_model_keys(&caller.project).await?;
+    let rows = app.models.list_model_keys(caller.project()).await?;
     Ok(axum::Json(ModelKeyList {
         items: rows.into_iter().map(ModelKey::of).collect(),
     }))
@@ -101,7 +102,8 @@ pub(crate) async fn list_model_keys(
 
 /// Makes a key for models.
 #[utoipa::path(
-    post, path = "/v1/gateway/keys", tag = "models", request_body = CreateModelKeyRequest,
+    post, path = "/v1/gateway/keys", tag = "models",
+    security(("key" = ["models.manage"])), request_body = CreateModelKeyRequest,
     responses((status = 201, description = "The key and its secret.", body = NewModelKey))
 )]
 pub(crate) async fn create_model_key(
@@ -114,6 +116,7 @@ pub(crate) async fn create_model_key(
         .as_deref()
         .map(|text| instant("expires_at", text))
         .transpose()?;
+    let expires_at = app.identity.check_expiry(&caller, expires_at)?;
     let request = CreateModelKey {
         name: body.name,
         models: body.models,
@@ -121,7 +124,7 @@ pub(crate) async fn create_model_key(
         tokens_per_minute: body.tokens_per_minute,
         expires_at,
     };
-    let (row, secret) = app.models.create_model_key(&caller.project, request).await?;
+    let (row, secret) = app.models.create_model_key(caller.project(), request).await?;
     let key = ModelKey::of(row);
     Ok((StatusCode::CREATED, axum::Json(NewModelKey { key, secret })))
 }
@@ -129,6 +132,7 @@ pub(crate) async fn create_model_key(
 /// Revokes a key for models; it stops working at once, and what is open with it ends.
 #[utoipa::path(
     delete, path = "/v1/gateway/keys/{id}", tag = "models",
+    security(("key" = ["models.manage"])),
     responses((status = 200, description = "The key.", body = ModelKey))
 )]
 pub(crate) async fn revoke_model_key(
@@ -138,7 +142,7 @@ pub(crate) async fn revoke_model_key(
     At(id): At<String>,
 ) -> Answer<axum::Json<ModelKey>> {
     let id: KeyId = word("id", &id)?;
-    let row = app.models.revoke_model_key(&caller.project, &id).await?;
+    let row = app.models.revoke_model_key(caller.project(), &id).await?;
     visit.revoke(id.as_str());
     Ok(axum::Json(ModelKey::of(row)))
 }

@@ -1,7 +1,8 @@
 //! `/v1/gateway/providers`: who serves models, and with which key.
 
+use atoll_identity::{Caller, Role};
 use atoll_models::{ProviderView, SetProvider};
-use atoll_types::ProviderKind;
+use atoll_types::{Code, Fault, ProviderKind};
 use axum::extract::State;
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
@@ -82,13 +83,14 @@ pub(crate) struct ProviderList {
 /// Lists those who serve models.
 #[utoipa::path(
     get, path = "/v1/gateway/providers", tag = "models",
+    security(("key" = ["models.read"])),
     responses((status = 200, description = "The providers, without their keys.", body = ProviderList))
 )]
 pub(crate) async fn list_providers(
     State(app): State<App>,
     As(caller): As,
 ) -> Answer<axum::Json<ProviderList>> {
-    let items = app.models.list_providers(&caller.project);
+    let items = app.models.list_providers(caller.project());
     Ok(axum::Json(ProviderList {
         items: items.into_iter().map(Provider::of).collect(),
     }))
@@ -96,7 +98,8 @@ pub(crate) async fn list_providers(
 
 /// Sets one who serves models, or changes it.
 #[utoipa::path(
-    put, path = "/v1/gateway/providers/{provider}", tag = "models", request_body = SetProviderRequest,
+    put, path = "/v1/gateway/providers/{provider}", tag = "models",
+    security(("key" = ["models.manage"])), request_body = SetProviderRequest,
     responses((status = 200, description = "The provider.", body = Provider))
 )]
 pub(crate) async fn set_provider(
@@ -105,6 +108,7 @@ pub(crate) async fn set_provider(
     At(name): At<String>,
     PrivateJson(body): PrivateJson<SetProviderRequest>,
 ) -> Answer<axum::Json<Provider>> {
+    check_place(&app, &caller)?;
     let request = SetProvider {
         name,
         kind: body.kind,
@@ -113,13 +117,26 @@ pub(crate) async fn set_provider(
         serves: body.serves,
         responses: body.responses,
     };
-    let view = app.models.set_provider(&caller.project, request).await?;
+    let view = app.models.set_provider(caller.project(), request).await?;
     Ok(axum::Json(Provider::of(view)))
+}
+
+/// Providers of `default` may be anywhere, also on this machine: where, is for those to say who run it.
+fn check_place(app: &App, caller: &Caller) -> Result<(), Fault> {
+    if caller.project() != app.identity.default_project() || caller.role() == Role::Operator {
+        return Ok(());
+    }
+    Err(Fault::new(
+        Code::OperatorsOnly,
+        "providers of the project `default` may be anywhere, and are set by keys with the role operator alone",
+    )
+    .hint("ask whoever runs this server, or set it in a project of your own"))
 }
 
 /// Forgets a provider and its key.
 #[utoipa::path(
     delete, path = "/v1/gateway/providers/{provider}", tag = "models",
+    security(("key" = ["models.manage"])),
     responses((status = 200, description = "It is gone.", body = Deleted))
 )]
 pub(crate) async fn delete_provider(
@@ -127,6 +144,6 @@ pub(crate) async fn delete_provider(
     As(caller): As,
     At(name): At<String>,
 ) -> Answer<axum::Json<Deleted>> {
-    app.models.delete_provider(&caller.project, &name).await?;
+    app.models.delete_provider(caller.project(), &name).await?;
     Ok(axum::Json(Deleted { deleted: name }))
 }

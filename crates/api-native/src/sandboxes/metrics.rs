@@ -37,6 +37,7 @@ pub(crate) struct GuestMetricsView {
 /// Tells what a sandbox uses at this moment.
 #[utoipa::path(
     get, path = "/v1/sandboxes/{id}/metrics", tag = "sandboxes",
+    security(("key" = ["sandbox.read"])),
     responses((status = 200, description = "Its use of the host.", body = MetricsView))
 )]
 pub(crate) async fn sandbox_metrics(

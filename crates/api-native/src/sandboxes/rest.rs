@@ -53,7 +53,8 @@ pub(crate) struct Copies {
 
 /// Pauses a sandbox: its state is kept, its processes hold no memory or CPU any more. Answers when that is durable.
 #[utoipa::path(
-    post, path = "/v1/sandboxes/{id}/pause", tag = "sandboxes", request_body = Option<PauseRequest>,
+    post, path = "/v1/sandboxes/{id}/pause", tag = "sandboxes",
+    security(("key" = ["sandbox.use"])), request_body = Option<PauseRequest>,
     responses((status = 200, description = "It is paused.", body = SandboxView))
 )]
 pub(crate) async fn pause_sandbox(
@@ -69,7 +70,8 @@ pub(crate) async fn pause_sandbox(
 
 /// Resumes a paused sandbox, and answers when it runs. Resuming what runs succeeds.
 #[utoipa::path(
-    post, path = "/v1/sandboxes/{id}/resume", tag = "sandboxes", request_body = Option<ResumeRequest>,
+    post, path = "/v1/sandboxes/{id}/resume", tag = "sandboxes",
+    security(("key" = ["sandbox.use"])), request_body = Option<ResumeRequest>,
     responses((status = 200, description = "It runs.", body = SandboxView))
 )]
 pub(crate) async fn resume_sandbox(
@@ -89,6 +91,7 @@ pub(crate) async fn resume_sandbox(
 /// Stops a sandbox: its files are kept, its processes are not.
 #[utoipa::path(
     post, path = "/v1/sandboxes/{id}/stop", tag = "sandboxes",
+    security(("key" = ["sandbox.use"])),
     responses((status = 200, description = "It is stopped.", body = SandboxView))
 )]
 pub(crate) async fn stop_sandbox(
@@ -102,7 +105,8 @@ pub(crate) async fn stop_sandbox(
 
 /// Starts a stopped sandbox on its files, and answers when it runs.
 #[utoipa::path(
-    post, path = "/v1/sandboxes/{id}/start", tag = "sandboxes", request_body = Option<ResumeRequest>,
+    post, path = "/v1/sandboxes/{id}/start", tag = "sandboxes",
+    security(("key" = ["sandbox.use"])), request_body = Option<ResumeRequest>,
     responses((status = 200, description = "It runs.", body = SandboxView))
 )]
 pub(crate) async fn start_sandbox(
@@ -116,7 +120,8 @@ pub(crate) async fn start_sandbox(
 
 /// Makes running copies of a running sandbox, all or none. Each has an identity of its own; the original goes on.
 #[utoipa::path(
-    post, path = "/v1/sandboxes/{id}/fork", tag = "sandboxes", request_body = Option<ForkRequest>,
+    post, path = "/v1/sandboxes/{id}/fork", tag = "sandboxes",
+    security(("key" = ["sandboxes.create"])), request_body = Option<ForkRequest>,
     responses((status = 201, description = "They run.", body = Copies))
 )]
 pub(crate) async fn fork_sandbox(

@@ -156,6 +156,16 @@ pub(crate) enum KeyCommand {
     Create {
         /// What it is for
         name: String,
+        /// What it may do: operator, member, viewer or approver [default: member]
+        #[arg(long)]
+        role: Option<String>,
+        /// What it is restricted to: sandboxes, sandbox:ID, templates, secrets:use, secrets:manage, models, workflows,
+        /// approvals, ledger; may be repeated [default: not restricted]
+        #[arg(long)]
+        scope: Vec<String>,
+        /// It stops working after this long, e.g. 30d
+        #[arg(long, value_parser = parse_duration, value_name = "TIME")]
+        expires: Option<u64>,
         #[command(flatten)]
         whose: WhoseArgs,
     },

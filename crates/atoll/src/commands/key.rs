@@ -5,14 +5,23 @@ use atoll_client::{segment, text};
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use super::relative;
+use super::{after, list_of, relative};
 use crate::args::{Global, KeyCommand, WhoseArgs};
 
 pub(crate) async fn run(global: &Global, output: Output, command: KeyCommand) -> Result<()> {
     let client = global.client()?;
     match command {
-        KeyCommand::Create { name, whose } => {
-            let asked = json!({"name": name, "project": whose.project});
+        KeyCommand::Create {
+            name,
+            role,
+            scope,
+            expires,
+            whose,
+        } => {
+            let mut asked = json!({"name": name, "project": whose.project, "role": role, "scopes": scope});
+            if let Some(millis) = expires {
+                asked["expires_at"] = json!(after(millis)?);
+            }
             let answer = client.post("/v1/keys", &asked).await?;
             output.json(&answer);
             output.line(text(&answer, "secret"));
@@ -25,21 +34,26 @@ pub(crate) async fn run(global: &Global, output: Output, command: KeyCommand) ->
             let rows: Vec<_> = keys
                 .iter()
                 .map(|key| {
-                    let revoked = if key["revoked_at"].is_null() {
-                        String::new()
-                    } else {
-                        relative(key, "revoked_at")
+                    let ends = match key["revoked_at"].is_null() {
+                        true => relative(key, "expires_at"),
+                        false => "revoked".into(),
                     };
                     [
                         text(key, "id"),
                         text(key, "name"),
                         text(key, "prefix"),
+                        text(key, "role"),
+                        list_of(&key["scopes"]),
                         relative(key, "created_at"),
-                        revoked,
+                        ends,
                     ]
                 })
                 .collect();
-            output.table(["ID", "NAME", "KEY", "CREATED", "REVOKED"], &rows, "no keys");
+            output.table(
+                ["ID", "NAME", "KEY", "ROLE", "SCOPES", "CREATED", "ENDS"],
+                &rows,
+                "no keys",
+            );
             output.json(&Value::Array(keys));
         }
         KeyCommand::Revoke { id, whose } => {

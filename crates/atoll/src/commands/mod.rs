@@ -23,7 +23,7 @@ pub(crate) mod template;
 pub(crate) mod volume;
 pub(crate) mod workflow;
 
-use atoll_client::output::{Error, Output, Result};
+use atoll_client::output::{Doing as _, Error, Output, Result};
 use atoll_client::{Client, text};
 use atoll_types::SandboxId;
 use serde_json::{Value, json};
@@ -231,6 +231,24 @@ pub(crate) async fn resolve(client: &Client, text: &str) -> Result<String> {
 pub(crate) fn split_location(text: &str) -> Option<(&str, &str)> {
     let (sandbox, path) = text.split_once(':')?;
     (!sandbox.is_empty() && !sandbox.contains('/') && !sandbox.starts_with('.')).then_some((sandbox, path))
+}
+
+pub(crate) fn list_of(value: &Value) -> String {
+    let words: Vec<&str> = value
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect();
+    words.join(", ")
+}
+
+/// The time that comes so many milliseconds from now, for `--expires`.
+pub(crate) fn after(millis: u64) -> Result<String> {
+    let millis = i64::try_from(millis).unwrap_or(i64::MAX);
+    let at = jiff::Timestamp::now().as_millisecond().saturating_add(millis);
+    let at = jiff::Timestamp::from_millisecond(at).doing("--expires is too far away")?;
+    Ok(at.to_string())
 }
 
 /// How long ago, or how long until, for people.

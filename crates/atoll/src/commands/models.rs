@@ -7,7 +7,7 @@ use atoll_client::{Client, segment, text};
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
-use super::relative;
+use super::{after, list_of, relative};
 use crate::args::{
     BudgetCommand, BudgetSetArgs, Global, GuardCommand, ModelCommand, ModelKeyCommand, PriceCommand,
     ProviderCommand, ProviderSetArgs, SpendArgs,
@@ -19,16 +19,6 @@ const MOST: u64 = 64 * 1024;
 
 fn items(answer: &Value) -> Vec<Value> {
     answer["items"].as_array().cloned().unwrap_or_default()
-}
-
-fn list_of(value: &Value) -> String {
-    let words: Vec<&str> = value
-        .as_array()
-        .into_iter()
-        .flatten()
-        .filter_map(Value::as_str)
-        .collect();
-    words.join(", ")
 }
 
 async fn delete(client: &Client, output: Output, path: String, name: &str) -> Result<()> {
@@ -303,11 +293,7 @@ async fn key(client: &Client, output: Output, command: ModelKeyCommand) -> Resul
                 "name": name, "models": allow, "requests_per_minute": requests, "tokens_per_minute": tokens,
             });
             if let Some(millis) = expires {
-                let at = jiff::Timestamp::now()
-                    .as_millisecond()
-                    .saturating_add(i64::try_from(millis).unwrap_or(i64::MAX));
-                let at = jiff::Timestamp::from_millisecond(at).doing("--expires is too far away")?;
-                body["expires_at"] = json!(at.to_string());
+                body["expires_at"] = json!(after(millis)?);
             }
             let answer = client.post("/v1/gateway/keys", &body).await?;
             output.json(&answer);

@@ -99,10 +99,7 @@ fn shape(shape: &ShapeArgs) -> Value {
 
 async fn add_value(output: Output, name: &str, args: ValueArgs, body: &mut Value) -> Result<()> {
     if let Some(millis) = args.expires {
-        let millis = i64::try_from(millis).unwrap_or(i64::MAX);
-        let at = jiff::Timestamp::now().as_millisecond().saturating_add(millis);
-        let at = jiff::Timestamp::from_millisecond(at).doing("--expires is too far away")?;
-        body["expires_at"] = json!(at.to_string());
+        body["expires_at"] = json!(super::after(millis)?);
     }
     let value = read_value(output, name, args.file.as_deref()).await?;
     match std::str::from_utf8(&value) {

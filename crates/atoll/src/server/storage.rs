@@ -2,11 +2,13 @@
 
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::Path;
+use std::sync::Arc;
 
 use atoll_client::output::{Doing, Error, Result};
 use atoll_helper::front::Helper;
+use atoll_identity::Identity;
 use atoll_image::Templates;
-use atoll_sandboxes::Storage;
+use atoll_sandboxes::{Settings, Storage};
 use atoll_store::Store;
 use atoll_vault::{Vault, VaultKey};
 use atoll_volumes::Volumes;
@@ -40,6 +42,12 @@ pub(super) async fn open(
         vault,
         volumes,
     })
+}
+
+/// Who may do what, by the rows of this store.
+pub(super) async fn identity(store: &Store, settings: &Settings) -> Result<Identity> {
+    let rows = Arc::new(store.clone());
+    Ok(Identity::open(rows, &settings.data_dir, settings.now).await?)
 }
 
 /// An empty directory for what is on its way; a killed server may have left something there in the middle of an upload.

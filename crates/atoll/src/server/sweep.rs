@@ -1,7 +1,7 @@
 //! What killed `atoll run`s left behind.
 
 use atoll_client::output::Result;
-use atoll_sandboxes::{Caller, ListSandboxes, Sandboxes, Settings};
+use atoll_sandboxes::{ListSandboxes, Sandboxes, Settings};
 
 use super::{Machine, storage};
 use crate::config::Config;
@@ -28,17 +28,18 @@ pub(crate) async fn sweep(config: &Config) {
 async fn sweep_one(config: &Config, data: &DataDir) -> Result<()> {
     let machine = Machine::look(config, data.path()).await?;
     let settings = Settings::new(data.path().to_owned());
+    let storage = storage::open(config, data.path(), machine.templates, None).await?;
+    let identity = storage::identity(&storage.store, &settings).await?;
     let sandboxes = Sandboxes::start(
         settings,
         machine.runtimes,
         machine.tiers,
-        storage::open(config, data.path(), machine.templates, None).await?,
+        storage,
+        identity.clone(),
         outside::open(config, data.path(), None, None).await?,
     )
     .await?;
-    let caller = Caller {
-        project: sandboxes.default_project().clone(),
-    };
+    let caller = identity.server(identity.default_project().clone());
     let live = sandboxes
         .list(
             &caller,

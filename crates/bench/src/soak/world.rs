@@ -34,6 +34,8 @@ pub(super) struct Project {
     pub(super) index: usize,
     pub(super) name: &'static str,
     pub(super) key: String,
+    /// For whoever answers what its workflows ask.
+    pub(super) approver_key: String,
     /// For models only.
     pub(super) model_key: String,
     /// Where its workflows are.
@@ -239,6 +241,8 @@ impl World {
                 .await?;
             let secret = |made: &serde_json::Value| made["secret"].as_str().unwrap_or_default().to_owned();
             let key = secret(&made);
+            let wanted = json!({"name": "soak", "project": name, "role": "approver"});
+            let approver_key = secret(&admin.post("/v1/keys", &wanted).await?);
             let own = Client::new(&self.server.url(), Some(key.clone()))?;
             for (provider, kind, base) in [
                 ("open", "openai", format!("{}/v1", self.provider)),
@@ -259,6 +263,7 @@ impl World {
                 index,
                 name,
                 key,
+                approver_key,
                 model_key: secret(&made),
                 namespace: format!("{name}-space"),
             };

@@ -128,7 +128,7 @@ impl Models {
             }
             BudgetScope::Key => {
                 let virtual_keys = self.list_model_keys(project).await?;
-                let own = self.store().keys(project).await.map_err(|e| from_store(&e))?;
+                let own = self.inner.identity.list_keys(project).await?;
                 let by_id = virtual_keys
                     .iter()
                     .map(|row| &row.id)

@@ -142,8 +142,8 @@ async fn a_key_opens_what_it_says_for_as_long_as_it_says() {
         tokens_per_minute: None,
         expires_at: None,
     };
-    let with_key = |secret: &str| {
-        let key = context.models.authenticate(secret).unwrap();
+    let with_key = async |secret: &str| {
+        let key = context.key(secret).await.unwrap();
         let mut who = context.who();
         who.spender.key = Some(key.row.id.clone());
         who.key = Some(key);
@@ -154,7 +154,7 @@ async fn a_key_opens_what_it_says_for_as_long_as_it_says() {
         .create_model_key(&context.project, request.clone())
         .await
         .unwrap();
-    let refused = call(&context, &with_key(&secret)).await.unwrap_err();
+    let refused = call(&context, &with_key(&secret).await).await.unwrap_err();
     assert_eq!(refused.fault.code, Code::ModelNotAllowed);
     let request = CreateModelKey {
         models: vec!["m*".into()],
@@ -165,7 +165,7 @@ async fn a_key_opens_what_it_says_for_as_long_as_it_says() {
         .create_model_key(&context.project, request.clone())
         .await
         .unwrap();
-    let who = with_key(&secret);
+    let who = with_key(&secret).await;
     call(&context, &who).await.unwrap();
     call(&context, &who).await.unwrap();
     let refused = call(&context, &who).await.unwrap_err();
@@ -176,7 +176,7 @@ async fn a_key_opens_what_it_says_for_as_long_as_it_says() {
         .revoke_model_key(&context.project, &row.id)
         .await
         .unwrap();
-    assert!(context.models.authenticate(&secret).is_none());
+    assert!(context.key(&secret).await.is_none());
     let expired = CreateModelKey {
         expires_at: Some(atoll_types::Timestamp(1)),
         ..request
@@ -186,7 +186,7 @@ async fn a_key_opens_what_it_says_for_as_long_as_it_says() {
         .create_model_key(&context.project, expired)
         .await
         .unwrap();
-    assert!(context.models.authenticate(&secret).is_none());
+    assert!(context.key(&secret).await.is_none());
 }
 
 /// A budget counts what was under way when it was set.
@@ -320,7 +320,7 @@ async fn a_budget_is_for_somebody_who_exists() {
         assert_eq!(view.subject.as_deref(), Some(id.as_str()), "{subject}");
     }
     let who = Who {
-        key: context.models.authenticate(&secret),
+        key: context.key(&secret).await,
         ..context.who()
     };
     let mut with_key = who.clone();

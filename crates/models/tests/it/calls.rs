@@ -311,6 +311,7 @@ async fn a_killed_gateways_calls_are_settled_by_the_next() {
         store,
         project,
         directory,
+        ..
     } = context;
     let _never_dropped = std::mem::ManuallyDrop::new(served);
     drop((models, store, project));

@@ -326,6 +326,7 @@ async fn what_a_killed_server_had_reserved_is_spent() {
         store,
         project,
         directory,
+        ..
     } = context;
     let _never_dropped = std::mem::ManuallyDrop::new(served);
     drop((models, store, project));

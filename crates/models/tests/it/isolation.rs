@@ -1,6 +1,7 @@
 //! What one address, one caller or one project does costs no other anything: neither a key nor a retry nor a model.
 
 use atoll_dialects::Dialect;
+use atoll_identity::IdentityStore as _;
 use atoll_models::{Refusal, SetProvider};
 use atoll_types::{Code, ProjectId, ProviderKind};
 use bytes::Bytes;

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use atoll_dialects::Dialect;
+use atoll_identity::IdentityStore as _;
 use atoll_models::{CreateModelKey, SetProvider, Who};
 use atoll_types::{Code, ProjectId, ProviderKind};
 use bytes::Bytes;
@@ -154,7 +155,7 @@ async fn counting_tokens_counts_against_the_rate() {
         .await
         .unwrap();
     let who = Who {
-        key: context.models.authenticate(&secret),
+        key: context.key(&secret).await,
         ..context.who()
     };
     let body = Bytes::from_static(ASK.as_bytes());

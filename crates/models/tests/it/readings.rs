@@ -266,7 +266,7 @@ async fn a_refusal_tells_nobody_elses_amounts() {
         .unwrap();
     let sandbox = SandboxId::from_entropy([3; 20]);
     let mut with_key = context.who();
-    with_key.key = context.models.authenticate(&secret);
+    with_key.key = context.key(&secret).await;
     with_key.spender.key = Some(row.id.clone());
     let mut guest = context.who();
     guest.spender.sandbox = Some(sandbox.clone());

@@ -8,7 +8,8 @@ use std::time::Duration;
 use atoll_broker::{Broker, MasterKey};
 use atoll_dialects::Dialect;
 use atoll_gateway_core::Spender;
-use atoll_models::{Models, Refusal, Request, Served, SetProvider, Settings, Who};
+use atoll_identity::{Identity, IdentityStore as _};
+use atoll_models::{ModelKey, Models, Refusal, Request, Served, SetProvider, Settings, Who};
 use atoll_policy::Floor;
 use atoll_providers::Timeouts;
 use atoll_store::{ModelCallRow, ModelRates, Store};
@@ -31,6 +32,7 @@ pub(crate) fn clock() -> Timestamp {
 
 pub(crate) struct Context {
     pub(crate) models: Models,
+    identity: Identity,
     pub(crate) store: Store,
     pub(crate) project: ProjectId,
     pub(crate) directory: tempfile::TempDir,
@@ -83,6 +85,8 @@ impl Context {
             .ensure_project("default", ProjectId::from_entropy([1; 20]), clock())
             .await
             .unwrap();
+        let opened = Identity::open(Arc::new(store.clone()), directory.path(), clock);
+        let identity = opened.await.unwrap();
         let broker = Arc::new(Broker::new(&MasterKey::new([7; 32])).unwrap());
         let timeouts = Timeouts {
             connect: Duration::from_secs(1),
@@ -92,23 +96,30 @@ impl Context {
         let models = Models::start(
             Settings {
                 timeouts,
-                operator: project.id.clone(),
                 floor: Floor::default(),
                 is_own: |address| address == OWN,
                 keep_bodies,
                 now: clock,
             },
             store.clone(),
+            identity.clone(),
             broker,
         )
         .await
         .unwrap();
         Self {
             models,
+            identity,
             store,
             project: project.id,
             directory,
         }
+    }
+
+    /// What whoever holds this secret may do, if anything.
+    pub(crate) async fn key(&self, secret: &str) -> Option<Arc<ModelKey>> {
+        let holder = self.identity.authenticate_for_models(secret).await.unwrap()?;
+        self.models.key(holder.key()?)
     }
 
     pub(crate) fn who(&self) -> Who {

@@ -14,7 +14,7 @@ use atoll_types::{
 
 use super::{ExplainNetwork, NetworkExplanation, PolicySource};
 use crate::faults::from_store;
-use crate::{Caller, Sandboxes};
+use crate::{Caller, Opens, Sandboxes};
 
 /// The most secrets that one sandbox is given.
 const MOST_SECRETS: usize = 64;
@@ -185,7 +185,7 @@ impl Sandboxes {
     /// What clients of models look for in their environment: where to go, and a token that is this sandbox's alone. What
     /// the sandbox was created with wins.
     fn model_variables(&self, row: &SandboxRow, host: &Name) -> Vec<(String, String)> {
-        let token = self.token(&crate::Opens::Models { sandbox: &row.id });
+        let token = self.identity().token(&Opens::Models { sandbox: &row.id });
         let variables = [
             ("OPENAI_BASE_URL", format!("http://{host}/v1")),
             ("OPENAI_API_KEY", token.clone()),

@@ -62,7 +62,7 @@ impl StandIn {
         };
         let tenant = Tenant {
             sandbox: self.id.clone(),
-            project: self.service.default_project().clone(),
+            project: self.service.identity().default_project().clone(),
             policy: Arc::new(Policy::compile(&self.policy, &way.floor, &[])?),
             used: Used::default(),
             placeholders: Vec::new(),

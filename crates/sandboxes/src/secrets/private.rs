@@ -57,20 +57,20 @@ impl Sandboxes {
         value: Zeroizing<Vec<u8>>,
         binding: SecretBinding,
     ) -> Result<PrivateSecret, Fault> {
-        let name = self.private_name(&caller.project, &value, &binding)?;
+        let name = self.private_name(caller.project(), &value, &binding)?;
         // First held, then looked for: what is held is not collected.
         *self
             .held_secrets()
-            .entry((caller.project.clone(), name.clone()))
+            .entry((caller.project().clone(), name.clone()))
             .or_default() += 1;
         let lent = PrivateSecret {
             service: self.clone(),
-            project: caller.project.clone(),
+            project: caller.project().clone(),
             name: name.clone(),
         };
         let found = {
             let _no_collection = self.inner.secret_lock.lock().await;
-            let found = self.store().secret_by_name(&caller.project, &name).await;
+            let found = self.store().secret_by_name(caller.project(), &name).await;
             found.map_err(|e| from_store(&e))?
         };
         if found.is_none() {
@@ -93,8 +93,7 @@ impl Sandboxes {
     ) -> Result<String, Fault> {
         let place = serde_json::to_vec(binding).map_err(|error| Fault::internal(error.to_string()))?;
         let parts = [project.as_str().as_bytes(), &place, value];
-        let tag = self.inner.token_secret.tag("name of a private secret", &parts);
-        Ok(format!("{PREFIX}{}", hex::encode(tag)))
+        Ok(format!("{PREFIX}{}", self.identity().name_of_secret(&parts)))
     }
 
     /// Deletes those that nothing uses.

@@ -6,8 +6,9 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use atoll_identity::Caller;
 use atoll_runtime::InstanceEnd;
-use atoll_sandboxes::{Caller, CreateSandbox, ExecSpec, ForkSandbox, Sandbox, Sandboxes, TakeSnapshot};
+use atoll_sandboxes::{CreateSandbox, ExecSpec, ForkSandbox, Sandbox, Sandboxes, TakeSnapshot};
 use atoll_types::{Code, Fault, IdleAction, IdlePolicy, SandboxId, SandboxSpec, SaveKind, TimeoutAction};
 
 use crate::chance::Chance;

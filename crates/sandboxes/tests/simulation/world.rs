@@ -8,10 +8,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use atoll_broker::{Broker, MasterKey};
+use atoll_identity::{Caller, Identity, IdentityStore as _};
 use atoll_image::Templates;
 use atoll_runtime::probe::{Probe, Verdict};
 use atoll_runtime::scripted::{Answer, How, Scripted, Step};
-use atoll_sandboxes::{Caller, Outside, PoolSetting, Recorder, Sandboxes, Settings, Storage};
+use atoll_sandboxes::{Outside, PoolSetting, Recorder, Sandboxes, Settings, Storage};
 use atoll_store::{SandboxRow, Store};
 use atoll_types::{
     Fault, Isolation, ProjectId, Resources, SandboxId, TemplateId, TemplateManifest, TemplateSource,
@@ -210,7 +211,7 @@ impl<'a> World<'a> {
         self.store.fill_disk(false);
         let store = self.store.clone();
         let vault = Vault::open(self.home.data().join("vault"), None).unwrap();
-        let started = runtime.block_on(async {
+        let started: Result<_, Fault> = runtime.block_on(async {
             STARTED.set(Some(tokio::time::Instant::now()));
             let mut settings = Settings::new(self.home.data());
             settings.now = now;
@@ -243,13 +244,16 @@ impl<'a> World<'a> {
                 },
             }];
             let runtimes: atoll_runtime::Runtimes = vec![Arc::new(self.machine.clone())];
-            let start = Sandboxes::start(settings, runtimes, probes, storage, outside);
-            self.releasing(start).await
+            // Its id is the same in every world.
+            let project = ProjectId::from_entropy([1; 20]);
+            store.ensure_project("default", project, now()).await?;
+            let rows = Arc::new(store.clone());
+            let identity = Identity::open(rows, &self.home.data(), now).await?;
+            let caller = identity.server(identity.default_project().clone());
+            let start = Sandboxes::start(settings, runtimes, probes, storage, identity, outside);
+            Ok((self.releasing(start).await?, caller))
         });
-        let sandboxes = started?;
-        let caller = Caller {
-            project: sandboxes.default_project().clone(),
-        };
+        let (sandboxes, caller) = started?;
         Ok(Server {
             runtime,
             sandboxes,
@@ -299,5 +303,5 @@ fn answer(chance: &mut Chance, step: Step) -> Answer {
 }
 
 pub(crate) fn project(server: &Server) -> ProjectId {
-    server.caller.project.clone()
+    server.caller.project().clone()
 }

@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
+use atoll_identity::IdentityStore as _;
 use atoll_store::{FactQuery, Inserted, NewSandbox, Store};
 
 use crate::support::{Context, T0, project_id, sandbox_id};

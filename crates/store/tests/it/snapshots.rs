@@ -1,5 +1,6 @@
 //! What sandboxes rest on, and snapshots that people asked for.
 
+use atoll_identity::IdentityStore as _;
 use atoll_lifecycle::{Input, Liveness, step};
 use atoll_store::{Error, Fact, FactQuery, Inserted, NewFact, SandboxRow, SnapshotRow, Store};
 use atoll_types::{EndReason, Isolation, SandboxState, SaveKind, SnapshotOwner, TemplateId, Timestamp};

@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
+use atoll_identity::{IdentityStore as _, Project};
 use atoll_lifecycle::{Boot, NewRecord, Policy, create};
-use atoll_store::{Fact, NewFact, NewSandbox, ProjectRow, SandboxRow, Store};
+use atoll_store::{Fact, NewFact, NewSandbox, SandboxRow, Store};
 use atoll_types::{
     Id, InstanceId, Isolation, ProjectId, SandboxId, SandboxSpec, SecretId, SnapshotId, TemplateId,
     Timestamp, VolumeId,
@@ -13,7 +14,7 @@ pub(crate) const T0: Timestamp = Timestamp(1_000_000);
 
 pub(crate) struct Context {
     pub(crate) store: Store,
-    pub(crate) project: ProjectRow,
+    pub(crate) project: Project,
     pub(crate) directory: tempfile::TempDir,
 }
 

@@ -1,5 +1,6 @@
 //! Opening files: our own, older, newer, somebody else's, broken.
 
+use atoll_identity::{IdentityStore as _, Role};
 use atoll_lifecycle::{Input, step};
 use atoll_store::{Error, Store};
 use atoll_types::{IdleAction, SandboxState, SaveKind, TimeoutAction, Timestamp};
@@ -38,6 +39,35 @@ fn first_release(path: &std::path::Path) {
             ],
         )
         .unwrap();
+    }
+}
+
+/// Keys of the first project have run the server; those of others could do whatever can be done in theirs.
+#[tokio::test]
+async fn keys_of_earlier_releases_keep_their_rights() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("atoll.db");
+    first_release(&path);
+    let db = Connection::open(&path).unwrap();
+    let other = crate::support::project_id(2);
+    db.execute("INSERT INTO projects VALUES (?1, 'other', 1)", [other.as_str()])
+        .unwrap();
+    for (n, project) in [(1, &crate::support::project_id(1)), (2, &other)] {
+        db.execute(
+            "INSERT INTO keys (id, project, name, hash, prefix, created_at) VALUES (?1, ?2, 'k', ?3, 'atl_a', 1)",
+            rusqlite::params![
+                atoll_types::KeyId::from_entropy([n; 20]).as_str(),
+                project.as_str(),
+                [n; 32]
+            ],
+        )
+        .unwrap();
+    }
+    drop(db);
+    let store = Store::open(&path).unwrap();
+    for (n, role) in [(1, Role::Operator), (2, Role::Member)] {
+        let key = store.find_active_key([n; 32]).await.unwrap().unwrap();
+        assert_eq!((key.role, key.scopes, key.expires_at), (role, vec![], None));
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use reqwest::Method;
 use serde_json::json;
 use temporalio_protos::temporal::api::common::v1::{WorkflowExecution, WorkflowType};
 use temporalio_protos::temporal::api::schedule::v1 as schedules;
@@ -178,7 +179,11 @@ async fn asks(caller: &Caller, id: &str) -> Told<()> {
     let digest = question["digest"].as_str().unwrap_or_default();
     caller.world.board.tell("digest", caller.project.index, digest);
     let body = json!({"digest": digest, "by": caller.canary(), "note": caller.canary()});
-    let request = caller.post(&format!("/v1/approvals/{approval}/grant"), &body);
+    let path = format!("/v1/approvals/{approval}/grant");
+    let request = caller
+        .bare(Method::POST, &path)
+        .bearer_auth(&caller.project.approver_key)
+        .json(&body);
     caller.ask("approvals", request, &[404, 409]).await?;
     until_done(caller, id, "workflow with a person", jumps).await
 }

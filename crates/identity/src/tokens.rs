@@ -20,7 +20,7 @@ use atoll_types::{Fault, ProjectId, SandboxId, VolumeId};
 use aws_lc_rs::hmac;
 use subtle::ConstantTimeEq as _;
 
-use crate::{Sandboxes, entropy};
+use crate::{Caller, Identity, entropy};
 
 /// What a token is for. The purpose is part of its derivation and, as a prefix, of its text.
 #[derive(Debug, Clone, Copy)]
@@ -44,13 +44,16 @@ pub enum Opens<'a> {
 }
 
 pub(crate) const KEY_PREFIX: &str = "atl_";
+pub(crate) const SESSION_PREFIX: &str = "atb_";
+pub(crate) const MODEL_KEY_PREFIX: &str = "atm_";
 pub(crate) const MODEL_PREFIX: &str = "ats_";
 
 /// How the secrets begin that this server gives out, and what they are.
-const KINDS: [(&str, &str); 9] = [
+const KINDS: [(&str, &str); 10] = [
     (KEY_PREFIX, "an API key"),
     ("e2b_", "an API key as E2B's clients write it"),
-    ("atm_", "a key for models"),
+    (MODEL_KEY_PREFIX, "a key for models"),
+    (SESSION_PREFIX, "the cookie of a session"),
     ("atp_", "the token of a sandbox's port"),
     ("ate_", "the access token of a sandbox's agent (envd)"),
     ("att_", "a traffic access token"),
@@ -199,7 +202,21 @@ fn write_durably(path: &Path, secret: &[u8]) -> io::Result<()> {
     std::fs::rename(&temporary, path)
 }
 
-impl Sandboxes {
+/// Somebody has shown the token of something.
+#[derive(Debug)]
+pub struct Proof {
+    sandbox: Option<SandboxId>,
+}
+
+impl Proof {
+    /// Whom it makes of its holder: somebody who acts for the project that the thing belongs to, which whoever has looked for
+    /// the thing knows.
+    pub fn acting_for(self, project: ProjectId) -> Caller {
+        Caller::token_holder(project, self.sandbox)
+    }
+}
+
+impl Identity {
     /// The token that opens this. Whether who asks may have it is the caller's to know.
     pub fn token(&self, opens: &Opens<'_>) -> String {
         self.inner.token_secret.token(opens)
@@ -210,13 +227,42 @@ impl Sandboxes {
         self.token(opens).as_bytes().ct_eq(shown.as_bytes()).into()
     }
 
-    /// The project of an upload whose link proves that it was made here, for it, and for now.
-    pub fn check_upload(&self, project: &str, hash: &str, until: i64, proof: &str) -> Option<ProjectId> {
-        let opens = Opens::Upload { project, hash, until };
-        if !self.is_token(&opens, proof) || until < self.now().0.div_euclid(1000) {
-            return None;
-        }
-        project.parse().ok()
+    /// The same, for who then acts with it.
+    pub fn prove(&self, opens: &Opens<'_>, shown: &str) -> Option<Proof> {
+        let sandbox = match opens {
+            Opens::Port { sandbox, .. }
+            | Opens::Agent { sandbox }
+            | Opens::Traffic { sandbox }
+            | Opens::Models { sandbox } => Some((*sandbox).clone()),
+            Opens::Volume { .. } | Opens::Upload { .. } => None,
+        };
+        self.is_token(opens, shown).then_some(Proof { sandbox })
+    }
+
+    /// Which sandbox a token for models is of. Says nothing about whether that still lives.
+    pub fn sandbox_of_model_token(&self, shown: &str) -> Option<SandboxId> {
+        let rest = shown.strip_prefix(MODEL_PREFIX)?;
+        let sandbox = SandboxId::from_bare(rest.get(..rest.len().checked_sub(40)?)?).ok()?;
+        let right = self.is_token(&Opens::Models { sandbox: &sandbox }, shown);
+        right.then_some(sandbox)
+    }
+
+    /// Whoever comes by a link for an upload that was made here, for it, and for now.
+    pub fn check_upload(&self, project: &str, hash: &str, until: i64, proof: &str) -> Option<Caller> {
+        let proof = self.prove(&Opens::Upload { project, hash, until }, proof)?;
+        let in_time = until >= self.now().0.div_euclid(1000);
+        let project = project.parse().ok().filter(|_| in_time)?;
+        Some(proof.acting_for(project))
+    }
+
+    /// Whoever comes to a sandbox by its own door. What opens the door, if anything has to, is the front end's to check.
+    pub fn visitor(&self, project: ProjectId, sandbox: SandboxId) -> Caller {
+        Caller::token_holder(project, Some(sandbox))
+    }
+
+    /// A name that follows from what is to be kept secret and tells nothing of it.
+    pub fn name_of_secret(&self, parts: &[&[u8]]) -> String {
+        hex::encode(self.inner.token_secret.tag("name of a private secret", parts))
     }
 }
 

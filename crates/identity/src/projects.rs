@@ -1,31 +1,26 @@
-//! Projects: whose everything is. Those of `default`, the project of the first key, run the server: they make the others and
-//! what all of them share, templates.
+//! Projects: whose everything is. Operators, who have keys of `default`, the project of the first key, run the server: they
+//! make the others and what all of them share, templates.
 //!
 //! What must hold: a key of any other project sees and changes nothing beyond its own, but for using templates.
 
-use atoll_store::ProjectRow;
-use atoll_types::{Code, Fault, ProjectId};
+use atoll_types::{Code, Fault, ProjectId, Timestamp};
 
-use crate::faults::from_store;
-use crate::{Caller, Project, Sandboxes, entropy};
+use crate::{Action, Caller, Identity, Role, entropy};
 
 const LONGEST_NAME: usize = 63;
+/// The first project.
+pub(crate) const DEFAULT: &str = "default";
 
-impl Sandboxes {
-    /// Refuses whoever does not run the server.
-    pub fn operators_only(&self, caller: &Caller, what: &str) -> Result<(), Fault> {
-        if caller.project == *self.default_project() {
-            return Ok(());
-        }
-        Err(Fault::new(
-            Code::OperatorsOnly,
-            format!("only a key of the project `default` may {what}"),
-        )
-        .hint("ask whoever runs this server"))
-    }
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Project {
+    pub id: ProjectId,
+    pub name: String,
+    pub created_at: Timestamp,
+}
 
+impl Identity {
     pub async fn create_project(&self, caller: &Caller, name: &str) -> Result<Project, Fault> {
-        self.operators_only(caller, "create projects")?;
+        caller.may(Action::ManageProjects, None)?;
         let fine = (1..=LONGEST_NAME).contains(&name.len())
             && name
                 .bytes()
@@ -41,32 +36,29 @@ impl Sandboxes {
             ));
         }
         let new: ProjectId = entropy::id();
-        let row = self.store().ensure_project(name, new.clone(), self.now()).await;
-        let row = row.map_err(|e| from_store(&e))?;
-        if row.id != new {
+        let made = self.store().ensure_project(name, new.clone(), self.now()).await?;
+        if made.id != new {
             return Err(
                 Fault::new(Code::ProjectExists, format!("there is a project {name} already"))
                     .hint("`atoll project list` shows those that exist"),
             );
         }
-        Ok(view(row))
+        Ok(made)
     }
 
     /// All of them for whoever runs the server; for others, their own.
     pub async fn projects(&self, caller: &Caller) -> Result<Vec<Project>, Fault> {
-        let all = self.store().projects().await.map_err(|e| from_store(&e))?;
-        let sees_all = caller.project == *self.default_project();
-        Ok(all
-            .into_iter()
-            .filter(|row| sees_all || row.id == caller.project)
-            .map(view)
-            .collect())
+        let mut all = self.store().projects().await?;
+        if caller.role() != Role::Operator {
+            all.retain(|project| project.id == *caller.project());
+        }
+        Ok(all)
     }
 
     /// The project that a request is about: the caller's own, or one that it names and may.
     pub async fn project_named(&self, caller: &Caller, name: Option<&str>) -> Result<ProjectId, Fault> {
         let Some(name) = name else {
-            return Ok(caller.project.clone());
+            return Ok(caller.project().clone());
         };
         let visible = self.projects(caller).await?;
         let found = visible
@@ -76,13 +68,5 @@ impl Sandboxes {
             Fault::new(Code::ProjectNotFound, format!("there is no project {name}"))
                 .hint("`atoll project list` shows those that you can see")
         })
-    }
-}
-
-fn view(row: ProjectRow) -> Project {
-    Project {
-        id: row.id,
-        name: row.name,
-        created_at: row.created_at,
     }
 }

@@ -1,0 +1,365 @@
+//! API keys.
+//!
+//! A key's secret is 200 random bits, shown once and stored as a SHA-256 hash: with that much entropy a slow hash would
+//! protect nothing. Tokens are derived rather than kept: [`crate::tokens`].
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use atoll_types::{Code, Fault, KeyId, ProjectId, Timestamp};
+use sha2::{Digest as _, Sha256};
+
+use crate::rights::MOST_SCOPES;
+use crate::tokens::{KEY_PREFIX, MODEL_KEY_PREFIX};
+use crate::{Action, Caller, Identity, Role, Scope, entropy};
+
+/// Longer ones are none of ours.
+const LONGEST: usize = 100;
+
+/// A key as listed; the secret itself is shown once, when it is made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Key {
+    pub id: KeyId,
+    pub project: ProjectId,
+    pub name: String,
+    /// The beginning of the secret, for people to recognise it by.
+    pub prefix: String,
+    pub role: Role,
+    /// What it is restricted to; empty: its role alone says what it may do.
+    pub scopes: Vec<Scope>,
+    pub created_at: Timestamp,
+    /// When it stops working by itself.
+    pub expires_at: Option<Timestamp>,
+    pub revoked_at: Option<Timestamp>,
+    /// Not exact: uses are gathered before they are written.
+    pub last_used_at: Option<Timestamp>,
+}
+
+/// A key to be kept.
+#[derive(Debug, Clone)]
+pub struct NewKey {
+    pub id: KeyId,
+    pub project: ProjectId,
+    pub name: String,
+    /// SHA-256 of the secret.
+    pub hash: [u8; 32],
+    pub prefix: String,
+    pub role: Role,
+    pub scopes: Vec<Scope>,
+    pub created_at: Timestamp,
+    pub expires_at: Option<Timestamp>,
+}
+
+/// What somebody wants a key to be.
+#[derive(Debug, Clone)]
+pub struct CreateKey {
+    pub project: ProjectId,
+    pub name: String,
+    /// `None`: [`Role::Member`], so that a key which is made without a thought neither runs the server nor answers for people.
+    pub role: Option<Role>,
+    pub scopes: Vec<Scope>,
+    /// `None`: when the maker's own key expires, if it does.
+    pub expires_at: Option<Timestamp>,
+}
+
+/// A key that opens models and nothing else. Its limits are kept where models are called.
+#[derive(Debug, Clone)]
+pub struct ModelKey {
+    pub id: KeyId,
+    pub project: ProjectId,
+    pub expires_at: Option<Timestamp>,
+}
+
+/// A secret that nobody has seen yet.
+pub struct NewSecret {
+    pub text: String,
+    /// SHA-256.
+    pub hash: [u8; 32],
+    /// Its beginning, to be shown in lists.
+    pub prefix: String,
+}
+
+impl std::fmt::Debug for NewSecret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NewSecret").finish_non_exhaustive()
+    }
+}
+
+impl NewSecret {
+    pub(crate) fn new(kind: &str) -> Self {
+        let first: KeyId = entropy::id();
+        let second: KeyId = entropy::id();
+        let text = format!("{kind}{}{}", first.bare(), second.bare());
+        Self {
+            hash: hash(&text),
+            prefix: text[..kind.len() + 4].to_owned(),
+            text,
+        }
+    }
+
+    /// For a key that opens models and nothing else.
+    pub fn for_models() -> Self {
+        Self::new(MODEL_KEY_PREFIX)
+    }
+}
+
+impl Identity {
+    /// Finds out who holds this secret. `None`: nobody (unknown, revoked or expired).
+    pub async fn authenticate(&self, secret: &str) -> Result<Option<Caller>, Fault> {
+        if !looks_like(secret, KEY_PREFIX) {
+            return Ok(None);
+        }
+        let hash = hash(secret);
+        let (known, generation) = self.inner.known_keys.lookup(&hash);
+        let key = match known {
+            Some(known) => known,
+            None => {
+                let Some(row) = self.store().find_active_key(hash).await? else {
+                    return Ok(None);
+                };
+                let known = KnownKey::of(row);
+                self.inner.known_keys.remember(hash, &known, generation);
+                known
+            }
+        };
+        let now = self.now();
+        if let Some(at) = key.expires_at {
+            if at <= now {
+                return Ok(None);
+            }
+            self.inner.known_keys.expires(at, key.id.as_str());
+        }
+        self.store().note_key_used(&key.id, now);
+        Ok(Some(key.holder()))
+    }
+
+    /// Ids of keys that were used here and have expired since this was asked last: what is open with them has to end.
+    pub fn take_expired(&self) -> Vec<String> {
+        self.inner.known_keys.take_expired(self.now())
+    }
+
+    /// The same for a key that opens models and nothing else. `None`: nobody (unknown, revoked or expired).
+    pub async fn authenticate_for_models(&self, secret: &str) -> Result<Option<Caller>, Fault> {
+        if !looks_like(secret, MODEL_KEY_PREFIX) {
+            return Ok(None);
+        }
+        let hash = hash(secret);
+        let (known, generation) = self.inner.known_keys.lookup(&hash);
+        let key = match known {
+            Some(known) => known,
+            None => {
+                let Some(row) = self.store().find_active_model_key(hash).await? else {
+                    return Ok(None);
+                };
+                let known = KnownKey {
+                    id: row.id,
+                    project: row.project,
+                    role: Role::Member,
+                    scopes: Arc::default(),
+                    expires_at: row.expires_at,
+                };
+                self.inner.known_keys.remember(hash, &known, generation);
+                known
+            }
+        };
+        let works = key.expires_at.is_none_or(|at| self.now() < at);
+        Ok(works.then(|| Caller::model_key_holder(key.project, key.id)))
+    }
+
+    /// A key that is kept elsewhere was revoked.
+    pub fn key_was_revoked(&self) {
+        self.inner.known_keys.forget();
+    }
+
+    /// Makes a key and returns its secret, which cannot be shown again. Nobody makes one that may do more, or works for longer,
+    /// than their own.
+    pub async fn create_key(&self, caller: &Caller, wanted: CreateKey) -> Result<(Key, String), Fault> {
+        caller.may(Action::ManageKeys, None)?;
+        let name = wanted.name;
+        if name.is_empty() || name.len() > 100 || name.chars().any(char::is_control) {
+            return Err(Fault::new(
+                Code::KeyNameInvalid,
+                "a key's name has 1 to 100 printable characters",
+            ));
+        }
+        if wanted.scopes.len() > MOST_SCOPES {
+            return Err(Fault::new(
+                Code::KeyScopesInvalid,
+                format!("a key has at most {MOST_SCOPES} scopes"),
+            ));
+        }
+        let role = wanted.role.unwrap_or(Role::Member);
+        self.check_role(caller, role, &wanted.project)?;
+        let now = self.now();
+        let expires_at = self.check_expiry(caller, wanted.expires_at)?;
+        let secret = NewSecret::new(KEY_PREFIX);
+        let key = NewKey {
+            id: entropy::id(),
+            project: wanted.project,
+            name,
+            hash: secret.hash,
+            prefix: secret.prefix,
+            role,
+            scopes: wanted.scopes,
+            created_at: now,
+            expires_at,
+        };
+        let key = self.store().insert_key(key).await?;
+        Ok((key, secret.text))
+    }
+
+    /// When a key that somebody makes expires: when they want, and not later than their own.
+    pub fn check_expiry(
+        &self,
+        caller: &Caller,
+        wanted: Option<Timestamp>,
+    ) -> Result<Option<Timestamp>, Fault> {
+        match (wanted, caller.expires_at()) {
+            (Some(at), _) if at <= self.now() => Err(Fault::new(
+                Code::KeyExpiryInvalid,
+                "a key must expire in the future",
+            )),
+            (Some(at), Some(own)) if at > own => Err(Fault::new(
+                Code::NotAllowed,
+                "nobody makes a key that works for longer than their own",
+            )
+            .hint("leave `expires_at` out, or use a key that does not expire")),
+            (wanted, own) => Ok(wanted.or(own)),
+        }
+    }
+
+    fn check_role(&self, caller: &Caller, role: Role, project: &ProjectId) -> Result<(), Fault> {
+        if !caller.role().covers(role) {
+            return Err(Fault::new(
+                Code::NotAllowed,
+                format!("a key with the role {} makes no {role}", caller.role()),
+            )
+            .hint("nobody makes a key that may do more than their own; ask whoever has one"));
+        }
+        if role == Role::Operator && project != self.default_project() {
+            return Err(Fault::new(
+                Code::RoleInvalid,
+                "keys with the role operator are of the project `default`",
+            )
+            .hint("make it a member of its project, or make it in `default`"));
+        }
+        Ok(())
+    }
+
+    pub async fn list_keys(&self, project: &ProjectId) -> Result<Vec<Key>, Fault> {
+        Ok(self.store().keys(project).await?)
+    }
+
+    /// From now on the key opens nothing. Revoking it again changes nothing. Nobody revokes a key that may do more than
+    /// their own.
+    pub async fn revoke_key(&self, caller: &Caller, project: &ProjectId, id: &KeyId) -> Result<Key, Fault> {
+        caller.may(Action::ManageKeys, None)?;
+        let unknown = || {
+            Fault::new(Code::KeyNotFound, format!("there is no key {id}"))
+                .hint("`atoll key list` shows those that exist")
+        };
+        let keys = self.store().keys(project).await?;
+        let key = keys.iter().find(|key| key.id == *id).ok_or_else(unknown)?;
+        if !caller.role().covers(key.role) {
+            return Err(Fault::new(
+                Code::NotAllowed,
+                format!("a key with the role {} revokes no {}", caller.role(), key.role),
+            ));
+        }
+        let revoked = self.store().revoke_key(project, id, self.now()).await;
+        self.inner.known_keys.forget();
+        revoked?.ok_or_else(unknown)
+    }
+}
+
+/// Keys that were found valid, so that not every request asks the store. This server is the only one on its database, so
+/// nothing is revoked behind its back; a revocation forgets them all, and whatever was looked up meanwhile. The lock protects
+/// the map and its generation together.
+#[derive(Debug, Default)]
+pub(crate) struct KnownKeys(Mutex<Known>);
+
+#[derive(Debug, Clone)]
+pub(crate) struct KnownKey {
+    pub(crate) id: KeyId,
+    project: ProjectId,
+    role: Role,
+    scopes: Arc<[Scope]>,
+    pub(crate) expires_at: Option<Timestamp>,
+}
+
+impl KnownKey {
+    pub(crate) fn of(row: Key) -> Self {
+        Self {
+            id: row.id,
+            project: row.project,
+            role: row.role,
+            scopes: row.scopes.into(),
+            expires_at: row.expires_at,
+        }
+    }
+
+    /// The same, until then at most.
+    pub(crate) fn until(mut self, end: Timestamp) -> Self {
+        self.expires_at = Some(self.expires_at.map_or(end, |at| at.min(end)));
+        self
+    }
+
+    pub(crate) fn holder(self) -> Caller {
+        Caller::key_holder(self.project, self.role, self.scopes, self.expires_at, self.id)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    by_hash: HashMap<[u8; 32], KnownKey>,
+    /// Counts the revocations.
+    generation: u64,
+    /// Those in use that expire, the soonest first.
+    expiring: BTreeSet<(Timestamp, String)>,
+}
+
+impl KnownKeys {
+    pub(crate) fn lookup(&self, hash: &[u8; 32]) -> (Option<KnownKey>, u64) {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        (known.by_hash.get(hash).cloned(), known.generation)
+    }
+
+    /// Unless something was revoked since `generation` was read.
+    pub(crate) fn remember(&self, hash: [u8; 32], key: &KnownKey, generation: u64) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.generation == generation {
+            known.by_hash.insert(hash, key.clone());
+        }
+    }
+
+    pub(crate) fn expires(&self, at: Timestamp, id: &str) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.expiring.insert((at, id.to_owned()));
+    }
+
+    fn take_expired(&self, now: Timestamp) -> Vec<String> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut expired = Vec::new();
+        while let Some((at, _)) = known.expiring.first()
+            && *at <= now
+        {
+            expired.extend(known.expiring.pop_first().map(|(_, id)| id));
+        }
+        expired
+    }
+
+    pub(crate) fn forget(&self) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.by_hash.clear();
+        known.generation += 1;
+    }
+}
+
+/// Whether a secret might be one of this kind.
+pub(crate) fn looks_like(secret: &str, prefix: &str) -> bool {
+    secret.starts_with(prefix) && secret.len() <= LONGEST
+}
+
+pub(crate) fn hash(secret: &str) -> [u8; 32] {
+    Sha256::digest(secret.as_bytes()).into()
+}
