@@ -9,9 +9,10 @@
 //!   of their own project by visitors.
 //! - When the server is nearly full, those who have many connections get no more, so that others, and whoever runs the server,
 //!   still come in.
-//! - A key that was revoked ends what is open on the connections that it was used on.
+//! - A key or session that was revoked ends the connections on which something is open with it, and no others: a proxy may
+//!   have used one connection for many, one after the other. The request that revokes gets its answer first.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::hash::Hash;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -113,14 +114,36 @@ struct State {
     of_sandbox: HashMap<SandboxId, usize>,
     /// Strangers that visit a sandbox.
     visitors: HashMap<SandboxId, BTreeSet<u64>>,
-    /// The connections that a key was used on.
+    /// The connections that a key was used on lately.
     of_key: HashMap<String, BTreeMap<u64, Weak<Inner>>>,
     /// The last keys that were revoked: one may be looked up before that, and used on a connection after it.
-    revoked: VecDeque<String>,
+    revoked: Revoked,
+}
+
+#[derive(Debug, Default)]
+struct Revoked {
+    keys: HashSet<String>,
+    in_order: VecDeque<String>,
+}
+
+impl Revoked {
+    fn add(&mut self, key: &str) {
+        if !self.keys.insert(key.to_owned()) {
+            return;
+        }
+        self.in_order.push_back(key.to_owned());
+        if self.in_order.len() > REVOKED
+            && let Some(first) = self.in_order.pop_front()
+        {
+            self.keys.remove(&first);
+        }
+    }
 }
 
 /// How many revoked keys are remembered: far more than are revoked while a request is being admitted.
 const REVOKED: usize = 1024;
+/// How long the answer to a revocation may take to be written, before what else is open on its connection ends.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(1);
 
 impl State {
     fn cut(&mut self, id: u64) {
@@ -135,6 +158,15 @@ impl State {
             ids.remove(&id);
             if ids.is_empty() {
                 self.visitors.remove(sandbox);
+            }
+        }
+    }
+
+    fn forget_key(&mut self, id: u64, key: &str) {
+        if let Some(of_key) = self.of_key.get_mut(key) {
+            of_key.remove(&id);
+            if of_key.is_empty() {
+                self.of_key.remove(key);
             }
         }
     }
@@ -210,20 +242,30 @@ impl Connections {
         })))
     }
 
-    /// A key opens nothing any longer: what is open with it ends, but for `except`, by which somebody has just revoked it. A
-    /// connection on which nothing goes on stays: the next request on it is refused like any other.
-    pub fn revoke(&self, key: &str, except: Option<&Line>) {
+    /// A key opens nothing any longer: connections end on which something is open with it. Where nothing is, they stay: the
+    /// next request with it is refused like any other. `by` is the connection of the request that revokes, and how often that
+    /// request itself has used the key: if nothing else is open with it there, that connection stays too, and if something is,
+    /// it ends when the answer has been written.
+    pub fn revoke(&self, key: &str, by: Option<(&Line, usize)>) {
         let used = {
             let mut state = self.lock();
-            if state.revoked.len() == REVOKED {
-                state.revoked.pop_front();
-            }
-            state.revoked.push_back(key.to_owned());
+            state.revoked.add(key);
             state.of_key.remove(key).unwrap_or_default()
         };
         for line in used.into_values().filter_map(|line| line.upgrade()).map(Line) {
-            if except.is_none_or(|except| except.0.id != line.0.id) && line.is_in_use() {
-                line.0.cut.cancel();
+            let uses = line.forget(key);
+            let own = by.filter(|(by, _)| by.0.id == line.0.id);
+            match own {
+                _ if line.watch().over => line.0.cut.cancel(),
+                None if uses > 0 => line.0.cut.cancel(),
+                Some((_, own)) if uses > own => {
+                    let cut = line.0.cut.clone();
+                    tokio::spawn(async move {
+                        tokio::time::sleep(ANSWERED_WITHIN).await;
+                        cut.cancel();
+                    });
+                }
+                _ => {}
             }
         }
     }
@@ -252,7 +294,8 @@ struct Inner {
     watch: Mutex<Watch>,
     payer: Mutex<Option<(ProjectId, Option<SandboxId>)>>,
     visited: Mutex<Option<SandboxId>>,
-    keys: Mutex<BTreeSet<String>>,
+    /// Those that were used on it, and by how many requests that are not over.
+    keys: Mutex<BTreeMap<String, usize>>,
 }
 
 /// What is waited for.
@@ -319,26 +362,41 @@ impl Line {
         Ok(())
     }
 
-    /// Notes which key a request on this connection was admitted with.
+    /// Notes which key a request on this connection was admitted with, until it is [`Line::unused`].
     pub fn used(&self, key: &str) -> Result<(), Fault> {
-        let mut keys = self.0.keys.lock().unwrap_or_else(PoisonError::into_inner);
-        if keys.contains(key) {
+        let mut keys = self.0.keys();
+        if let Some(uses) = keys.get_mut(key) {
+            *uses += 1;
             return Ok(());
         }
         let mut state = self.0.table.lock();
-        if state.revoked.iter().any(|revoked| revoked == key) {
+        if state.revoked.keys.contains(key) {
             return Err(Fault::new(Code::InvalidKey, "this API key was revoked"));
         }
+        // What others used before, who came by the same proxy for instance.
+        keys.retain(|before, uses| {
+            if *uses == 0 {
+                state.forget_key(self.0.id, before);
+            }
+            *uses > 0
+        });
         let of_key = state.of_key.entry(key.to_owned()).or_default();
         of_key.insert(self.0.id, Arc::downgrade(&self.0));
-        keys.insert(key.to_owned());
+        keys.insert(key.to_owned(), 1);
         Ok(())
     }
 
-    /// Whether a request is being answered on it, or it has become something else.
-    fn is_in_use(&self) -> bool {
-        let watch = self.watch();
-        watch.active > 0 || watch.over
+    /// A request is over that has used this key. The key stays known here until another comes: what was a request may have
+    /// become something else, which is open with it.
+    pub fn unused(&self, key: &str) {
+        if let Some(uses) = self.0.keys().get_mut(key) {
+            *uses = uses.saturating_sub(1);
+        }
+    }
+
+    /// Says how many requests used it.
+    fn forget(&self, key: &str) -> usize {
+        self.0.keys().remove(key).unwrap_or(0)
     }
 
     /// Comes for what a sandbox shows to everybody. Of too many such visitors of one sandbox, the first is cut.
@@ -424,6 +482,12 @@ impl Line {
     }
 }
 
+impl Inner {
+    fn keys(&self) -> MutexGuard<'_, BTreeMap<String, usize>> {
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Drop for Inner {
     fn drop(&mut self) {
         let payer = self
@@ -438,13 +502,8 @@ impl Drop for Inner {
         if let Some(sandbox) = visited.take() {
             state.forget_visitor(self.id, &sandbox);
         }
-        for key in std::mem::take(keys) {
-            if let Some(of_key) = state.of_key.get_mut(&key) {
-                of_key.remove(&self.id);
-                if of_key.is_empty() {
-                    state.of_key.remove(&key);
-                }
-            }
+        for key in std::mem::take(keys).into_keys() {
+            state.forget_key(self.id, &key);
         }
         match payer {
             None => drop(state.forget_stranger(self.id, &self.peer)),
@@ -584,39 +643,62 @@ mod tests {
         assert!(connections.lock().visitors.is_empty());
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_revoked_key_ends_what_it_opened() {
         let connections = connections();
-        let lines: Vec<Line> = (0..4)
+        let lines: Vec<Line> = (0..5)
             .map(|n| {
                 let line = connections.admit(from(n)).unwrap();
-                line.known(&project(1), None).unwrap();
-                line.used("key_1").unwrap();
                 line.used("key_1").unwrap();
                 line
             })
             .collect();
-        let other = connections.admit(from(5)).unwrap();
-        other.used("key_2").unwrap();
-        other.request_begins();
-        let [open, idle, upgraded, own] = [0, 1, 2, 3].map(|n| &lines[n]);
-        open.request_begins();
+        let [open, idle, upgraded, own, shared] = [0, 1, 2, 3, 4].map(|n| &lines[n]);
+        // Over HTTP/2 a key is used by several requests at once.
+        own.used("key_1").unwrap();
+        idle.unused("key_1");
+        upgraded.unused("key_1");
         upgraded.no_more_heads();
-        own.request_begins();
-        connections.revoke("key_1", Some(own));
-        for (line, expected) in [
-            (open, true),
-            (idle, false),
-            (upgraded, true),
-            (own, false),
-            (&other, false),
-        ] {
-            assert_eq!(line.cut().is_cancelled(), expected);
-        }
+        // A proxy's connection, on which somebody else asks for something now.
+        shared.unused("key_1");
+        shared.used("key_2").unwrap();
+        connections.revoke("key_1", Some((own, 1)));
+        let cut = || {
+            lines
+                .iter()
+                .map(|line| line.cut().is_cancelled())
+                .collect::<Vec<_>>()
+        };
+        let _ = (open, idle, upgraded, shared);
+        assert_eq!(cut(), [true, false, true, false, false]);
+        // The answer has been written: what else was open there ends.
+        tokio::time::sleep(ANSWERED_WITHIN * 2).await;
+        assert_eq!(cut(), [true, false, true, true, false]);
         // Whoever was looked up before it was revoked does not come in after.
-        assert_eq!(other.used("key_1").unwrap_err().code, Code::InvalidKey);
-        drop((lines, other));
+        assert_eq!(shared.used("key_1").unwrap_err().code, Code::InvalidKey);
+        drop(lines);
         assert!(connections.lock().of_key.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_revokes_gets_an_answer_and_keys_of_others_are_forgotten() {
+        let connections = connections();
+        let line = connections.admit(from(1)).unwrap();
+        for key in ["a", "b", "c"] {
+            line.used(key).unwrap();
+            line.unused(key);
+        }
+        assert_eq!(connections.lock().of_key.keys().collect::<Vec<_>>(), ["c"]);
+        line.used("c").unwrap();
+        connections.revoke("c", Some((&line, 1)));
+        tokio::time::sleep(ANSWERED_WITHIN * 2).await;
+        assert!(!line.cut().is_cancelled());
+        // Only the last ones are remembered.
+        for n in 0..=REVOKED {
+            connections.revoke(&n.to_string(), None);
+        }
+        assert_eq!(connections.lock().revoked.keys.len(), REVOKED);
+        assert!(line.used("c").is_ok());
     }
 
     #[tokio::test]

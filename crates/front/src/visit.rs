@@ -22,6 +22,8 @@ struct Inner {
     line: Option<Line>,
     account: OnceLock<Account>,
     kept: Mutex<Vec<Permit>>,
+    /// The keys and sessions that it was admitted with.
+    used: Mutex<Vec<String>>,
 }
 
 impl Visit {
@@ -34,6 +36,7 @@ impl Visit {
             line,
             account: OnceLock::new(),
             kept: Mutex::default(),
+            used: Mutex::default(),
         }))
     }
 
@@ -51,10 +54,15 @@ impl Visit {
     /// The same for whoever was let in; whoever comes with a key or in a session is let go when that ends.
     pub fn admit_caller(&self, caller: &Caller) -> Result<(), Fault> {
         if let Some(line) = &self.0.line {
-            let ends_with = caller.key().map(KeyId::as_str).into_iter();
-            ends_with
+            for id in caller
+                .key()
+                .map(KeyId::as_str)
+                .into_iter()
                 .chain(caller.session())
-                .try_for_each(|id| line.used(id))?;
+            {
+                line.used(id)?;
+                self.used().push(id.to_owned());
+            }
         }
         self.admit(caller.project(), caller.sandbox())
     }
@@ -72,7 +80,9 @@ impl Visit {
 
     /// A key was revoked: what is open with it ends.
     pub fn revoke(&self, key: &str) {
-        self.0.front.connections.revoke(key, self.0.line.as_ref());
+        let own = self.used().iter().filter(|used| *used == key).count();
+        let by = self.0.line.as_ref().map(|line| (line, own));
+        self.0.front.connections.revoke(key, by);
     }
 
     /// Reads a body of at most `limit` bytes, for whoever was admitted.
@@ -107,6 +117,7 @@ impl Visit {
             line: None,
             account,
             kept: Mutex::default(),
+            used: Mutex::default(),
         }))
     }
 
@@ -130,6 +141,10 @@ impl Visit {
         self.0.front.patience
     }
 
+    fn used(&self) -> std::sync::MutexGuard<'_, Vec<String>> {
+        self.0.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn kept(&self) -> std::sync::MutexGuard<'_, Vec<Permit>> {
         self.0.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -138,6 +153,9 @@ impl Visit {
 impl Drop for Inner {
     fn drop(&mut self) {
         if let Some(line) = &self.line {
+            for id in self.used.get_mut().unwrap_or_else(PoisonError::into_inner) {
+                line.unused(id);
+            }
             line.request_ends();
         }
     }
