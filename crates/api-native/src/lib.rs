@@ -19,6 +19,7 @@ mod artifacts;
 mod commands;
 mod entrance;
 mod error;
+mod events;
 mod exec;
 mod extract;
 mod files;

@@ -12,7 +12,7 @@ use utoipa_axum::router::OpenApiRouter;
 
 use crate::error::{ErrorBody, ErrorDetail};
 use crate::{
-    App, approvals, artifacts, commands, exec, files, gateway, keys, ledger, network, ports, projects, run,
+    App, approvals, artifacts, commands, events, exec, files, gateway, keys, ledger, network, ports, projects, run,
     sandboxes, secrets, server, session, snapshots, templates, transfer, volumes, workflows,
 };
 
@@ -24,6 +24,7 @@ pub(crate) fn documented() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .merge(sandboxes::routes())
         .merge(ledger::routes())
+        .merge(events::routes())
         .merge(exec::routes())
         .merge(run::routes())
         .merge(session::routes())

@@ -20,7 +20,7 @@ pub(crate) use lasting::{
     ArtifactCommand, KeepRunningArgs, KeyCommand, ProjectCommand, TemplateBuildArgs, TemplateCommand,
     WhoseArgs,
 };
-pub(crate) use ledger::{LedgerArgs, UsageArgs};
+pub(crate) use ledger::{EventsArgs, LedgerArgs, UsageArgs};
 pub(crate) use models::{
     BudgetCommand, BudgetSetArgs, GuardCommand, ModelCommand, ModelKeyCommand, PriceCommand, ProviderCommand,
     ProviderSetArgs, ScriptedArgs, SpendArgs,
@@ -100,6 +100,7 @@ Things that last:
 What was done:
   usage       Show what sandboxes have used so far: time, CPU, memory, disk
   ledger      Show what happened: every life, command, decision and use, in its order
+  events      Show what happens, as it happens
 
 More:
   gc          Free disk space that nothing refers to any more
@@ -230,6 +231,7 @@ pub(crate) enum Command {
     Project(ProjectCommand),
     Usage(UsageArgs),
     Ledger(LedgerArgs),
+    Events(EventsArgs),
     Doctor(DoctorArgs),
     Gc(GcArgs),
     #[command(subcommand)]

@@ -363,6 +363,11 @@ impl Store {
         .await
     }
 
+    /// Changes with every growth of the ledger, to the number of its last fact.
+    pub fn ledger_growth(&self) -> tokio::sync::watch::Receiver<i64> {
+        self.inner.engine.ledger()
+    }
+
     /// The number of the last fact; 0 when there is none.
     pub async fn last_seq(&self) -> Result<i64, Error> {
         self.read("find the last fact", |db| {
