@@ -98,6 +98,7 @@ async fn run(cli: Cli) -> Result<u8> {
         Command::Inspect(args) => commands::sandbox::inspect(global, output, args).await?,
         Command::Stats(args) => commands::sandbox::stats(global, output, args).await?,
         Command::Extend(args) => commands::sandbox::extend(global, output, args).await?,
+        Command::Update(args) => commands::update::update(global, output, args).await?,
         Command::Kill(args) => commands::sandbox::kill(global, output, args).await?,
         Command::Pause(args) => commands::state::pause(global, output, args).await?,
         Command::Resume(args) => commands::state::resume(global, output, args).await?,

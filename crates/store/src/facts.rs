@@ -63,6 +63,9 @@ pub enum Fact {
     SandboxFailed { end: EndReason },
     #[serde(rename = "sandbox.extended")]
     SandboxExtended { deadline: Option<Timestamp> },
+    /// Labels, times or limits are others now.
+    #[serde(rename = "sandbox.changed")]
+    SandboxChanged { fields: Vec<String> },
     /// Its state is kept and its processes are gone.
     #[serde(rename = "sandbox.paused")]
     SandboxPaused {
@@ -497,6 +500,7 @@ impl Fact {
             Self::SandboxEnded { .. } => "sandbox.ended",
             Self::SandboxFailed { .. } => "sandbox.failed",
             Self::SandboxExtended { .. } => "sandbox.extended",
+            Self::SandboxChanged { .. } => "sandbox.changed",
             Self::SandboxPaused { .. } => "sandbox.paused",
             Self::SandboxStopped { .. } => "sandbox.stopped",
             Self::SandboxSaveFailed { .. } => "sandbox.save_failed",

@@ -21,6 +21,7 @@ pub(crate) mod secret;
 pub(crate) mod snapshot;
 pub(crate) mod state;
 pub(crate) mod template;
+pub(crate) mod update;
 pub(crate) mod volume;
 pub(crate) mod workflow;
 

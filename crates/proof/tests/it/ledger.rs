@@ -148,7 +148,7 @@ async fn events_come_as_they_happen_and_none_twice(server: &Server) {
     let created = all.find("sandbox.created").await;
     assert_eq!(created.data["sandbox"], json!(sandbox.id));
     assert_eq!(created.id, Some(created.data["seq"].to_string()));
-    sandbox.run("true").await;
+    sandbox.run(&["true"]).await;
     let exited = all.find("command.exited").await;
     assert_eq!(exited.data["sandbox"], json!(sandbox.id));
 
