@@ -1,6 +1,7 @@
 //! The ledger as callers read it: facts in their order, and usage summed from them; of one sandbox or of the project.
 
 use atoll_identity::Caller;
+use atoll_sandboxes::FactView;
 use atoll_types::{Code, SandboxId};
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
@@ -42,6 +43,18 @@ pub(crate) struct FactItem {
     sandbox: Option<String>,
     /// Depends on the kind.
     data: serde_json::Value,
+}
+
+impl FactItem {
+    pub(crate) fn of(fact: FactView) -> Self {
+        Self {
+            seq: fact.seq,
+            at: wire::time(fact.at),
+            kind: fact.kind,
+            sandbox: fact.sandbox.map(|id| id.to_string()),
+            data: serde_json::from_str(&fact.data).unwrap_or(serde_json::Value::String(fact.data)),
+        }
+    }
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -107,16 +120,7 @@ pub(crate) async fn facts(
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     let facts = app.sandboxes.facts(caller, sandbox, kinds, after, limit).await?;
     let next = facts.last().map(|fact| fact.seq).filter(|_| facts.len() >= limit);
-    let items = facts
-        .into_iter()
-        .map(|fact| FactItem {
-            seq: fact.seq,
-            at: wire::time(fact.at),
-            kind: fact.kind,
-            sandbox: fact.sandbox.map(|id| id.to_string()),
-            data: serde_json::from_str(&fact.data).unwrap_or(serde_json::Value::String(fact.data)),
-        })
-        .collect();
+    let items = facts.into_iter().map(FactItem::of).collect();
     Ok(axum::Json(FactPage { items, next }))
 }
 

@@ -23,6 +23,7 @@ mod browser;
 mod commands;
 mod entrance;
 mod error;
+mod events;
 mod exec;
 mod extract;
 mod files;

@@ -12,7 +12,7 @@ use utoipa_axum::router::OpenApiRouter;
 
 use crate::error::{ErrorBody, ErrorDetail};
 use crate::{
-    App, approvals, artifacts, browser, commands, exec, files, gateway, keys, ledger, network, ports,
+    App, approvals, artifacts, browser, commands, events, exec, files, gateway, keys, ledger, network, ports,
     projects, run, sandboxes, secrets, server, session, snapshots, templates, transfer, volumes, workflows,
 };
 
@@ -24,6 +24,7 @@ pub(crate) fn documented() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .merge(sandboxes::routes())
         .merge(ledger::routes())
+        .merge(events::routes())
         .merge(exec::routes())
         .merge(run::routes())
         .merge(session::routes())
@@ -233,6 +234,7 @@ pub(crate) fn operations(item: &PathItem) -> impl Iterator<Item = (&'static str,
         ("GET", &item.get),
         ("PUT", &item.put),
         ("POST", &item.post),
+        ("PATCH", &item.patch),
         ("DELETE", &item.delete),
     ]
     .into_iter()
@@ -240,9 +242,15 @@ pub(crate) fn operations(item: &PathItem) -> impl Iterator<Item = (&'static str,
 }
 
 fn operations_mut(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
-    [&mut item.get, &mut item.put, &mut item.post, &mut item.delete]
-        .into_iter()
-        .flatten()
+    [
+        &mut item.get,
+        &mut item.put,
+        &mut item.post,
+        &mut item.patch,
+        &mut item.delete,
+    ]
+    .into_iter()
+    .flatten()
 }
 
 #[cfg(test)]

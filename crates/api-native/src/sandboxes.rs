@@ -1,5 +1,6 @@
 //! `/v1/sandboxes`: create, look, list, extend, rest, fork, end, and what a sandbox uses at this moment.
 
+mod change;
 mod list;
 mod metrics;
 mod request;
@@ -20,6 +21,7 @@ use crate::error::{Answer, Failure};
 use crate::extract::{Args, As, At, Json};
 use crate::{App, wire};
 
+use change::{__path_change_sandbox, change_sandbox};
 use list::{ListQuery, SandboxPage, read_list};
 use metrics::{__path_sandbox_metrics, sandbox_metrics};
 use rest::{
@@ -34,7 +36,7 @@ pub(crate) use words::{IsolationName, SaveKindName};
 pub(crate) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .routes(routes!(create_sandbox, list_sandboxes))
-        .routes(routes!(get_sandbox, delete_sandbox))
+        .routes(routes!(get_sandbox, change_sandbox, delete_sandbox))
         .routes(routes!(extend_sandbox))
         .routes(routes!(pause_sandbox))
         .routes(routes!(resume_sandbox))

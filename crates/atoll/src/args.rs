@@ -20,7 +20,7 @@ pub(crate) use lasting::{
     ArtifactCommand, KeepRunningArgs, KeyCommand, ProjectCommand, TemplateBuildArgs, TemplateCommand,
     WhoseArgs,
 };
-pub(crate) use ledger::{LedgerArgs, UsageArgs};
+pub(crate) use ledger::{EventsArgs, LedgerArgs, UsageArgs};
 pub(crate) use models::{
     BudgetCommand, BudgetSetArgs, GuardCommand, ModelCommand, ModelKeyCommand, PriceCommand, ProviderCommand,
     ProviderSetArgs, ScriptedArgs, SpendArgs,
@@ -32,7 +32,7 @@ pub(crate) use network::{
 pub(crate) use parse::{Mount, SecretGiven, Target, parse_cpu, parse_duration};
 pub(crate) use sandboxes::{
     CommandArgs, CpArgs, CreateArgs, ExecArgs, ExtendArgs, InspectArgs, KillArgs, LimitArgs, LogsArgs,
-    LsArgs, PortArgs, PsArgs, RunArgs, ShellArgs, SpecArgs, StatsArgs,
+    LsArgs, PortArgs, PsArgs, RunArgs, ShellArgs, SpecArgs, StatsArgs, UpdateArgs,
 };
 pub(crate) use service::{
     BenchArgs, BenchCommand, CompletionsArgs, DemoArgs, DoctorArgs, LogFormat, ServerArgs,
@@ -66,6 +66,7 @@ Sandboxes:
   inspect     Show everything about a sandbox
   stats       Show what a sandbox uses
   extend      Move the end of a sandbox's life
+  update      Change labels, times and limits of a sandbox
   kill        End sandboxes
 
 State that survives:
@@ -100,6 +101,7 @@ Things that last:
 What was done:
   usage       Show what sandboxes have used so far: time, CPU, memory, disk
   ledger      Show what happened: every life, command, decision and use, in its order
+  events      Show what happens, as it happens
 
 More:
   gc          Free disk space that nothing refers to any more
@@ -195,6 +197,7 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     Stats(StatsArgs),
     Extend(ExtendArgs),
+    Update(UpdateArgs),
     Kill(KillArgs),
     Pause(PauseArgs),
     Resume(ResumeArgs),
@@ -230,6 +233,7 @@ pub(crate) enum Command {
     Project(ProjectCommand),
     Usage(UsageArgs),
     Ledger(LedgerArgs),
+    Events(EventsArgs),
     Doctor(DoctorArgs),
     Gc(GcArgs),
     #[command(subcommand)]

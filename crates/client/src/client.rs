@@ -108,6 +108,10 @@ impl Client {
         self.json(self.request(Method::PUT, path).json(body)).await
     }
 
+    pub async fn patch(&self, path: &str, body: &Value) -> Result<Value> {
+        self.json(self.request(Method::PATCH, path).json(body)).await
+    }
+
     pub async fn delete(&self, path: &str) -> Result<Value> {
         self.json(self.request(Method::DELETE, path)).await
     }

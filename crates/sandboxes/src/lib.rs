@@ -19,6 +19,7 @@ mod artifacts;
 mod blocking;
 mod builds;
 mod cell;
+mod changes;
 mod create;
 mod endings;
 mod entropy;
@@ -84,6 +85,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use builds::{BuildEvent, BuildFrom, BuildStart, BuildStream, BuildTemplate, RegistryLogin, Template};
+pub use changes::ChangeSandbox;
 pub use exec::{ExecEvents, ExecInput, Execution};
 pub use files::Watch;
 pub use forks::{ForkSandbox, MAX_COPIES};

@@ -71,6 +71,11 @@ impl Sandboxes {
         })
     }
 
+    /// Changes with every growth of the ledger, whoever it is about, to the number of its last fact.
+    pub fn ledger_growth(&self) -> tokio::sync::watch::Receiver<i64> {
+        self.store().ledger_growth()
+    }
+
     /// Facts after `after_seq` of these kinds (none named: of all), oldest first.
     pub async fn facts(
         &self,

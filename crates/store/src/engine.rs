@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use rusqlite::Connection;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::touches::Touches;
 use crate::{Error, schema};
@@ -53,6 +53,8 @@ enum Message<J> {
 pub(crate) struct Engine {
     writer: mpsc::Sender<Message<WriteJob>>,
     readers: mpsc::Sender<Message<ReadJob>>,
+    /// The number of the last fact that was committed, for those who wait for more.
+    ledger: watch::Sender<i64>,
     /// Instead of the threads.
     #[cfg(feature = "testing")]
     here: Option<here::Here>,
@@ -90,9 +92,11 @@ where
 impl Engine {
     pub(crate) fn open(path: &Path, touches: Arc<Touches>) -> Result<Self, Error> {
         let connection = schema::open_writer(path)?;
+        let ledger = watch::Sender::new(last_fact(&connection));
         let (writer, inbox) = mpsc::channel(QUEUE);
+        let grown = ledger.clone();
         spawn("store-writer", path, move || {
-            write_loop(connection, inbox, &touches);
+            write_loop(connection, inbox, &touches, &grown);
         })?;
 
         let (readers, inbox) = mpsc::channel(QUEUE);
@@ -105,9 +109,14 @@ impl Engine {
         Ok(Self {
             writer,
             readers,
+            ledger,
             #[cfg(feature = "testing")]
             here: None,
         })
+    }
+
+    pub(crate) fn ledger(&self) -> watch::Receiver<i64> {
+        self.ledger.subscribe()
     }
 
     pub(crate) async fn write<T: Send + 'static>(
@@ -183,7 +192,26 @@ fn spawn(name: &str, path: &Path, run: impl FnOnce() + Send + 'static) -> Result
         })
 }
 
-fn write_loop(connection: Connection, mut inbox: mpsc::Receiver<Message<WriteJob>>, touches: &Touches) {
+/// The number of the last fact; 0 when there is none, or it cannot be read.
+fn last_fact(connection: &Connection) -> i64 {
+    let last = connection
+        .prepare_cached("SELECT max(seq) FROM facts")
+        .and_then(|mut query| query.query_row([], |row| row.get::<_, Option<i64>>(0)));
+    last.ok().flatten().unwrap_or(0)
+}
+
+/// After a commit: tells those who wait if the ledger has grown.
+fn tell_growth(connection: &Connection, ledger: &watch::Sender<i64>) {
+    let last = last_fact(connection);
+    ledger.send_if_modified(|known| last > std::mem::replace(known, last.max(*known)));
+}
+
+fn write_loop(
+    connection: Connection,
+    mut inbox: mpsc::Receiver<Message<WriteJob>>,
+    touches: &Touches,
+    ledger: &watch::Sender<i64>,
+) {
     let mut closing = None;
     while closing.is_none() {
         let Some(first) = inbox.blocking_recv() else { break };
@@ -203,10 +231,10 @@ fn write_loop(connection: Connection, mut inbox: mpsc::Receiver<Message<WriteJob
                 None
             };
         }
-        perform(&connection, batch, touches);
+        perform(&connection, batch, touches, ledger);
     }
     if !touches.is_empty() {
-        perform(&connection, Vec::new(), touches);
+        perform(&connection, Vec::new(), touches, ledger);
     }
     // Whoever still waits in the queue is answered `Closed` by its drop.
     inbox.close();
@@ -217,7 +245,7 @@ fn write_loop(connection: Connection, mut inbox: mpsc::Receiver<Message<WriteJob
 }
 
 /// One transaction: all jobs, `COMMIT`, all answers.
-fn perform(connection: &Connection, batch: Vec<WriteJob>, touches: &Touches) {
+fn perform(connection: &Connection, batch: Vec<WriteJob>, touches: &Touches, ledger: &watch::Sender<i64>) {
     if let Err(error) = connection.execute_batch("BEGIN IMMEDIATE") {
         tracing::error!(%error, "the database could not begin a transaction");
         for job in batch {
@@ -252,7 +280,10 @@ fn perform(connection: &Connection, batch: Vec<WriteJob>, touches: &Touches) {
         return;
     }
     match connection.execute_batch("COMMIT") {
-        Ok(()) => answers.into_iter().for_each(|answer| answer(Ok(()))),
+        Ok(()) => {
+            answers.into_iter().for_each(|answer| answer(Ok(())));
+            tell_growth(connection, ledger);
+        }
         Err(error) => {
             tracing::error!(%error, writes = answers.len(), "a group of writes could not be committed");
             if !connection.is_autocommit()

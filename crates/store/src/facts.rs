@@ -63,6 +63,9 @@ pub enum Fact {
     SandboxFailed { end: EndReason },
     #[serde(rename = "sandbox.extended")]
     SandboxExtended { deadline: Option<Timestamp> },
+    /// Labels, times or limits are others now.
+    #[serde(rename = "sandbox.changed")]
+    SandboxChanged { fields: Vec<String> },
     /// Its state is kept and its processes are gone.
     #[serde(rename = "sandbox.paused")]
     SandboxPaused {
@@ -363,6 +366,11 @@ impl Store {
         .await
     }
 
+    /// Changes with every growth of the ledger, to the number of its last fact.
+    pub fn ledger_growth(&self) -> tokio::sync::watch::Receiver<i64> {
+        self.inner.engine.ledger()
+    }
+
     /// The number of the last fact; 0 when there is none.
     pub async fn last_seq(&self) -> Result<i64, Error> {
         self.read("find the last fact", |db| {
@@ -492,6 +500,7 @@ impl Fact {
             Self::SandboxEnded { .. } => "sandbox.ended",
             Self::SandboxFailed { .. } => "sandbox.failed",
             Self::SandboxExtended { .. } => "sandbox.extended",
+            Self::SandboxChanged { .. } => "sandbox.changed",
             Self::SandboxPaused { .. } => "sandbox.paused",
             Self::SandboxStopped { .. } => "sandbox.stopped",
             Self::SandboxSaveFailed { .. } => "sandbox.save_failed",

@@ -220,9 +220,21 @@ impl Store {
         .await
     }
 
-    /// Writes what a sandbox may reach, and with which secrets, as the row's spec says it: the one part of a spec that
-    /// changes after creation. Under the same condition as [`Store::update_sandbox`], and nothing else of the row is
-    /// written.
+    /// The same with the spec and its labels, some of which may be changed later.
+    pub async fn change_sandbox(&self, row: SandboxRow, facts: Vec<NewFact>) -> Result<SandboxRow, Error> {
+        self.write("change the sandbox", move |db| {
+            let row = update(db, row, &facts)?;
+            let (id, spec) = (row.id.as_str(), sql::to_json("a spec", &row.spec)?);
+            sql::execute(db, "UPDATE sandboxes SET spec = ?2 WHERE id = ?1", &[&id, &spec])?;
+            sql::execute(db, "DELETE FROM labels WHERE sandbox = ?1", &[&id])?;
+            label(db, &row)?;
+            Ok(row)
+        })
+        .await
+    }
+
+    /// Writes what a sandbox may reach, and with which secrets, as the row's spec says it. Under the same condition as
+    /// [`Store::update_sandbox`], and nothing else of the row is written.
     pub async fn set_sandbox_network(
         &self,
         row: SandboxRow,
@@ -392,6 +404,12 @@ fn insert(db: &Connection, new: NewSandbox) -> Result<Inserted, Error> {
         ],
     )?;
     volumes::attach(db, &row.project, &row.id, &row.spec.volumes)?;
+    label(db, &row)?;
+    facts::append(db, &facts)?;
+    Ok(Inserted::New(row))
+}
+
+fn label(db: &Connection, row: &SandboxRow) -> Result<(), Error> {
     for (key, value) in &row.spec.labels {
         sql::execute(
             db,
@@ -399,8 +417,7 @@ fn insert(db: &Connection, new: NewSandbox) -> Result<Inserted, Error> {
             &[&row.id.as_str(), key, value],
         )?;
     }
-    facts::append(db, &facts)?;
-    Ok(Inserted::New(row))
+    Ok(())
 }
 
 pub(crate) fn update(db: &Connection, mut row: SandboxRow, facts: &[NewFact]) -> Result<SandboxRow, Error> {

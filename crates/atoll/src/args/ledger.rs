@@ -35,3 +35,27 @@ pub(crate) struct LedgerArgs {
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) limit: Option<u64>,
 }
+
+/// Show what happens, as it happens
+///
+/// Without `--after`, what happens from now on. A connection that breaks is made again, and nothing is missed.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  atoll events --follow
+  atoll events --follow --kind 'sandbox.*' --kind command.exited
+  atoll events --after 41250      # what came since, then ends
+  atoll events --follow --json | jq .kind")]
+pub(crate) struct EventsArgs {
+    /// Only this sandbox; one that has ended needs its whole id
+    pub(crate) sandbox: Option<String>,
+    /// Go on with what happens next, until interrupted
+    #[arg(long, short)]
+    pub(crate) follow: bool,
+    /// Only what came after the event of this number
+    #[arg(long, value_name = "NUMBER", required_unless_present = "follow", value_parser = clap::value_parser!(i64).range(0..))]
+    pub(crate) after: Option<i64>,
+    /// Only events of this kind, or of all that begin so: `sandbox.*`; may be given several times
+    #[arg(long = "kind", value_name = "KIND")]
+    pub(crate) kinds: Vec<String>,
+}

@@ -270,6 +270,66 @@ pub(crate) struct ExtendArgs {
     pub(crate) time: u64,
 }
 
+/// Change labels, times and limits of a sandbox
+///
+/// What is not named stays as it is. The disk is as large as it was made.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  atoll update sbx_k3… --memory 2G --cpu 2
+  atoll update sbx_k3… --label stage=review --remove-label draft
+  atoll update sbx_k3… --timeout 2h --on-timeout pause --auto-resume true
+  atoll update sbx_k3… --idle never")]
+pub(crate) struct UpdateArgs {
+    pub(crate) sandbox: String,
+    /// CPU cores, e.g. 0.5 or 2
+    #[arg(long, value_parser = parse_cpu, value_name = "CORES", help_heading = "Limits")]
+    pub(crate) cpu: Option<u32>,
+    /// Memory, e.g. 512M
+    #[arg(short, long, value_parser = parse_bytes, value_name = "SIZE", help_heading = "Limits")]
+    pub(crate) memory: Option<u64>,
+    /// Processes and threads
+    #[arg(long, value_name = "COUNT", help_heading = "Limits")]
+    pub(crate) pids: Option<u32>,
+    /// Lifetime from now, e.g. 10m; of one that rests, from its next resume
+    #[arg(long, value_parser = parse_duration, value_name = "TIME", help_heading = "Lifetime")]
+    pub(crate) timeout: Option<u64>,
+    /// What happens when it is over
+    #[arg(long, value_parser = ACTIONS, value_name = "kill|pause|stop", hide_possible_values = true,
+        help_heading = "Lifetime")]
+    pub(crate) on_timeout: Option<String>,
+    /// How long nobody may use it, or `never` to wait for ever
+    #[arg(long, value_parser = parse_span, value_name = "TIME", help_heading = "Lifetime")]
+    pub(crate) idle: Option<Span>,
+    /// What happens then [default: kill]
+    #[arg(long, value_parser = ACTIONS, value_name = "kill|pause|stop", hide_possible_values = true,
+        requires = "idle", help_heading = "Lifetime")]
+    pub(crate) on_idle: Option<String>,
+    /// Whether a use of it while it rests resumes it
+    #[arg(long, value_name = "true|false", help_heading = "Lifetime")]
+    pub(crate) auto_resume: Option<bool>,
+    /// Delete it when it has rested this long, e.g. 7d, or `never`
+    #[arg(long, value_parser = parse_span, value_name = "TIME", help_heading = "Lifetime")]
+    pub(crate) retention: Option<Span>,
+    /// Set a label; may be repeated
+    #[arg(short, long, value_parser = parse_pair, value_name = "NAME=VALUE")]
+    pub(crate) label: Vec<(String, String)>,
+    /// Remove a label; may be repeated
+    #[arg(long, value_name = "NAME")]
+    pub(crate) remove_label: Vec<String>,
+}
+
+/// A time in milliseconds, or `never`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Span(pub(crate) Option<u64>);
+
+fn parse_span(text: &str) -> Result<Span, String> {
+    match text {
+        "never" => Ok(Span(None)),
+        time => parse_duration(time).map(|millis| Span(Some(millis))),
+    }
+}
+
 /// End sandboxes
 #[derive(Debug, Args)]
 pub(crate) struct KillArgs {

@@ -10,7 +10,7 @@ use super::resolve;
 use crate::args::{Global, LedgerArgs, UsageArgs};
 
 /// As many as the API gives at once.
-const PAGE: u64 = 1000;
+pub(super) const PAGE: u64 = 1000;
 
 pub(crate) async fn usage(global: &Global, output: Output, args: UsageArgs) -> Result<()> {
     let client = global.client()?;
@@ -78,7 +78,7 @@ fn sums(usage: &Value) -> [String; 4] {
 }
 
 /// Number, time, kind, sandbox and what else there is to say, on one line.
-fn describe(fact: &Value) -> String {
+pub(super) fn describe(fact: &Value) -> String {
     let sandbox = text(fact, "sandbox");
     let sandbox = if sandbox.is_empty() { "-" } else { &sandbox };
     let line = format!(

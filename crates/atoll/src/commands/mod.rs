@@ -7,6 +7,7 @@ pub(crate) mod bench;
 pub(crate) mod cp;
 pub(crate) mod demo;
 pub(crate) mod doctor;
+pub(crate) mod events;
 pub(crate) mod exec;
 pub(crate) mod key;
 pub(crate) mod ledger;
@@ -20,6 +21,7 @@ pub(crate) mod secret;
 pub(crate) mod snapshot;
 pub(crate) mod state;
 pub(crate) mod template;
+pub(crate) mod update;
 pub(crate) mod volume;
 pub(crate) mod workflow;
 

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use atoll_proof::stream::Session;
+use atoll_proof::stream::{Events, Session};
 use atoll_proof::{MIB, Sandbox, Server, Value, json, on_every_tier};
+use reqwest::Method;
 
 on_every_tier!(
     metrics_tell_what_is_used_now,
     facts_tell_the_story,
+    events_come_as_they_happen_and_none_twice,
     every_command_ends_once,
     usage_is_summed,
     prometheus_counts
@@ -130,6 +132,52 @@ async fn facts_tell_the_story(server: &Server) {
             .count()
             >= facts.len()
     );
+}
+
+async fn follow(server: &Server, query: &str, last: Option<&str>) -> Events {
+    let mut request = server.client().request(Method::GET, &format!("/v1/events{query}"));
+    if let Some(last) = last {
+        request = request.header("last-event-id", last);
+    }
+    Events::of(server.client().open(request).await)
+}
+
+async fn events_come_as_they_happen_and_none_twice(server: &Server) {
+    let mut all = follow(server, "?kinds=sandbox.*,command.exited", None).await;
+    let sandbox = server.sandbox().await;
+    let created = all.find("sandbox.created").await;
+    assert_eq!(created.data["sandbox"], json!(sandbox.id));
+    assert_eq!(created.id, Some(created.data["seq"].to_string()));
+    sandbox.run(&["true"]).await;
+    let exited = all.find("command.exited").await;
+    assert_eq!(exited.data["sandbox"], json!(sandbox.id));
+
+    // Who comes back with the last one that was seen hears of the next, and of none before it.
+    let sandbox_only = format!("?sandbox={}&kinds=sandbox.*,command.*", sandbox.id);
+    let mut again = follow(server, &sandbox_only, created.id.as_deref()).await;
+    let mut names = Vec::new();
+    while names.last().is_none_or(|name| name != "command.exited") {
+        let event = again.next().await.unwrap();
+        assert!(event.data["seq"].as_i64() > created.data["seq"].as_i64());
+        names.push(event.name);
+    }
+    assert_eq!(names.iter().filter(|name| *name == "command.exited").count(), 1);
+    assert!(!names.contains(&"sandbox.created".to_owned()), "{names:?}");
+
+    // One that reads from the first on gets the same as the pages of the ledger.
+    sandbox.kill().await;
+    let mut first = follow(server, &format!("?sandbox={}&after=0", sandbox.id), None).await;
+    let mut told = Vec::new();
+    while told.last().is_none_or(|fact: &Value| fact["kind"] != "sandbox.ended") {
+        told.push(first.next().await.unwrap().data);
+    }
+    let facts = sandbox.facts().await;
+    assert_eq!(told[..], facts[..told.len()]);
+
+    for query in ["?after=-1", "?sandbox=nobody", "?kind=usage", "?after=soon"] {
+        let refused = server.client().get(&format!("/v1/events{query}")).await;
+        assert_eq!(refused.status, 400, "{query}: {refused:?}");
+    }
 }
 
 /// However a command ends, and whether or not anybody listens, the ledger says so: once.

@@ -10,6 +10,7 @@ on_every_tier!(
     lists_are_filtered_and_paged,
     an_idempotency_key_finds_the_first_sandbox,
     a_deadline_can_be_moved,
+    labels_times_and_limits_can_be_changed,
     the_environment_is_given_to_every_command,
     many_at_once_all_run,
     the_agent_is_small,
@@ -312,4 +313,86 @@ async fn the_strongest_wall_is_not_the_only_answer(server: &Server) {
             .await
             .is_empty()
     );
+}
+
+async fn labels_times_and_limits_can_be_changed(server: &Server) {
+    let asked = json!({
+        "resources": {"memory_bytes": 256 * MIB, "disk_bytes": 64 * MIB},
+        "labels": {"stage": "draft", "team": "proof"},
+        "idle": {"after_ms": 60_000},
+        "timeout_ms": 120_000,
+    });
+    let sandbox = server.sandbox_with(&asked).await;
+    let change = |body: Value| {
+        let request = server
+            .client()
+            .request(reqwest::Method::PATCH, &sandbox.path(""))
+            .json(&body);
+        async move { server.client().send(request).await }
+    };
+    let before = server.client().get(&sandbox.path("")).await.ok();
+    let changed = change(json!({
+        "labels": {"stage": null, "reviewer": "ada"},
+        "resources": {"memory_bytes": 768 * MIB, "pids": 99},
+        "timeout_ms": 600_000, "on_timeout": "stop", "idle": null, "auto_resume": true, "retention_ms": 1_000_000,
+    }))
+    .await
+    .ok();
+    assert_eq!(changed["labels"], json!({"reviewer": "ada", "team": "proof"}));
+    assert_eq!(changed["resources"]["memory_bytes"], 768 * MIB);
+    assert_eq!(changed["resources"]["pids"], 99);
+    assert_eq!(
+        changed["resources"]["cpu_millis"],
+        before["resources"]["cpu_millis"]
+    );
+    assert_eq!(
+        (&changed["on_timeout"], &changed["idle"], &changed["auto_resume"]),
+        (&json!("stop"), &Value::Null, &json!(true))
+    );
+    assert!(changed["deadline"].as_str() > before["deadline"].as_str());
+    assert_eq!(server.client().get(&sandbox.path("")).await.ok(), changed);
+    // Lists know the new labels, and the host the new limit: as much as this was too much before.
+    let listed = server
+        .client()
+        .get_with("/v1/sandboxes", &[("label", "reviewer=ada")])
+        .await
+        .ok();
+    assert_eq!(listed["items"].as_array().unwrap().len(), 1);
+    let held = sandbox
+        .run(&["python3", "-c", "print(len(b'x' * (450 << 20)))"])
+        .await;
+    assert_eq!(held.stdout.trim(), (450 << 20).to_string());
+
+    // All or nothing, and nothing that a new sandbox could not have.
+    for (body, code) in [
+        (
+            json!({"labels": {"x": "y"}, "timeout_ms": 1}),
+            "timeout_out_of_range",
+        ),
+        (
+            json!({"resources": {"memory_bytes": 1 << 60}}),
+            "resources_out_of_range",
+        ),
+        (
+            json!({"resources": {"memory_bytes": 64 * MIB}}),
+            "resources_out_of_range",
+        ),
+    ] {
+        change(body).await.refused(400, code);
+    }
+    change(json!({"template": "other"})).await.expect(400);
+    assert_eq!(server.client().get(&sandbox.path("")).await.ok(), changed);
+
+    // At rest it can be changed too; what it is after that holds when it comes back.
+    server.client().post(&sandbox.path("/stop"), &json!({})).await.ok();
+    change(json!({"labels": {"reviewer": null}})).await.ok();
+    let back = server
+        .client()
+        .post(&sandbox.path("/start"), &json!({}))
+        .await
+        .ok();
+    assert_eq!(back["labels"], json!({"team": "proof"}));
+    sandbox.kill().await;
+    let gone = change(json!({"labels": {"a": "b"}})).await;
+    assert!([409, 410].contains(&gone.status), "{gone:?}");
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rusqlite::Connection;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use super::{Engine, WriteJob, named};
 use crate::touches::Touches;
@@ -100,6 +100,7 @@ impl Engine {
         Self {
             writer: mpsc::channel(1).0,
             readers: mpsc::channel(1).0,
+            ledger: watch::Sender::new(0),
             here: Some(Here {
                 connection,
                 touches,

@@ -1,0 +1,200 @@
+//! The ledger as it grows, as server-sent events.
+//!
+//! What must hold: an event has the number of its fact as its id, so whoever comes back with the last one that was seen
+//! misses nothing and gets nothing twice. Nothing is kept for a reader: what was not sent yet stands in the ledger, and is
+//! read when the reader takes it. However fast the ledger grows, a reader causes few queries, each of a bounded size.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use atoll_identity::Caller;
+use atoll_sandboxes::FactView;
+use atoll_types::{Code, SandboxId};
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::Response;
+use axum::response::sse::Event;
+use futures_util::{Stream, stream};
+use serde::Deserialize;
+use tokio::sync::watch;
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::App;
+use crate::error::{Answer, ErrorDetail, Failure};
+use crate::exec::{event, sse};
+use crate::extract::{Args, As};
+use crate::ledger::FactItem;
+
+/// How many facts are read at a time.
+const PAGE: usize = 500;
+/// How soon, at the earliest, a reader looks again: what happens meanwhile is read at once.
+const PACE: Duration = Duration::from_millis(50);
+/// More names are not needed to choose.
+const MOST_KINDS: usize = 64;
+
+pub(crate) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(project_events))
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct EventsQuery {
+    /// Begins behind the fact of this number; 0 begins at the first. Without it, and without the header `Last-Event-ID`,
+    /// only what happens from now on is told.
+    #[param(minimum = 0)]
+    after: Option<i64>,
+    /// Only of these kinds, with commas between them: `sandbox.ended`, or `sandbox.*` for all that begin so.
+    kinds: Option<String>,
+    /// Only of this sandbox.
+    sandbox: Option<SandboxId>,
+}
+
+/// Tells what happens in the project, as it happens: one event for each fact of the ledger, until you hang up.
+///
+/// Each event has the fact's number as its `id`, its kind as its name, and the fact as data, as `GET /v1/facts` shows it. To
+/// go on after a break, send the last id as `Last-Event-ID`, as browsers do, or as `after`.
+#[utoipa::path(
+    get, path = "/v1/events", tag = "ledger",
+    security(("key" = ["ledger.read"])), params(EventsQuery),
+    responses((status = 200, description = "The events.", body = FactItem, content_type = "text/event-stream"))
+)]
+pub(crate) async fn project_events(
+    State(app): State<App>,
+    As(caller): As,
+    Args(query): Args<EventsQuery>,
+    headers: HeaderMap,
+) -> Answer<Response> {
+    let wanted = Wanted::new(query.kinds.as_deref())?;
+    let last_seen = headers.get("last-event-id").map(|id| {
+        let number = id.to_str().ok().and_then(|id| id.trim().parse::<i64>().ok());
+        number.ok_or_else(|| {
+            let message = "`Last-Event-ID` is not the id of an event of this server";
+            Failure::new(Code::CursorInvalid, message)
+        })
+    });
+    let after = match last_seen.transpose()?.or(query.after) {
+        Some(after) if after < 0 => {
+            return Err(Failure::new(Code::OutOfRange, "`after` must not be negative"));
+        }
+        Some(after) => after,
+        None => *app.sandboxes.ledger_growth().borrow(),
+    };
+    let reader = Reader {
+        growth: app.sandboxes.ledger_growth(),
+        app,
+        caller,
+        sandbox: query.sandbox,
+        wanted,
+        after,
+        read: VecDeque::new(),
+    };
+    Ok(sse(reader.events()))
+}
+
+/// Which kinds somebody wants to hear of.
+#[derive(Debug)]
+struct Wanted(Vec<String>);
+
+impl Wanted {
+    fn new(kinds: Option<&str>) -> Result<Self, Failure> {
+        let kinds: Vec<String> = kinds
+            .into_iter()
+            .flat_map(|kinds| kinds.split(','))
+            .map(|kind| kind.trim().to_owned())
+            .filter(|kind| !kind.is_empty())
+            .collect();
+        if kinds.len() > MOST_KINDS {
+            let message = format!("`kinds` has {} names, and may have {MOST_KINDS}", kinds.len());
+            return Err(Failure::new(Code::OutOfRange, message));
+        }
+        Ok(Self(kinds))
+    }
+
+    fn includes(&self, kind: &str) -> bool {
+        let matches = |wanted: &String| match wanted.strip_suffix('*') {
+            Some(beginning) => kind.starts_with(beginning),
+            None => kind == wanted,
+        };
+        self.0.is_empty() || self.0.iter().any(matches)
+    }
+}
+
+struct Reader {
+    growth: watch::Receiver<i64>,
+    app: App,
+    caller: Caller,
+    sandbox: Option<SandboxId>,
+    wanted: Wanted,
+    /// Everything up to this number was read.
+    after: i64,
+    read: VecDeque<FactView>,
+}
+
+impl Reader {
+    fn events(self) -> impl Stream<Item = Event> + Send {
+        stream::unfold(Some(self), |reader| async move {
+            let mut reader = reader?;
+            match reader.next().await? {
+                Ok(fact) => {
+                    let (id, kind) = (fact.seq.to_string(), fact.kind.clone());
+                    let told = event(&kind, &FactItem::of(fact)).id(id);
+                    Some((told, Some(reader)))
+                }
+                Err(failure) => Some((event("error", &failure), None)),
+            }
+        })
+    }
+
+    /// The next fact that is wanted; `None` when the server stops.
+    async fn next(&mut self) -> Option<Result<FactView, ErrorDetail>> {
+        loop {
+            if let Some(fact) = self.read.pop_front() {
+                return Some(Ok(fact));
+            }
+            // Seen before the read, so that what comes in between is not missed.
+            let newest = *self.growth.borrow_and_update();
+            if newest <= self.after {
+                self.growth.changed().await.ok()?;
+                tokio::time::sleep(PACE).await;
+                continue;
+            }
+            // All kinds: what is not wanted is passed over once, and not searched through again with every look.
+            let page = self
+                .app
+                .sandboxes
+                .facts(&self.caller, self.sandbox.as_ref(), &[], self.after, PAGE)
+                .await;
+            match page {
+                Ok(page) => {
+                    // A page that was not full holds all of this reader's facts up to the newest.
+                    self.after = match page.last() {
+                        Some(last) if page.len() >= PAGE => last.seq,
+                        Some(last) => last.seq.max(newest),
+                        None => newest,
+                    };
+                    let wanted = page.into_iter().filter(|fact| self.wanted.includes(&fact.kind));
+                    self.read.extend(wanted);
+                }
+                Err(fault) => return Some(Err(ErrorDetail::new(&fault, None))),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_are_chosen_by_name_and_by_beginning() {
+        let all = Wanted::new(None).unwrap();
+        assert!(all.includes("sandbox.ended"));
+        let some = Wanted::new(Some("sandbox.*, command.exited,")).unwrap();
+        assert!(some.includes("sandbox.created") && some.includes("command.exited"));
+        assert!(!some.includes("command.started") && !some.includes("usage"));
+        assert!(Wanted::new(Some(&"a,".repeat(65))).is_err());
+    }
+}

@@ -1,0 +1,76 @@
+//! Changing a sandbox that runs or rests.
+
+use atoll_client::output::{Error, Output, Result};
+use serde_json::{Map, Value, json};
+
+use super::resolve;
+use crate::args::{Global, UpdateArgs};
+
+pub(crate) async fn update(global: &Global, output: Output, args: UpdateArgs) -> Result<()> {
+    let body = body(&args);
+    if body.is_empty() {
+        return Err(Error::new("nothing to change was named; see `atoll update --help`"));
+    }
+    let client = global.client()?;
+    let sandbox = resolve(&client, &args.sandbox).await?;
+    let answer = client
+        .patch(&format!("/v1/sandboxes/{sandbox}"), &Value::Object(body))
+        .await?;
+    output.json(&answer);
+    output.line(format_args!("{sandbox} is changed"));
+    Ok(())
+}
+
+/// What is named, in the words of the API.
+fn body(args: &UpdateArgs) -> Map<String, Value> {
+    let removed = args.remove_label.iter().map(|name| (name.clone(), Value::Null));
+    let set = args.label.iter().map(|(name, value)| (name.clone(), json!(value)));
+    let labels: Map<String, Value> = removed.chain(set).collect();
+    let limits = [
+        ("cpu_millis", args.cpu.map(|cpu| json!(cpu))),
+        ("memory_bytes", args.memory.map(|bytes| json!(bytes))),
+        ("pids", args.pids.map(|pids| json!(pids))),
+    ];
+    let limits: Map<String, Value> = given(limits);
+    let action = args.on_idle.as_deref().unwrap_or("kill");
+    given([
+        ("labels", (!labels.is_empty()).then_some(Value::Object(labels))),
+        ("resources", (!limits.is_empty()).then_some(Value::Object(limits))),
+        ("timeout_ms", args.timeout.map(|millis| json!(millis))),
+        ("on_timeout", args.on_timeout.as_ref().map(|action| json!(action))),
+        (
+            "idle",
+            args.idle.map(|idle| match idle.0 {
+                Some(after) => json!({"after_ms": after, "action": action}),
+                None => Value::Null,
+            }),
+        ),
+        ("auto_resume", args.auto_resume.map(|resumes| json!(resumes))),
+        ("retention_ms", args.retention.map(|time| json!(time.0))),
+    ])
+}
+
+fn given<const N: usize>(fields: [(&str, Option<Value>); N]) -> Map<String, Value> {
+    let given = fields
+        .into_iter()
+        .filter_map(|(name, value)| Some((name.to_owned(), value?)));
+    given.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    #[test]
+    fn only_what_is_named_is_asked_for() {
+        let words = "atoll update sbx_a --memory 1G --label a=b --remove-label c --idle never --retention 1d";
+        let Command::Update(args) = Cli::parse_from(words.split(' ')).command else {
+            panic!("another command");
+        };
+        let body = Value::Object(body(&args)).to_string();
+        insta::assert_snapshot!(body, @r#"{"idle":null,"labels":{"a":"b","c":null},"resources":{"memory_bytes":1073741824},"retention_ms":86400000}"#);
+    }
+}
