@@ -49,6 +49,7 @@ pub(crate) struct EventsQuery {
     /// Only of these kinds, with commas between them: `sandbox.ended`, or `sandbox.*` for all that begin so.
     kinds: Option<String>,
     /// Only of this sandbox.
+    #[param(value_type = Option<String>)]
     sandbox: Option<SandboxId>,
 }
 

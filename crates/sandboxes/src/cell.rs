@@ -113,6 +113,14 @@ impl Cell {
 
     pub(crate) fn set_instance(&self, instance: Instance) {
         *self.instance.write().unwrap_or_else(PoisonError::into_inner) = Some(instance);
+        self.seen.look_again();
+    }
+
+    /// Waits while it runs and nobody can talk to it yet: its row may be written before its guest knows who it is.
+    pub(crate) async fn reachable(&self) -> SandboxRow {
+        let settled =
+            |row: &SandboxRow| row.record.state != SandboxState::Running || self.instance().is_some();
+        self.seen.wait_for(settled).await
     }
 
     /// Hangs up, so that whoever is in the middle of something hears of it. Only if it is this instance that is here.

@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use atoll_lifecycle::{Extension, Input, Policy, step};
 use atoll_store::{Fact, SandboxRow};
-use atoll_types::{Code, DiskBacking, Fault, IdlePolicy, SandboxId, SandboxSpec, SandboxState, TimeoutAction};
+use atoll_types::{
+    Code, DiskBacking, Fault, IdlePolicy, SandboxId, SandboxSpec, SandboxState, TimeoutAction,
+};
 
 use crate::cell::Cell;
 use crate::faults::{from_runtime, from_store};

@@ -485,7 +485,8 @@ impl Sandboxes {
         // Only the winner of a race knows whether it works out.
         let cell = self.cell(caller, id).await?;
         let decided = |row: &SandboxRow| row.record.state != SandboxState::Starting;
-        let row = cell.seen.wait_for(decided).await;
+        cell.seen.wait_for(decided).await;
+        let row = cell.reachable().await;
         Ok((!row.could_not_start()).then(|| views::sandbox(row)))
     }
 

@@ -118,7 +118,7 @@ impl Sandboxes {
         }
         let _one_at_a_time = parent.saving.lock().await;
         // Not before: whoever had the lock may have put it to rest.
-        let instance = self.running_instance(parent)?;
+        let instance = self.running_instance(parent).await?;
         let parts = Arc::new(Parts::new(self.scratch()));
         let runtime = self.runtime(row.isolation)?;
         let saved = runtime.save(&instance, kind, parts.clone()).await;

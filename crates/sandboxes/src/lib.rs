@@ -365,8 +365,9 @@ impl Sandboxes {
         }
         let touched = atoll_lifecycle::step(&cell.record(), atoll_lifecycle::Input::Touched, self.now());
         touched.map_err(Fault::from)?;
+        cell.reachable().await;
         let Some(instance) = cell.instance() else {
-            return Err(Fault::internal("a running sandbox has no instance"));
+            return Err(cell.explain_end().await);
         };
         let guest = instance.guest;
         let in_use = InUse::new(Arc::clone(&cell), self.store().clone(), self.settings().now);

@@ -31,6 +31,11 @@ impl<T: Clone> Shown<T> {
         self.changed.notify_waiters();
     }
 
+    /// Has those who wait look again, at what has changed beside the value.
+    pub(crate) fn look_again(&self) {
+        self.changed.notify_waiters();
+    }
+
     /// The first value from now on that is as wanted.
     pub(crate) async fn wait_for(&self, wanted: impl Fn(&T) -> bool) -> T {
         loop {

@@ -149,7 +149,7 @@ impl Sandboxes {
                 let subject = Subject::sandbox(&row, self.parent_of_next(&row).await);
                 let _one_at_a_time = cell.saving.lock().await;
                 // Not before: whoever had the lock may have put it to rest.
-                let instance = self.running_instance(cell)?;
+                let instance = self.running_instance(cell).await?;
                 let taken = self
                     .save_instance(&subject, &instance, &snapshot, kind, SnapshotOwner::User)
                     .await;
@@ -167,12 +167,14 @@ impl Sandboxes {
     }
 
     /// The instance of a sandbox that runs, or a refusal that says what it does instead.
-    pub(crate) fn running_instance(&self, cell: &Cell) -> Result<InstanceId, Fault> {
+    pub(crate) async fn running_instance(&self, cell: &Cell) -> Result<InstanceId, Fault> {
         let touched = atoll_lifecycle::step(&cell.record(), atoll_lifecycle::Input::Touched, self.now());
         touched.map_err(Fault::from)?;
-        cell.instance()
-            .map(|instance| instance.id)
-            .ok_or_else(|| Fault::internal("a running sandbox has no instance"))
+        cell.reachable().await;
+        match cell.instance() {
+            Some(instance) => Ok(instance.id),
+            None => Err(cell.explain_end().await),
+        }
     }
 
     /// The same bytes under another id; nothing is copied.

@@ -60,7 +60,8 @@ fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Op
 
 impl ChangeSandboxRequest {
     fn into_change(self) -> Answer<ChangeSandbox> {
-        let millis = |name: &str, value: Option<u64>| value.map(|v| wire::duration(name, v)).transpose();
+        let millis =
+            |name: &'static str, value: Option<u64>| value.map(|v| wire::duration(name, v)).transpose();
         let idle = match self.idle {
             None => None,
             Some(None) => Some(None),
@@ -125,8 +126,12 @@ mod tests {
             after_millis: 7,
             action: IdleAction::Pause,
         };
-        let given = change(r#"{"idle":{"after_ms":7,"action":"pause"},"retention_ms":null,"on_timeout":"stop"}"#);
-        assert_eq!((given.idle, given.retention_millis), (Some(Some(idle)), Some(None)));
+        let given =
+            change(r#"{"idle":{"after_ms":7,"action":"pause"},"retention_ms":null,"on_timeout":"stop"}"#);
+        assert_eq!(
+            (given.idle, given.retention_millis),
+            (Some(Some(idle)), Some(None))
+        );
         assert_eq!(given.on_timeout, Some(TimeoutAction::Stop));
         let labels = change(r#"{"labels":{"a":"b","c":null},"resources":{"memory_bytes":9}}"#);
         assert_eq!(labels.labels["a"].as_deref(), Some("b"));

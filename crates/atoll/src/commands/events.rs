@@ -65,7 +65,9 @@ async fn until_now(client: &Client, output: Output, wish: &Wish) -> Result<()> {
     let mut after = wish.after.unwrap_or_default();
     loop {
         let query = [("after", after.to_string()), ("limit", PAGE.to_string())];
-        let page = client.json(client.request(Method::GET, &path).query(&query)).await?;
+        let page = client
+            .json(client.request(Method::GET, &path).query(&query))
+            .await?;
         for fact in page["items"].as_array().into_iter().flatten() {
             if wish.includes(fact) {
                 show(output, fact);

@@ -9,7 +9,9 @@ use crate::args::{Global, UpdateArgs};
 pub(crate) async fn update(global: &Global, output: Output, args: UpdateArgs) -> Result<()> {
     let body = body(&args);
     if body.is_empty() {
-        return Err(Error::new("nothing to change was named; see `atoll update --help`"));
+        return Err(Error::new(
+            "nothing to change was named; see `atoll update --help`",
+        ));
     }
     let client = global.client()?;
     let sandbox = resolve(&client, &args.sandbox).await?;
@@ -24,7 +26,10 @@ pub(crate) async fn update(global: &Global, output: Output, args: UpdateArgs) ->
 /// What is named, in the words of the API.
 fn body(args: &UpdateArgs) -> Map<String, Value> {
     let removed = args.remove_label.iter().map(|name| (name.clone(), Value::Null));
-    let set = args.label.iter().map(|(name, value)| (name.clone(), json!(value)));
+    let set = args
+        .label
+        .iter()
+        .map(|(name, value)| (name.clone(), json!(value)));
     let labels: Map<String, Value> = removed.chain(set).collect();
     let limits = [
         ("cpu_millis", args.cpu.map(|cpu| json!(cpu))),

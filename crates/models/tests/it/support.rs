@@ -61,13 +61,7 @@ impl Context {
     /// A gateway on a database whose disk can be filled.
     pub(crate) async fn in_memory() -> Self {
         let store = Store::in_memory().unwrap();
-        Self::on(
-            store,
-            tempfile::tempdir().unwrap(),
-            Duration::from_secs(60),
-            None,
-        )
-        .await
+        Self::on(store, tempfile::tempdir().unwrap(), Duration::from_secs(60), None).await
     }
 
     async fn with(directory: tempfile::TempDir, idle: Duration, keep_bodies: Option<Duration>) -> Self {

@@ -135,7 +135,9 @@ async fn facts_tell_the_story(server: &Server) {
 }
 
 async fn follow(server: &Server, query: &str, last: Option<&str>) -> Events {
-    let mut request = server.client().request(Method::GET, &format!("/v1/events{query}"));
+    let mut request = server
+        .client()
+        .request(Method::GET, &format!("/v1/events{query}"));
     if let Some(last) = last {
         request = request.header("last-event-id", last);
     }
@@ -168,7 +170,10 @@ async fn events_come_as_they_happen_and_none_twice(server: &Server) {
     sandbox.kill().await;
     let mut first = follow(server, &format!("?sandbox={}&after=0", sandbox.id), None).await;
     let mut told = Vec::new();
-    while told.last().is_none_or(|fact: &Value| fact["kind"] != "sandbox.ended") {
+    while told
+        .last()
+        .is_none_or(|fact: &Value| fact["kind"] != "sandbox.ended")
+    {
         told.push(first.next().await.unwrap().data);
     }
     let facts = sandbox.facts().await;

@@ -384,7 +384,11 @@ async fn labels_times_and_limits_can_be_changed(server: &Server) {
     assert_eq!(server.client().get(&sandbox.path("")).await.ok(), changed);
 
     // At rest it can be changed too; what it is after that holds when it comes back.
-    server.client().post(&sandbox.path("/stop"), &json!({})).await.ok();
+    server
+        .client()
+        .post(&sandbox.path("/stop"), &json!({}))
+        .await
+        .ok();
     change(json!({"labels": {"reviewer": null}})).await.ok();
     let back = server
         .client()
