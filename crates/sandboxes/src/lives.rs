@@ -113,10 +113,7 @@ impl Sandboxes {
             .sandbox(caller.project(), id)
             .await
             .map_err(|e| from_store(&e))?;
-        row.ok_or_else(|| {
-            Fault::new(Code::SandboxNotFound, format!("there is no sandbox {id}"))
-                .hint("`atoll ls --all` shows those that exist or existed lately")
-        })
+        row.ok_or_else(|| not_found(id))
     }
 
     /// The sandbox, to apply something to: the one that is looked after or, when it has ended, its record.
@@ -252,7 +249,17 @@ impl Sandboxes {
                 }
                 None => self.store().update_sandbox(next, facts).await,
             };
-            let committed = committed.map_err(|e| quota_fault(&e))?;
+            let committed = match committed {
+                // Everybody has a record of their own of what is over. A kill alone changes it; another one was quicker.
+                Err(atoll_store::Error::VersionConflict(_)) if !row.record.state.is_live() => {
+                    let now = self.store().sandbox(&cell.project, &cell.id).await;
+                    let now = now.map_err(|e| from_store(&e))?;
+                    *row = now.ok_or_else(|| not_found(&cell.id))?;
+                    cell.seen.replace(row.clone());
+                    return Ok((row.clone(), None));
+                }
+                committed => committed.map_err(|e| quota_fault(&e))?,
+            };
             if is_over {
                 cell.commands.clear();
             }
@@ -429,6 +436,11 @@ fn note_change(cell: &Cell, before: &SandboxRow, after: &SandboxRow) {
         tracing::info!(sandbox = %cell.id, %from, %to, end = ?after.record.end, "state changed");
     }
     cell.seen.replace(after.clone());
+}
+
+fn not_found(id: &SandboxId) -> Fault {
+    Fault::new(Code::SandboxNotFound, format!("there is no sandbox {id}"))
+        .hint("`atoll ls --all` shows those that exist or existed lately")
 }
 
 fn quota_fault(error: &atoll_store::Error) -> Fault {

@@ -91,6 +91,28 @@ fn a_kill_does_not_wait_for_a_save_and_a_pause_not_for_what_was_killed() {
 }
 
 #[test]
+fn what_has_failed_is_killed_by_two_at_once_and_both_succeed() {
+    let home = Home::new();
+    let mut world = world(&home, []);
+    let server = world.start().unwrap();
+    server.runtime.block_on(async {
+        let id = make(&server, None).await.unwrap().id;
+        let instances = world.machine.instances();
+        world
+            .machine
+            .end(instances.keys().next().unwrap(), InstanceEnd::OutOfMemory);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let failed = server.sandboxes.get(&server.caller, &id).await.unwrap();
+        assert_eq!(failed.state, SandboxState::Failed);
+        let kill = || server.sandboxes.kill(&server.caller, &id);
+        let (one, other) = tokio::join!(kill(), kill());
+        assert_eq!(one.unwrap().state, SandboxState::Deleted);
+        assert_eq!(other.unwrap().state, SandboxState::Deleted);
+    });
+    world.gone(server, "done", Duration::ZERO);
+}
+
+#[test]
 fn a_resume_that_fails_is_told_to_all_and_can_be_tried_again() {
     let home = Home::new();
     let mut world = world(&home, [(Step::Restore, 10, How::Fails)]);
