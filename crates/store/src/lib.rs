@@ -41,7 +41,8 @@ use std::sync::Arc;
 pub use artifacts::{ArtifactKind, ArtifactRow};
 pub use error::Error;
 pub use facts::{
-    CommandEnd, Fact, FactQuery, FactRow, ModelCallFact, NetworkDecision, NewFact, Scope, UsageTotal,
+    CommandEnd, Fact, FactPage, FactQuery, FactRow, ModelCallFact, NetworkDecision, NewFact, Scope,
+    UsageTotal,
 };
 pub use keys::{KeyRow, NewKey};
 pub use models::bodies::ModelBodies;
