@@ -26,6 +26,7 @@ mod approvals;
 mod batches;
 mod cells;
 mod clock;
+mod dispatch;
 mod filter;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
