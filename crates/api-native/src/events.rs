@@ -169,13 +169,10 @@ impl Reader {
                 .facts(&self.caller, self.sandbox.as_ref(), &[], self.after, PAGE)
                 .await;
             match page {
-                Ok(page) => {
-                    // A page that was not full holds all of this reader's facts up to the newest.
-                    self.after = match page.last() {
-                        Some(last) if page.len() >= PAGE => last.seq,
-                        Some(last) => last.seq.max(newest),
-                        None => newest,
-                    };
+                Ok((page, next)) => {
+                    // Without a next one, this page was the last that there was when the newest was looked at.
+                    let last = page.last().map_or(0, |fact| fact.seq);
+                    self.after = next.unwrap_or(newest.max(last));
                     let wanted = page.into_iter().filter(|fact| self.wanted.includes(&fact.kind));
                     self.read.extend(wanted);
                 }

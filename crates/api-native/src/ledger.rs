@@ -60,7 +60,8 @@ impl FactItem {
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct FactPage {
     items: Vec<FactItem>,
-    /// Pass it as `after` to get what follows; absent when this page was not full.
+    /// Pass it as `after` to get what follows; absent at the end of the ledger. A page may have fewer items than were asked
+    /// for, or none, and there may be more behind it all the same: one request looks through a bounded part of the ledger.
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<i64>,
 }
@@ -118,8 +119,7 @@ pub(crate) async fn facts(
     }
     let limit = wire::within("limit", limit.unwrap_or(100), 1..=1000)?;
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    let facts = app.sandboxes.facts(caller, sandbox, kinds, after, limit).await?;
-    let next = facts.last().map(|fact| fact.seq).filter(|_| facts.len() >= limit);
+    let (facts, next) = app.sandboxes.facts(caller, sandbox, kinds, after, limit).await?;
     let items = facts.into_iter().map(FactItem::of).collect();
     Ok(axum::Json(FactPage { items, next }))
 }

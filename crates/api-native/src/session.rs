@@ -15,18 +15,17 @@
 //! message only when it has passed the last one on, so back-pressure goes through in both directions.
 //!
 //! What must hold: a session pays from its beginning for the largest message that it may be in the middle of, since nobody sees
-//! how far that has come.
+//! how far that has come. A message that has begun has to come at the pace of a body (`front`: `websocket`).
 
 use std::time::Duration;
 
 use atoll_front::body::json_weight;
+use atoll_front::websocket::{CloseCode, CloseFrame, Message, Sizes, WebSocket, Wish};
 use atoll_front::{Permit, Visit};
 use atoll_identity::Caller;
 use atoll_sandboxes::{ExecEvent, ExecEvents, ExecInput, Execution, OutputStream};
 use atoll_types::{Code, CommandId, Fault, FaultKind, SandboxId};
 use axum::extract::State;
-use axum::extract::ws::rejection::WebSocketUpgradeRejection;
-use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
 use axum::response::Response;
 use bytes::{BufMut as _, Bytes, BytesMut};
 use futures_util::stream::{SplitSink, SplitStream};
@@ -102,7 +101,11 @@ enum End {
     PeerGone,
 }
 
-type Upgrade = Result<WebSocketUpgrade, WebSocketUpgradeRejection>;
+/// How large messages may become.
+const SIZES: Sizes = Sizes {
+    message: MESSAGE_BYTES,
+    buffer: BUFFER_BYTES,
+};
 
 /// Runs a command over a WebSocket, with stdin, terminal and signals.
 ///
@@ -121,12 +124,12 @@ pub(crate) async fn exec_ws(
     Paying(visit): Paying,
     At(id): At<SandboxId>,
     Args(NoQuery {}): Args<NoQuery>,
-    upgrade: Upgrade,
+    wish: Wish,
 ) -> Answer<Response> {
-    let (upgrade, permit) = accept(&visit, upgrade)?;
+    let (upgrade, permit) = (wish.well_formed()?, session(&visit)?);
     // so that a sandbox that is not there is a plain 404
     app.sandboxes.get(&caller, &id).await?;
-    Ok(upgrade.on_upgrade(move |socket| async move {
+    Ok(upgrade.accept(SIZES, visit.patience(), move |socket| async move {
         run(&app, &caller, &id, socket, permit).await;
     }))
 }
@@ -143,36 +146,18 @@ pub(crate) async fn attach_ws(
     Paying(visit): Paying,
     At((id, command)): At<(SandboxId, CommandId)>,
     Args(query): Args<AttachQuery>,
-    upgrade: Upgrade,
+    wish: Wish,
 ) -> Answer<Response> {
-    let (upgrade, permit) = accept(&visit, upgrade)?;
+    let (upgrade, permit) = (wish.well_formed()?, session(&visit)?);
     let from = query.from.unwrap_or(0);
     let execution = app.sandboxes.attach(&caller, &id, &command, from).await?;
-    Ok(upgrade.on_upgrade(move |socket| async move {
+    Ok(upgrade.accept(SIZES, visit.patience(), move |socket| async move {
         let first = FromServer::Attached {
             command: execution.command.to_string(),
         };
         drive(socket, execution, first, Bytes::new()).await;
         drop(permit);
     }))
-}
-
-fn accept(visit: &Visit, upgrade: Upgrade) -> Answer<(WebSocketUpgrade, Permit)> {
-    match upgrade {
-        Ok(upgrade) => {
-            let permit = session(visit)?;
-            let upgrade = upgrade
-                .max_message_size(MESSAGE_BYTES)
-                .max_frame_size(MESSAGE_BYTES)
-                .read_buffer_size(BUFFER_BYTES)
-                .write_buffer_size(BUFFER_BYTES);
-            Ok((upgrade, permit))
-        }
-        Err(rejection) => Err(Failure::new(
-            Code::WebsocketRequired,
-            format!("this route speaks WebSocket: {}", rejection.body_text()),
-        )),
-    }
 }
 
 /// What a session holds from its beginning to its end.
@@ -211,7 +196,7 @@ async fn run(app: &App, caller: &Caller, id: &SandboxId, mut socket: WebSocket, 
 async fn first_message(socket: &mut WebSocket) -> Answer<Bytes> {
     let next = async {
         loop {
-            match socket.recv().await {
+            match socket.next().await {
                 Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
                 other => return other,
             }
@@ -300,7 +285,7 @@ async fn inbound(stream: &mut SplitStream<WebSocket>, mut input: ExecInput, stdi
                     return End::Failed(failure);
                 }
             }
-            Message::Ping(_) | Message::Pong(_) => {}
+            Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => {}
             Message::Close(_) => return End::PeerGone,
         }
     }
@@ -322,11 +307,11 @@ async fn control(input: &mut ExecInput, text: &[u8]) -> Answer<()> {
 
 async fn finish(sink: &mut SplitSink<WebSocket, Message>, mut stream: SplitStream<WebSocket>, end: End) {
     let (last, code) = match end {
-        End::Exited(exit) => (FromServer::Exited(exit), close_code::NORMAL),
+        End::Exited(exit) => (FromServer::Exited(exit), CloseCode::Normal),
         End::Failed(failure) => {
             let code = match failure.fault().kind() {
-                FaultKind::Invalid => close_code::POLICY,
-                _ => close_code::ERROR,
+                FaultKind::Invalid => CloseCode::Policy,
+                _ => CloseCode::Error,
             };
             (FromServer::Error(ErrorDetail::new(failure.fault(), None)), code)
         }

@@ -7,15 +7,18 @@
 //!   follow them on this machine, and the Dockerfile is opened beneath the directory.
 //! - Only files, directories and links; no devices. Number, depth and size are bounded, of what is made (holes included)
 //!   and of the archive itself; the directory dies with its owner.
+//! - What has arrived counts as the project's storage until it is gone.
 
 use std::io::{self, Read};
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use atoll_archive::{Budget, Dialect, Ids, is_full, is_too_much, unpack_within};
 use atoll_identity::Caller;
+use atoll_sandboxes::UploadRoom;
 use atoll_types::{Code, Fault};
 use axum::body::Body;
 use bytes::Bytes;
@@ -41,11 +44,15 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A directory that is deleted when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Upload(Option<TempDir>);
+pub(crate) struct Upload {
+    directory: Option<TempDir>,
+    /// Taken until the directory is gone.
+    room: Option<Arc<UploadRoom>>,
+}
 
 impl Upload {
     pub(crate) fn path(&self) -> &Path {
-        self.0.as_ref().map_or(Path::new(""), TempDir::path)
+        self.directory.as_ref().map_or(Path::new(""), TempDir::path)
     }
 
     /// Where an image archive is.
@@ -65,10 +72,13 @@ impl Upload {
 
 impl Drop for Upload {
     fn drop(&mut self) {
-        let directory = self.0.take();
+        let (directory, room) = (self.directory.take(), self.room.take());
         // Deleting a large tree takes a while, and this may be dropped on a thread that serves others.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn_blocking(move || drop(directory));
+            runtime.spawn_blocking(move || {
+                drop(directory);
+                drop(room);
+            });
         }
     }
 }
@@ -105,11 +115,21 @@ async fn receive(
     take: impl FnOnce(Incoming, &Path, u64) -> Answer<()> + Send + 'static,
 ) -> Answer<Upload> {
     let _slot = app.receiving.take(caller.project())?;
+    let room = Arc::new(app.sandboxes.upload_room(caller.project()).await?);
     let chunks = stream::unfold(body.into_data_stream(), |mut body| async move {
         match tokio::time::timeout(PATIENCE, body.next()).await {
             Ok(chunk) => Some((chunk?.map_err(io::Error::other), body)),
             Err(_) => Some((Err(io::ErrorKind::TimedOut.into()), body)),
         }
+    });
+    let (counted, no_room) = (Arc::clone(&room), NoRoom::default());
+    let told = no_room.clone();
+    let chunks = chunks.map(move |chunk| {
+        let chunk = chunk?;
+        counted
+            .take(chunk.len() as u64)
+            .map_err(|fault| told.tell(fault))?;
+        Ok(chunk)
     });
     let incoming = SyncIoBridge::new(StreamReader::new(chunks.boxed()));
     let scratch = app.options.scratch.clone();
@@ -124,10 +144,32 @@ async fn receive(
                     scratch.display()
                 ))
             })?;
-        take(incoming, directory.path(), limit)?;
-        Ok(Upload(Some(directory)))
+        let upload = Upload {
+            directory: Some(directory),
+            room: Some(room),
+        };
+        match take(incoming, upload.path(), limit) {
+            Ok(()) => Ok(upload),
+            Err(failure) => Err(no_room.or(failure)),
+        }
     })
     .await
+}
+
+/// Why nothing more was taken, for those who know only that reading failed.
+#[derive(Debug, Clone, Default)]
+struct NoRoom(Arc<Mutex<Option<Fault>>>);
+
+impl NoRoom {
+    fn tell(&self, fault: Fault) -> io::Error {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(fault);
+        io::ErrorKind::QuotaExceeded.into()
+    }
+
+    fn or(&self, failure: Failure) -> Failure {
+        let fault = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        fault.map_or(failure, Failure::from)
+    }
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Answer<T> + Send + 'static) -> Answer<T> {

@@ -1,7 +1,7 @@
 //! Opens the way out of sandboxes: links, the proxy at their end, and the key that secrets are sealed with.
 
 use std::io;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use atoll_client::output::{Doing, Result};
 use atoll_egress::{Answers, AsDialled, Callers, Egress, InterceptConfig, Service, Sockets};
 use atoll_helper::front::Helper;
 use atoll_links::{Links, LinksConfig};
-use atoll_policy::{Floor, FloorConfig};
+use atoll_policy::{Decision, Floor, FloorConfig, Name};
 use atoll_sandboxes::{Outside, Recorder, WayOut};
 use atoll_types::NetworkPolicy;
 
@@ -64,6 +64,42 @@ pub(crate) fn floor(config: &NetworkConfig) -> Result<Floor> {
         internal: vec![MODELS.parse().doing("the name of the model gateway")?],
     })
     .doing("the configuration of the network is not right")
+}
+
+/// Where registries may lead the server to that pulls an image: nowhere below the floor, and not to this machine.
+#[derive(Debug)]
+pub(crate) struct BeyondFloor(Floor);
+
+impl BeyondFloor {
+    pub(crate) fn new(config: &NetworkConfig) -> Result<Self> {
+        Ok(Self(floor(config)?))
+    }
+}
+
+impl atoll_image::Reach for BeyondFloor {
+    fn name(&self, host: &str) -> std::result::Result<(), String> {
+        // What is no name is asked about as an address, once it is resolved.
+        match Name::parse(host) {
+            Ok(name) => refused(self.0.name(&name)),
+            Err(_) => Ok(()),
+        }
+    }
+
+    fn address(&self, address: IpAddr) -> std::result::Result<(), String> {
+        let address = address.to_canonical();
+        let below = self.0.address(address);
+        refused(below.or_else(|| self.0.own_address(address, atoll_egress::is_own)))
+    }
+}
+
+fn refused(decision: Option<Decision>) -> std::result::Result<(), String> {
+    match decision {
+        None => Ok(()),
+        Some(decision) => Err(format!(
+            "{}; where it is meant to, list the range in `allow_private` of `[network]`",
+            decision.reason
+        )),
+    }
 }
 
 /// The key of the secrets: given, or made when there is none.
@@ -143,5 +179,51 @@ struct FromGateway(Links);
 impl Answers for FromGateway {
     fn from(&self, address: SocketAddr) -> io::Result<UdpSocket> {
         self.0.answer_from(address)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use atoll_image::Reach as _;
+
+    use super::*;
+
+    fn beyond(allow_private: &[&str]) -> BeyondFloor {
+        let config = NetworkConfig {
+            enabled: true,
+            default: atoll_types::Preset::None,
+            allow_private: allow_private.iter().map(|range| (*range).to_owned()).collect(),
+            deny: Vec::new(),
+            resolvers: Vec::new(),
+            extra_roots: None,
+            ready_links: 0,
+        };
+        BeyondFloor::new(&config).unwrap()
+    }
+
+    #[test]
+    fn registries_lead_to_nothing_below_the_floor_unless_the_operator_allows_it() {
+        let address = |beyond: &BeyondFloor, text: &str| beyond.address(text.parse().unwrap());
+        let strict = beyond(&[]);
+        for text in [
+            "127.0.0.1",
+            "10.1.2.3",
+            "169.254.169.254",
+            "::1",
+            "::ffff:10.1.2.3",
+            "64:ff9b::a01:203",
+        ] {
+            let refused = address(&strict, text).unwrap_err();
+            assert!(refused.contains("allow_private"), "{refused}");
+        }
+        assert!(address(&strict, "93.184.215.14").is_ok());
+        assert!(strict.name("localhost").is_err() && strict.name("metadata.google.internal").is_err());
+        assert!(strict.name("registry.example").is_ok());
+
+        let lenient = beyond(&["10.1.0.0/16", "127.0.0.1"]);
+        assert!(address(&lenient, "10.1.2.3").is_ok());
+        assert!(address(&lenient, "127.0.0.1").is_ok());
+        assert!(address(&lenient, "10.2.2.3").is_err());
+        assert!(address(&lenient, "169.254.169.254").is_err());
     }
 }

@@ -211,10 +211,18 @@ impl Server {
         let workflows = match config.workflows_listen {
             Some(address) if kind == Kind::Standing => {
                 let tls = secured.as_ref().map(|(_, tls)| tls.clone());
-                Some(
-                    Workflows::start(address, tls, data.path(), &identity, front.clone(), stop.clone())
-                        .await?,
-                )
+                let most_kept = config.max_workflow_storage;
+                let front = front.clone();
+                let started = Workflows::start(
+                    address,
+                    tls,
+                    data.path(),
+                    most_kept,
+                    &identity,
+                    front,
+                    stop.clone(),
+                );
+                Some(started.await?)
             }
             _ => None,
         };

@@ -36,6 +36,7 @@ impl Workflows {
         listen: SocketAddr,
         tls: Option<TlsAcceptor>,
         data: &Path,
+        most_kept: Option<u64>,
         identity: &Identity,
         front: Front,
         stop: CancellationToken,
@@ -51,10 +52,13 @@ impl Workflows {
             .await
             .doing("opening the database")?
             .doing(format_args!("cannot open the database {}", shown.display()))?;
-        let options = Options {
+        let mut options = Options {
             project: identity.default_project().to_string(),
             ..Options::default()
         };
+        if let Some(most) = most_kept {
+            options.most_kept = most;
+        }
         let engine = Engine::open(store.clone(), options)
             .await
             .doing("cannot take up the workflows")?;

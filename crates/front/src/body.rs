@@ -100,7 +100,7 @@ impl std::error::Error for Refused {}
 
 /// Measures how long somebody is waited for.
 #[derive(Debug)]
-struct Pace {
+pub(crate) struct Pace {
     wait: Duration,
     rate: u64,
     waited: Duration,
@@ -109,7 +109,7 @@ struct Pace {
 }
 
 impl Pace {
-    fn new(wait: Duration, rate: u64) -> Self {
+    pub(crate) fn new(wait: Duration, rate: u64) -> Self {
         Self {
             wait,
             rate,
@@ -119,7 +119,7 @@ impl Pace {
         }
     }
 
-    fn arrived(&mut self, bytes: usize) {
+    pub(crate) fn arrived(&mut self, bytes: usize) {
         if let Some((since, _)) = self.waiting.take() {
             self.waited += since.elapsed();
         }
@@ -127,7 +127,7 @@ impl Pace {
     }
 
     /// Ready once nothing more is waited for.
-    fn poll_over(&mut self, context: &mut Context<'_>) -> Poll<Refused> {
+    pub(crate) fn poll_over(&mut self, context: &mut Context<'_>) -> Poll<Refused> {
         let (_, timer) = self.waiting.get_or_insert_with(|| {
             let earned = Duration::from_secs_f64(self.came as f64 / self.rate.max(1) as f64);
             let in_all = (self.wait + earned).saturating_sub(self.waited);

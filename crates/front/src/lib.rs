@@ -12,7 +12,7 @@
 //! - **Every buffered byte is somebody's**, in requests and in answers: of the server, of one project, and of one sandbox where
 //!   one calls. What goes over a limit is refused before it is allocated, and given back when the last copy is dropped.
 //! - **Every wait ends**: for the first head, for the rest of a head, for the next piece of a body, for a body as a whole,
-//!   for whoever does not read the answer.
+//!   for a message of a WebSocket that has begun, for whoever does not read the answer.
 //! - **Strangers cannot keep others out.** When there are too many of them, the one that came first is cut, so whoever comes
 //!   with a key gets in.
 //! - A fault has one status in HTTP and one in gRPC: [`status`] is the only table.
@@ -32,6 +32,7 @@ pub mod serve;
 mod slots;
 pub mod status;
 mod visit;
+pub mod websocket;
 
 use std::sync::Arc;
 use std::time::Duration;

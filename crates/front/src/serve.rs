@@ -4,13 +4,15 @@
 //! waits instead of spinning, and at the end open requests get a moment to finish.
 //!
 //! What must hold: every connection has a place ([`crate::Connections`]) for as long as anybody has it, and every wait for
-//! its other end is bounded: for the handshake, for heads, for bodies, for the next request, for an answer to a ping.
+//! its other end is bounded: for the handshake, for heads, for bodies, for the next request, for an answer to a ping, for room
+//! for an answer. HTTP/2 has room of its own for each answer, which a client gives as it likes while it reads all else.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use std::{fmt, io};
 
@@ -27,6 +29,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
@@ -47,6 +50,8 @@ const PONG: Duration = Duration::from_secs(20);
 const STREAMS: u32 = 200;
 /// Requests that were taken back before they began, and those that we had to refuse: more of them at once end the connection.
 const RESETS: usize = 64;
+/// Answers go out in such pieces over HTTP/2: what h2 has taken is out of sight, and nobody knows whether it is read.
+const PIECE: usize = 64 * 1024;
 /// How long open requests may go on once the server stops.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -113,6 +118,7 @@ pub async fn serve(listener: TcpListener, door: Door, apis: Apis, stop: Cancella
             address,
             line,
             is_secured: matches!(door, Door::Anybody { tls: Some(_) }),
+            unread: None,
         };
         let stop = stop.clone();
         match &door {
@@ -195,6 +201,8 @@ struct Connected {
     address: SocketAddr,
     line: Line,
     is_secured: bool,
+    /// Over HTTP/2.
+    unread: Option<Unread>,
 }
 
 impl Connected {
@@ -211,13 +219,81 @@ impl Connected {
         // So that the watchdog can say which request stalls. The query may hold secrets.
         let doing = tracing::debug_span!("request", method = %request.method(), path = request.uri().path());
         let response = self.apis.answer(request).instrument(doing).await;
-        Ok(response.map(|body| Answer { body, _visit: visit }))
+        Ok(response.map(|body| Answer {
+            body,
+            rest: None,
+            reading: self.unread.as_ref().map(Unread::begin),
+            _visit: visit,
+        }))
+    }
+}
+
+/// The answers of a connection of HTTP/2 for which there is no room, by number, and since when.
+#[derive(Clone, Default)]
+struct Unread(Arc<Mutex<Waiting>>);
+
+#[derive(Default)]
+struct Waiting {
+    last: u64,
+    since: BTreeMap<u64, Instant>,
+}
+
+impl Unread {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin(&self) -> Reading {
+        let mut waiting = self.lock();
+        waiting.last += 1;
+        let number = waiting.last;
+        waiting.since.insert(number, Instant::now());
+        drop(waiting);
+        let of = self.clone();
+        Reading { of, number }
+    }
+
+    /// Done once there was no room for one of them for so long.
+    async fn for_long(&self, time: Duration) {
+        loop {
+            let oldest = self.lock().since.values().min().copied();
+            let until = oldest.unwrap_or_else(Instant::now) + time;
+            if until <= Instant::now() {
+                return;
+            }
+            tokio::time::sleep_until(until).await;
+        }
+    }
+}
+
+/// Whether somebody reads an answer: the next piece is asked for when there is room for it.
+struct Reading {
+    of: Unread,
+    number: u64,
+}
+
+impl Reading {
+    fn asked(&self) {
+        self.of.lock().since.remove(&self.number);
+    }
+
+    fn given(&self) {
+        self.of.lock().since.insert(self.number, Instant::now());
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        self.asked();
     }
 }
 
 /// The body of an answer; the request is over when it is.
 struct Answer {
     body: Body,
+    /// Of a piece that was too large.
+    rest: Option<Bytes>,
+    reading: Option<Reading>,
     _visit: Visit,
 }
 
@@ -229,15 +305,44 @@ impl HttpBody for Answer {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
+        let this = &mut *self;
+        let Some(reading) = &this.reading else {
+            return Pin::new(&mut this.body).poll_frame(context);
+        };
+        reading.asked();
+        let frame = match this.rest.take() {
+            Some(rest) => Frame::data(rest),
+            None => match ready!(Pin::new(&mut this.body).poll_frame(context)) {
+                Some(Ok(frame)) => frame,
+                other => return Poll::Ready(other),
+            },
+        };
+        reading.given();
+        let frame = match frame.into_data() {
+            Ok(mut data) if data.len() > PIECE => {
+                let piece = data.split_to(PIECE);
+                this.rest = Some(data);
+                Frame::data(piece)
+            }
+            Ok(data) => Frame::data(data),
+            Err(frame) => frame,
+        };
+        Poll::Ready(Some(Ok(frame)))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.rest.is_none() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        let mut hint = self.body.size_hint();
+        let rest = self.rest.as_ref().map_or(0, |rest| rest.len() as u64);
+        let upper = hint.upper().map(|upper| upper + rest);
+        hint.set_lower(hint.lower() + rest);
+        if let Some(upper) = upper {
+            hint.set_upper(upper);
+        }
+        hint
     }
 }
 
@@ -282,9 +387,18 @@ async fn secured(tls: TlsAcceptor, stream: TcpStream, api: Connected, stop: Canc
         return;
     };
     if stream.is_http1() {
-        return http1(stream, api, stop).await;
+        http1(stream, api, stop).await;
+    } else {
+        http2(stream, api, stop).await;
     }
-    let idle = api.front.patience.idle;
+}
+
+async fn http2<S>(stream: Guarded<S>, mut api: Connected, stop: CancellationToken)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let patience = api.front.patience;
+    let unread = api.unread.insert(Unread::default()).clone();
     let mut builder = auto::Builder::new(TokioExecutor::new()).http2_only();
     builder
         .http2()
@@ -293,7 +407,7 @@ async fn secured(tls: TlsAcceptor, stream: TcpStream, api: Connected, stop: Canc
         .max_concurrent_streams(STREAMS)
         .max_pending_accept_reset_streams(RESETS)
         .max_local_error_reset_streams(RESETS)
-        .keep_alive_interval(Some(idle))
+        .keep_alive_interval(Some(patience.idle))
         .keep_alive_timeout(PONG);
     let line = api.line.clone();
     let service = service_fn(move |request| api.clone().answer(request));
@@ -305,9 +419,16 @@ async fn secured(tls: TlsAcceptor, stream: TcpStream, api: Connected, stop: Canc
             connection.as_mut().graceful_shutdown();
             connection.await
         }
-        () = line.idle_for(idle) => {
+        () = line.idle_for(patience.idle) => {
             connection.as_mut().graceful_shutdown();
-            connection.await
+            // All that is left of answers is what h2 has taken.
+            match tokio::time::timeout(patience.stream, connection).await {
+                Ok(ended) => ended,
+                Err(_) => return tracing::debug!("what is left of answers was not read in time"),
+            }
+        }
+        () = unread.for_long(patience.stream) => {
+            return tracing::debug!("an answer was not read in time");
         }
     };
     if let Err(error) = ended {
@@ -338,6 +459,8 @@ mod tests {
 
     use super::*;
 
+    const LARGE: usize = 1 << 20;
+
     fn anybody() -> Door {
         Door::Anybody { tls: None }
     }
@@ -346,7 +469,9 @@ mod tests {
         let api = Api {
             name: "test",
             claims: Arc::new(|_| true),
-            router: Router::new().route("/", get(|| async { "here" })),
+            router: Router::new()
+                .route("/", get(|| async { "here" }))
+                .route("/large", get(|| async { vec![b'x'; LARGE] })),
             write: |response, _, _| response,
         };
         let front = Front::new(Limits::for_machine(1 << 30, 1000));
@@ -400,5 +525,122 @@ mod tests {
         assert!(answer.ends_with("here"), "{answer}");
         assert!(announced.lock().unwrap().is_empty());
         stop.cancel();
+    }
+
+    /// A client of HTTP/2 that gives room for answers as it likes.
+    struct Client(tokio::io::DuplexStream);
+
+    impl Client {
+        /// With a room for each answer.
+        async fn connect(room: u32) -> (Self, tokio::task::JoinHandle<()>) {
+            let (client, server) = tokio::io::duplex(1 << 22);
+            let apis = apis();
+            let front = apis.front().clone();
+            let line = front
+                .connections
+                .admit(Peer::Address([127, 0, 0, 1].into()))
+                .unwrap();
+            let api = Connected {
+                apis,
+                front,
+                address: "127.0.0.1:1".parse().unwrap(),
+                line: line.clone(),
+                is_secured: true,
+                unread: None,
+            };
+            let server = Guarded::new(server, line, false);
+            let serving = tokio::spawn(http2(server, api, CancellationToken::new()));
+            let mut client = Self(client);
+            let mut hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+            hello.extend([0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4]);
+            hello.extend(room.to_be_bytes());
+            client.send(&hello).await;
+            (client, serving)
+        }
+
+        async fn send(&mut self, bytes: &[u8]) {
+            use tokio::io::AsyncWriteExt as _;
+            let _cut = self.0.write_all(bytes).await;
+        }
+
+        async fn ask(&mut self, stream: u32, path: &str) {
+            let mut head = vec![0x82, 0x87, 0x04, u8::try_from(path.len()).unwrap()];
+            head.extend(path.as_bytes());
+            head.extend([0x01, 1, b'x']);
+            let mut frame = vec![0, 0, u8::try_from(head.len()).unwrap(), 1, 5];
+            frame.extend(stream.to_be_bytes());
+            frame.extend(head);
+            self.send(&frame).await;
+        }
+
+        async fn give_room(&mut self, stream: u32, bytes: u32) {
+            let mut frame = vec![0, 0, 4, 8, 0];
+            frame.extend(stream.to_be_bytes());
+            frame.extend(bytes.to_be_bytes());
+            self.send(&frame).await;
+        }
+
+        /// Reads, and answers pings, until the answer is whole or the connection ends; how much of an answer came.
+        async fn read(&mut self, most: usize) -> Option<usize> {
+            use tokio::io::AsyncReadExt as _;
+            let mut came = 0;
+            while came < most {
+                let mut head = [0; 9];
+                self.0.read_exact(&mut head).await.ok()?;
+                let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
+                let mut payload = vec![0; length];
+                self.0.read_exact(&mut payload).await.ok()?;
+                match (head[3], head[4]) {
+                    (0, _) => came += length,
+                    (6, 0) => {
+                        let pong = [&[0, 0, 8, 6, 1, 0, 0, 0, 0], &payload[..]].concat();
+                        self.send(&pong).await;
+                    }
+                    _ => {}
+                }
+            }
+            Some(came)
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_for_which_there_is_no_room_is_given_up() {
+        // Never any; a byte; and so much that all but the end of a large answer is taken by h2.
+        for (room, path, least) in [
+            (0, "/", 600),
+            (1, "/large", 600),
+            (LARGE as u32 - 1, "/large", 675),
+        ] {
+            let (mut client, serving) = Client::connect(room).await;
+            let began = Instant::now();
+            client.ask(1, path).await;
+            client.give_room(0, LARGE as u32).await;
+            assert_eq!(client.read(LARGE).await, None);
+            serving.await.unwrap();
+            let waited = began.elapsed().as_secs();
+            assert!((least..=1300).contains(&waited), "{room}: {waited}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_reads_slowly_gets_the_whole_answer() {
+        let (mut client, serving) = Client::connect(65_535).await;
+        client.ask(1, "/large").await;
+        let mut left = LARGE;
+        let mut room = 65_535;
+        loop {
+            left -= client.read(room.min(left)).await.unwrap();
+            if left == 0 {
+                break;
+            }
+            // It says that it is there all the while.
+            let nothing = tokio::time::timeout(Duration::from_secs(300), client.read(1)).await;
+            assert!(nothing.is_err());
+            room = 100_000;
+            client.give_room(0, 100_000).await;
+            client.give_room(1, 100_000).await;
+        }
+        drop(client);
+        serving.await.unwrap();
     }
 }

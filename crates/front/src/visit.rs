@@ -106,6 +106,11 @@ impl Visit {
         Upload::new(body, self.0.front.patience)
     }
 
+    /// How long whoever asks is waited for.
+    pub fn patience(&self) -> Patience {
+        self.0.front.patience
+    }
+
     /// The same payer, for what outlives the request and its connection.
     pub fn apart(&self) -> Self {
         let account = match self.0.account.get() {
@@ -135,10 +140,6 @@ impl Visit {
     /// The answer is there: what the request held is no longer needed.
     pub fn answered(&self) {
         self.kept().clear();
-    }
-
-    pub(crate) fn patience(&self) -> Patience {
-        self.0.front.patience
     }
 
     fn used(&self) -> std::sync::MutexGuard<'_, Vec<String>> {

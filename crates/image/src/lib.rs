@@ -52,7 +52,7 @@ pub use dockerfile::{
 pub use erofs::{Written, read_tree, write_image};
 pub use error::{Error, Result};
 pub use layer::{LayerReport, Whiteouts, apply as apply_layer};
-pub use oci::{ImageConfig, ImageSource, Login, OciOptions};
+pub use oci::{ImageConfig, ImageSource, Login, OciOptions, Reach};
 pub use progress::{Progress, Quiet, Update};
 pub use store::{Listed, Pruned, Recipe, Scratch, Settings, Templates, check_name};
 pub use tree::{Entries, Kind, LastLink, Limits, Meta, Mtime, Node, NodeId, Tree};

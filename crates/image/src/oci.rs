@@ -13,6 +13,7 @@ mod tests;
 mod unpack;
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -37,6 +38,14 @@ pub enum ImageSource {
     Layout(PathBuf),
     /// A tar archive as `docker save`, `podman save` or `skopeo` write it.
     Archive(PathBuf),
+}
+
+/// Where registries may lead a pull to; errors are sentences for people. Not asked about the registry that was named.
+pub trait Reach: std::fmt::Debug + Send + Sync {
+    /// Before a name is resolved.
+    fn name(&self, host: &str) -> std::result::Result<(), String>;
+    /// Before an address is connected to, right before.
+    fn address(&self, address: IpAddr) -> std::result::Result<(), String>;
 }
 
 /// User name and password or token for a registry.
@@ -143,7 +152,7 @@ impl Templates {
     ) -> Result<(String, ImageConfig)> {
         let store = self.clone();
         let scratch = job.blocking(move |_| store.scratch()).await?;
-        registry::resolve(reference, login, &scratch, job).await
+        registry::resolve(reference, login, self.reach.clone(), &scratch, job).await
     }
 
     pub(crate) async fn open_image(
@@ -156,7 +165,8 @@ impl Templates {
         let scratch = job.blocking(move |_| store.scratch()).await?;
         let (fetched, scratch) = match source {
             ImageSource::Registry { reference, login } => {
-                let fetched = registry::pull(&reference, login, limits, &scratch, job).await?;
+                let fetched =
+                    registry::pull(&reference, login, self.reach.clone(), limits, &scratch, job).await?;
                 (fetched, scratch)
             }
             ImageSource::Layout(dir) => {

@@ -37,6 +37,7 @@ use crate::content::Backing;
 use crate::debian::Installer;
 use crate::erofs::{Written, read_tree, write_image};
 use crate::error::{Error, IoContext, Result};
+use crate::oci::Reach;
 use crate::progress::Job;
 use crate::tree::{Limits, Tree};
 
@@ -46,6 +47,8 @@ pub struct Templates {
     dir: Arc<Path>,
     /// Where another process has to run what installs Debian packages.
     pub(crate) installer: Option<Arc<dyn Installer>>,
+    /// Where registries may lead to.
+    pub(crate) reach: Option<Arc<dyn Reach>>,
 }
 
 /// What is to be recorded beside an image.
@@ -102,6 +105,7 @@ impl Templates {
         let store = Self {
             dir: dir.into(),
             installer: None,
+            reach: None,
         };
         let _lock = store.lock()?;
         scratch::remove_abandoned(&store.dir.join("tmp"))?;
@@ -113,6 +117,13 @@ impl Templates {
     pub fn installed_by(self, installer: Arc<dyn Installer>) -> Self {
         let installer = Some(installer);
         Self { installer, ..self }
+    }
+
+    /// The same templates, whose images come from where their registries may lead to.
+    #[must_use]
+    pub fn reaching(self, reach: Arc<dyn Reach>) -> Self {
+        let reach = Some(reach);
+        Self { reach, ..self }
     }
 
     pub fn dir(&self) -> &Path {

@@ -57,6 +57,7 @@ mod steps;
 pub mod testing;
 #[cfg(not(feature = "testing"))]
 mod testing;
+mod uploads;
 mod views;
 mod volume_files;
 mod volumes;
@@ -102,6 +103,7 @@ pub use run::{Ran, Removal};
 pub use secrets::{PrivateSecret, SecretView, SetSecret};
 pub use settings::{PoolSetting, Settings, wall_clock};
 pub use snapshots::{Snapshot, TakeSnapshot};
+pub use uploads::UploadRoom;
 pub use views::{FactView, Overview, PoolView, TierView, UsageTotal};
 pub use volume_files::{EntryKind, VolumeEntry, VolumeMetadata, WriteInVolume};
 pub use volumes::{CreateVolume, Volume};
@@ -158,6 +160,7 @@ struct Inner {
     held_secrets: Mutex<HashMap<(ProjectId, String), usize>>,
     facts: mpsc::Sender<NewFact>,
     artifact_lock: tokio::sync::Mutex<()>,
+    uploads: Arc<uploads::Uploads>,
     identity: Identity,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -216,6 +219,7 @@ impl Sandboxes {
                 secret_lock: tokio::sync::Mutex::default(),
                 held_secrets: Mutex::default(),
                 facts,
+                uploads: Arc::default(),
                 artifact_lock: tokio::sync::Mutex::new(()),
                 identity,
                 tasks: TaskTracker::new(),

@@ -76,7 +76,8 @@ impl Sandboxes {
         self.store().ledger_growth()
     }
 
-    /// Facts after `after_seq` of these kinds (none named: of all), oldest first.
+    /// Facts after `after_seq` of these kinds (none named: of all), oldest first; and after which to ask on, unless all of
+    /// them have been looked at. One answer looks at a bounded number, so that it may have less than was asked for, or none.
     pub async fn facts(
         &self,
         caller: &Caller,
@@ -84,7 +85,7 @@ impl Sandboxes {
         kinds: &[&str],
         after_seq: i64,
         limit: usize,
-    ) -> Result<Vec<FactView>, Fault> {
+    ) -> Result<(Vec<FactView>, Option<i64>), Fault> {
         let query = FactQuery {
             project: caller.project().clone(),
             sandbox: sandbox.cloned(),
@@ -92,8 +93,11 @@ impl Sandboxes {
             after_seq,
             limit,
         };
-        let rows = self.store().facts(query).await.map_err(|e| from_store(&e))?;
-        rows.into_iter()
+        let page = self.store().facts_page(query).await;
+        let page = page.map_err(|e| from_store(&e))?;
+        let views = page
+            .rows
+            .into_iter()
             .map(|row| {
                 Ok(FactView {
                     seq: row.seq,
@@ -103,7 +107,8 @@ impl Sandboxes {
                     sandbox: row.sandbox,
                 })
             })
-            .collect()
+            .collect::<Result<_, Fault>>()?;
+        Ok((views, page.next))
     }
 
     /// All that was metered, for the project or one sandbox of it.

@@ -9,14 +9,16 @@ use atoll_types::{
     ArtifactId, CallOutcome, CommandId, EndReason, InstanceId, Isolation, KeyId, ModelCallId, ModelUsage,
     Preset, ProjectId, Resources, SandboxId, SaveKind, SnapshotId, TemplateId, Timestamp, Usd, VolumeId,
 };
-use rusqlite::{Connection, Row, ToSql};
+use rusqlite::{Connection, Row};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{Error, Store, sql};
 
-/// The most facts in one answer of [`Store::facts`].
+/// The most facts in one answer of [`Store::facts_page`].
 const MAX_FACTS: usize = 1000;
+/// So many are looked at for one answer, wanted or not: whoever asks for rare ones goes on from there.
+const LOOKED_AT: usize = 10_000;
 
 /// A fact that is about to be recorded.
 #[derive(Debug, Clone, PartialEq)]
@@ -300,6 +302,14 @@ pub struct FactQuery {
     pub limit: usize,
 }
 
+/// A part of the ledger.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FactPage {
+    pub rows: Vec<FactRow>,
+    /// What to ask on after; `None` where all has been looked at. There may be more even if this page has none.
+    pub next: Option<i64>,
+}
+
 /// Whose usage to sum.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Scope {
@@ -324,27 +334,56 @@ impl Store {
         self.write("record facts", move |db| append(db, &facts)).await
     }
 
-    /// Facts in the order in which they were recorded.
+    /// The facts of a page, for those who do not go on.
     pub async fn facts(&self, query: FactQuery) -> Result<Vec<FactRow>, Error> {
+        Ok(self.facts_page(query).await?.rows)
+    }
+
+    /// Facts in the order in which they were recorded: as many as were asked for, or those that were found among so many as
+    /// one answer may look at.
+    pub async fn facts_page(&self, query: FactQuery) -> Result<FactPage, Error> {
         self.read("list facts", move |db| {
             let project = query.project.as_str();
-            let sandbox = query.sandbox.as_ref().map(SandboxId::as_str);
-            let mut sql = "SELECT * FROM facts WHERE project = ? AND seq > ?".to_owned();
-            let mut parameters: Vec<&dyn ToSql> = vec![&project, &query.after_seq];
-            if let Some(sandbox) = &sandbox {
-                sql.push_str(" AND sandbox = ?");
-                parameters.push(sandbox);
+            let limit = query.limit.clamp(1, MAX_FACTS);
+            let most = if query.kinds.is_empty() { limit } else { LOOKED_AT };
+            let most = sql::as_limit(most);
+            // Along the one index or the other, so that what is looked at is what is counted.
+            let (sql, whose) = match &query.sandbox {
+                Some(sandbox) => (
+                    "SELECT * FROM facts WHERE sandbox = ?1 AND seq > ?2 ORDER BY seq LIMIT ?3",
+                    sandbox.as_str(),
+                ),
+                None => (
+                    "SELECT * FROM facts WHERE project = ?1 AND seq > ?2 ORDER BY seq LIMIT ?3",
+                    project,
+                ),
+            };
+            let mut statement = db.prepare_cached(sql)?;
+            let mut rows = statement.query(rusqlite::params![whose, query.after_seq, most])?;
+            let mut page = FactPage {
+                rows: Vec::new(),
+                next: None,
+            };
+            let (mut looked_at, mut last) = (0, 0);
+            while let Some(row) = rows.next()? {
+                // A sandbox is of one project, and its facts are too: nothing of this one is the caller's.
+                if row.get::<_, String>("project")? != project {
+                    return Ok(page);
+                }
+                looked_at += 1;
+                last = row.get("seq")?;
+                if !query.kinds.is_empty() && !query.kinds.contains(&row.get("kind")?) {
+                    continue;
+                }
+                page.rows.push(read(row)?);
+                if page.rows.len() >= limit {
+                    break;
+                }
             }
-            if !query.kinds.is_empty() {
-                sql.push_str(" AND kind IN (");
-                sql.push_str(&vec!["?"; query.kinds.len()].join(", "));
-                sql.push(')');
-                parameters.extend(query.kinds.iter().map(|kind| kind as &dyn ToSql));
+            if page.rows.len() >= limit || looked_at >= most {
+                page.next = Some(last);
             }
-            sql.push_str(" ORDER BY seq LIMIT ?");
-            let limit = sql::as_limit(query.limit.clamp(1, MAX_FACTS));
-            parameters.push(&limit);
-            sql::rows(db, &sql, &parameters, read)
+            Ok(page)
         })
         .await
     }

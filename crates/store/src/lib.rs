@@ -43,7 +43,8 @@ use std::sync::Arc;
 pub use artifacts::{ArtifactKind, ArtifactRow};
 pub use error::Error;
 pub use facts::{
-    CommandEnd, Fact, FactQuery, FactRow, ModelCallFact, NetworkDecision, NewFact, Scope, UsageTotal,
+    CommandEnd, Fact, FactPage, FactQuery, FactRow, ModelCallFact, NetworkDecision, NewFact, Scope,
+    UsageTotal,
 };
 pub use models::bodies::ModelBodies;
 pub use models::calls::{ModelCallRow, SpendBy, SpendQuery, SpendRow};

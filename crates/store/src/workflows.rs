@@ -4,6 +4,7 @@
 //! - One commit takes a run from one state to the next: row and new events together, and with them the run that follows it.
 //! - At most one run of a workflow id is current.
 //! - Events are only ever added, and go when their run goes.
+//! - What a namespace keeps is counted in the commit that adds or deletes it, so that nobody has to look through all of it.
 //!
 //! States and events are opaque here: whoever decides about workflows writes and reads them.
 
@@ -13,6 +14,10 @@ use crate::{Error, Store, sql};
 
 /// How much history one commit deletes, and one run more.
 const DELETED_AT_ONCE: i64 = 16 * 1024 * 1024;
+/// What a run costs beside its state and what it is searched by, about; and a batch of events. Databases are counted with
+/// these numbers: others need a migration that counts anew.
+const RUN: i64 = 2048;
+const BATCH: i64 = 64;
 /// What a page of items holds, about.
 const ITEMS_BYTES: usize = 4 * 1024 * 1024;
 
@@ -71,13 +76,25 @@ pub struct WorkflowItem {
 }
 
 impl Store {
-    /// All or nothing. The runs that stop being current come before the one that becomes it.
-    pub async fn write_workflow_runs(&self, runs: Vec<WorkflowRunWrite>) -> Result<(), Error> {
+    /// All or nothing. The runs that stop being current come before the one that becomes it. Says by how many bytes what is
+    /// kept has grown; less than none, if it has shrunk.
+    pub async fn write_workflow_runs(&self, runs: Vec<WorkflowRunWrite>) -> Result<i64, Error> {
         self.write("save the workflow", move |db| {
+            let mut grown = 0;
             for run in &runs {
-                write_run(db, run)?;
+                grown += write_run(db, run)?;
             }
-            Ok(())
+            Ok(grown)
+        })
+        .await
+    }
+
+    /// What each namespace keeps of its workflows, in bytes.
+    pub async fn workflow_bytes(&self) -> Result<Vec<(String, i64)>, Error> {
+        self.read("count what workflows keep", |db| {
+            sql::rows(db, "SELECT namespace, bytes FROM workflow_bytes", &[], |row| {
+                Ok((row.get(0)?, row.get(1)?))
+            })
         })
         .await
     }
@@ -175,8 +192,8 @@ impl Store {
         .await
     }
 
-    /// False if it was not there.
-    pub async fn delete_workflow_run(&self, run_id: String) -> Result<bool, Error> {
+    /// How many bytes are free now. None: it was not there.
+    pub async fn delete_workflow_run(&self, run_id: String) -> Result<Option<i64>, Error> {
         self.write("delete the workflow", move |db| delete_run(db, &run_id))
             .await
     }
@@ -204,8 +221,8 @@ impl Store {
     }
 
     /// Deletes some runs of a namespace, open or closed, with their events: so many, or fewer if they are large, because all
-    /// others who write wait for it. Says how many; zero: there are none.
-    pub async fn delete_workflow_runs(&self, namespace: String, limit: usize) -> Result<usize, Error> {
+    /// others who write wait for it. Says how many, and how many bytes are free now; zero runs: there are none.
+    pub async fn delete_workflow_runs(&self, namespace: String, limit: usize) -> Result<(usize, i64), Error> {
         self.write("delete workflows", move |db| {
             let some: Vec<(String, i64)> = sql::rows(
                 db,
@@ -213,16 +230,16 @@ impl Store {
                 &[&namespace, &sql::as_limit(limit)],
                 |row| Ok((row.get(0)?, row.get(1)?)),
             )?;
-            let (mut count, mut bytes) = (0, 0_i64);
+            let (mut count, mut bytes, mut freed) = (0, 0_i64, 0);
             for (run_id, history_bytes) in &some {
-                delete_run(db, run_id)?;
+                freed += delete_run(db, run_id)?.unwrap_or(0);
                 count += 1;
                 bytes = bytes.saturating_add(*history_bytes);
                 if bytes > DELETED_AT_ONCE {
                     break;
                 }
             }
-            Ok(count)
+            Ok((count, freed))
         })
         .await
     }
@@ -244,6 +261,11 @@ impl Store {
             sql::execute(
                 db,
                 "DELETE FROM workflow_runs WHERE namespace = ?1",
+                &[&namespace],
+            )?;
+            sql::execute(
+                db,
+                "DELETE FROM workflow_bytes WHERE namespace = ?1",
                 &[&namespace],
             )?;
             sql::execute(
@@ -353,18 +375,50 @@ impl Store {
     }
 }
 
-/// False if it was not there.
-fn delete_run(db: &Connection, run_id: &str) -> Result<bool, Error> {
+/// How many bytes are free now. None: it was not there.
+fn delete_run(db: &Connection, run_id: &str) -> Result<Option<i64>, Error> {
+    let run = sql::row(
+        db,
+        "SELECT namespace, ?2 + length(state) + octet_length(search) FROM workflow_runs WHERE run_id = ?1",
+        &[&run_id, &RUN],
+        |row| Ok((row.get::<_, String>(0)?, row.get::<_, i64>(1)?)),
+    )?;
+    let events = sql::row(
+        db,
+        "SELECT COALESCE(sum(?2 + length(body)), 0) FROM workflow_events WHERE run_id = ?1",
+        &[&run_id, &BATCH],
+        |row| row.get::<_, i64>(0),
+    )?;
     sql::execute(db, "DELETE FROM workflow_events WHERE run_id = ?1", &[&run_id])?;
-    Ok(sql::execute(db, "DELETE FROM workflow_runs WHERE run_id = ?1", &[&run_id])? > 0)
+    sql::execute(db, "DELETE FROM workflow_runs WHERE run_id = ?1", &[&run_id])?;
+    let Some((namespace, bytes)) = run else {
+        return Ok(None);
+    };
+    let freed = bytes + events.unwrap_or(0);
+    count(db, &namespace, -freed)?;
+    Ok(Some(freed))
 }
 
-fn write_run(db: &Connection, run: &WorkflowRunWrite) -> Result<(), Error> {
+/// Notes that a namespace keeps so many bytes more, or less.
+fn count(db: &Connection, namespace: &str, bytes: i64) -> Result<(), Error> {
+    sql::execute(
+        db,
+        "INSERT INTO workflow_bytes (namespace, bytes) VALUES (?1, ?2)
+         ON CONFLICT DO UPDATE SET bytes = bytes + excluded.bytes",
+        &[&namespace, &bytes],
+    )?;
+    Ok(())
+}
+
+/// By how many bytes what is kept has grown.
+fn write_run(db: &Connection, run: &WorkflowRunWrite) -> Result<i64, Error> {
     let row = &run.row;
     let split = |pair: &Option<(String, String)>| match pair {
         Some((id, run_id)) => (Some(id.clone()), Some(run_id.clone())),
         None => (None, None),
     };
+    let size = |bytes: usize| i64::try_from(bytes).unwrap_or(i64::MAX);
+    let mut grown = RUN + size(row.state.len()) + size(row.search.len());
     if run.is_new {
         let (parent_id, parent_run_id) = split(&row.parent);
         let (root_id, root_run_id) = split(&row.root);
@@ -401,6 +455,13 @@ fn write_run(db: &Connection, run: &WorkflowRunWrite) -> Result<(), Error> {
             &values,
         )?;
     } else {
+        let before = sql::row(
+            db,
+            "SELECT ?2 + length(state) + octet_length(search) FROM workflow_runs WHERE run_id = ?1",
+            &[&row.run_id, &RUN],
+            |row| row.get::<_, i64>(0),
+        )?;
+        grown -= before.unwrap_or(0);
         let changed = sql::execute(
             db,
             "UPDATE workflow_runs SET is_current = ?2, status = ?3, execution_at = ?4, closed_at = ?5,
@@ -436,8 +497,10 @@ fn write_run(db: &Connection, run: &WorkflowRunWrite) -> Result<(), Error> {
             "INSERT INTO workflow_events (run_id, first_id, body) VALUES (?1, ?2, ?3)",
             &[&row.run_id, first_id, body],
         )?;
+        grown += BATCH + size(body.len());
     }
-    Ok(())
+    count(db, &row.namespace, grown)?;
+    Ok(grown)
 }
 
 pub(crate) fn read_run(row: &Row<'_>) -> rusqlite::Result<WorkflowRunRow> {

@@ -82,7 +82,7 @@ impl Engine {
     ) -> Result<(), Refusal> {
         let key = Key::new(&token.namespace, &token.workflow_id);
         let run_id = token.run_id.clone();
-        self.change(key, &run_id, move |slot, turn| {
+        self.change_by_worker(key, &run_id, move |slot, turn| {
             slot.run.finish_activity(&token, finish, &identity, turn)
         })
         .await
@@ -98,7 +98,7 @@ impl Engine {
                 return Ok(beat);
             }
         }
-        self.change(key, &run_id, move |slot, turn| {
+        self.change_by_worker(key, &run_id, move |slot, turn| {
             slot.run.heartbeat(&token, details, turn)
         })
         .await

@@ -17,7 +17,7 @@ use tracing::Instrument as _;
 
 use crate::namespaces::Hold;
 use crate::pages::Pages;
-use crate::queues::{Kind, QueueKey, Task, What};
+use crate::shares::Growth;
 use crate::{Engine, fresh_id, unavailable, visibility};
 
 /// One that was used later than this is likely to be used again at once.
@@ -319,13 +319,15 @@ impl Cell {
 /// A cell that is locked, with what a transition needs.
 pub(crate) struct Locked {
     /// Of the namespace that it is in.
-    _inside: Hold,
+    inside: Hold,
     engine: Engine,
     cell: Arc<Cell>,
     loaded: tokio::sync::OwnedMutexGuard<Loaded>,
     fresh: String,
     now: i64,
     dirty: HashSet<String>,
+    /// A worker adds what it likes: see [`Growth`].
+    by_worker: bool,
 }
 
 impl Engine {
@@ -339,13 +341,14 @@ impl Engine {
         let cell = self.inner.cells.get(key);
         let loaded = Arc::clone(&cell.loaded).lock_owned().await;
         Locked {
-            _inside: inside,
+            inside,
             engine: self.clone(),
             cell,
             loaded,
             fresh: fresh_id(),
             now: self.now(),
             dirty: HashSet::new(),
+            by_worker: false,
         }
     }
 
@@ -357,12 +360,33 @@ impl Engine {
         run_id: &str,
         decide: impl FnOnce(&mut Slot, Turn<'_>) -> Result<T, Refusal> + Send + 'static,
     ) -> Result<T, Refusal> {
+        self.change_by(key, run_id, false, decide).await
+    }
+
+    /// The same for what workers answer, which is as much as they like.
+    pub(crate) async fn change_by_worker<T: Send + 'static>(
+        &self,
+        key: Key,
+        run_id: &str,
+        decide: impl FnOnce(&mut Slot, Turn<'_>) -> Result<T, Refusal> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        self.change_by(key, run_id, true, decide).await
+    }
+
+    async fn change_by<T: Send + 'static>(
+        &self,
+        key: Key,
+        run_id: &str,
+        by_worker: bool,
+        decide: impl FnOnce(&mut Slot, Turn<'_>) -> Result<T, Refusal> + Send + 'static,
+    ) -> Result<T, Refusal> {
         let engine = self.clone();
         let run_id = run_id.to_owned();
         // Before the caller may go away, and with it what it holds.
         let inside = self.inner.namespaces.enter(&key.namespace)?;
         finish(async move {
             let mut locked = engine.lock_in(inside, &key).await;
+            locked.by_worker = by_worker;
             let run_id = locked.resolve(&run_id).await?;
             let result = locked.decide(&run_id, decide)?;
             locked.commit().await?;
@@ -401,11 +425,9 @@ impl Engine {
     ) -> Result<(), Refusal> {
         let mut locked = self.lock(&Key::new(namespace, workflow_id)).await?;
         let run_id = locked.stored(run_id).await?;
-        self.inner
-            .store
-            .delete_workflow_run(run_id.clone())
-            .await
-            .map_err(unavailable)?;
+        let deleted = self.inner.store.delete_workflow_run(run_id.clone()).await;
+        let freed = deleted.map_err(unavailable)?.unwrap_or(0);
+        locked.inside.kept().add(-freed);
         locked.loaded.runs.remove(&run_id);
         locked.loaded.current = None;
         locked.cell.changes.send_modify(|count| *count += 1);
@@ -453,6 +475,10 @@ pub(crate) async fn finish<T: Send + 'static>(
 impl Locked {
     pub(crate) fn now(&self) -> i64 {
         self.now
+    }
+
+    pub(crate) fn inside(&self) -> &Hold {
+        &self.inside
     }
 
     pub(crate) fn fresh_run_id(&self) -> &str {
@@ -622,6 +648,7 @@ impl Locked {
         // The one that becomes current comes last: no id ever means two runs.
         ids.sort_by_key(|run_id| current.as_ref() == Some(run_id));
         let mut writes = Vec::new();
+        let mut growth = Growth::default();
         for run_id in &ids {
             let is_current = match &current {
                 Some(current) => current == run_id,
@@ -629,11 +656,18 @@ impl Locked {
             };
             let unknown = self.loaded.current.is_none();
             if let Some(slot) = self.loaded.runs.get_mut(run_id) {
-                writes.push(write(
+                let before = slot.state_bytes;
+                let write = write(
                     &self.engine.inner.options.limits,
                     slot,
                     is_current || unknown && slot.is_new,
-                ));
+                );
+                let events = write.events.as_ref().map_or(0, |(_, body)| body.len());
+                let bytes = (events + slot.state_bytes).saturating_sub(before);
+                growth.bytes += i64::try_from(bytes).unwrap_or(i64::MAX);
+                growth.new_run |= slot.is_new;
+                growth.goes_on |= self.by_worker && slot.run.is_running();
+                writes.push(write);
             }
         }
         // Without having looked for the current run we do not know whether this is it.
@@ -644,11 +678,21 @@ impl Locked {
                 write.row.is_current = current.as_ref() == Some(&write.row.run_id);
             }
         }
-        if let Err(error) = self.engine.inner.store.write_workflow_runs(writes).await {
-            // Memory is ahead of the disk: it is the disk that counts.
-            self.loaded.runs.clear();
-            self.loaded.current = None;
-            return Err(unavailable(error));
+        let written = match self.engine.check_reserve(&self.inside, growth) {
+            Ok(()) => {
+                let written = self.engine.inner.store.write_workflow_runs(writes).await;
+                written.map_err(unavailable)
+            }
+            Err(refusal) => Err(refusal),
+        };
+        match written {
+            Ok(grown) => self.inside.kept().add(grown),
+            Err(refusal) => {
+                // Memory is ahead of the disk: it is the disk that counts.
+                self.loaded.runs.clear();
+                self.loaded.current = None;
+                return Err(refusal);
+            }
         }
         for run_id in ids {
             let Some(slot) = self.loaded.runs.get_mut(&run_id) else {
@@ -687,60 +731,6 @@ impl Locked {
                 engine.dispatch_query(&key, &slot.run, &id);
             }
         }
-    }
-}
-
-impl Engine {
-    fn dispatch(&self, key: &Key, run_id: &str, effect: Effect) {
-        let namespace = key.namespace.to_string();
-        let (queue, what) = match effect {
-            Effect::WorkflowTask { queue, sticky, stamp } => {
-                let queue = QueueKey {
-                    namespace,
-                    name: queue,
-                    kind: Kind::Workflow,
-                };
-                if sticky && !self.inner.queues.is_alive(&queue) {
-                    self.unstick(key.clone(), run_id.to_owned());
-                    return;
-                }
-                (queue, What::Workflow { stamp, sticky })
-            }
-            Effect::ActivityTask {
-                queue,
-                scheduled_id,
-                stamp,
-            } => {
-                let queue = QueueKey {
-                    namespace,
-                    name: queue,
-                    kind: Kind::Activity,
-                };
-                (queue, What::Activity { scheduled_id, stamp })
-            }
-        };
-        let task = Task {
-            key: key.clone(),
-            run_id: run_id.to_owned(),
-            what,
-        };
-        self.inner.queues.push(&queue, task);
-    }
-
-    /// The worker that remembers the workflow is gone: any other may have the task.
-    pub(crate) fn unstick(&self, key: Key, run_id: String) {
-        let engine = self.clone();
-        tokio::spawn(async move {
-            let result = engine
-                .change(key, &run_id, |slot, turn| {
-                    slot.run.clear_sticky(turn);
-                    Ok(())
-                })
-                .await;
-            if let Err(error) = result {
-                tracing::debug!(run_id, %error, "a workflow task could not be given to another worker");
-            }
-        });
     }
 }
 

@@ -14,6 +14,9 @@ use crate::cells::Key;
 /// How often the time is looked at: somebody may have set the machine's clock on.
 const LOOK: Duration = Duration::from_secs(5);
 
+/// How long until it is looked again whether there is room by now.
+const NO_ROOM: Nanos = 10_000_000_000;
+
 #[derive(Debug, Default)]
 pub(crate) struct Clock {
     due: Mutex<BinaryHeap<Reverse<(Nanos, Key, String)>>>,
@@ -70,6 +73,11 @@ impl Engine {
         let result = self.change_if_due(key.clone(), &run_id).await;
         match result {
             Ok(()) | Err(Refusal::NotFound(_) | Refusal::NamespaceNotFound(_)) => {}
+            // Its project has no room for what follows.
+            Err(Refusal::ResourceExhausted(_)) => {
+                let again = self.now() + NO_ROOM;
+                self.inner.clock.arm(again, &key, &run_id);
+            }
             Err(error) => {
                 // It is still due: try again soon rather than lose it.
                 tracing::warn!(run_id, %error, "a deadline could not be handled");

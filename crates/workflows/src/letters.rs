@@ -11,6 +11,8 @@ use crate::starts::{Along, Policy, Started};
 
 /// After a failure of our own, how often and how patiently a letter is tried.
 const PATIENCE: std::time::Duration = std::time::Duration::from_millis(500);
+/// The same where the project has no room for a child.
+const NO_ROOM: std::time::Duration = std::time::Duration::from_secs(5);
 
 impl Engine {
     /// Empties the outbox of a run, oldest letter first.
@@ -35,9 +37,14 @@ impl Engine {
                 }
             };
             let Some(body) = letter.body else { return };
-            if let Err(error) = self.deliver_one(&key, &run_id, letter.number, body).await {
-                tracing::warn!(run_id, %error, "a letter could not be delivered");
-                tokio::time::sleep(PATIENCE).await;
+            let delivered = Box::pin(self.deliver_one(&key, &run_id, letter.number, body));
+            match delivered.await {
+                Ok(()) => {}
+                Err(Refusal::ResourceExhausted(_)) => tokio::time::sleep(NO_ROOM).await,
+                Err(error) => {
+                    tracing::warn!(run_id, %error, "a letter could not be delivered");
+                    tokio::time::sleep(PATIENCE).await;
+                }
             }
             if self.inner.stop.is_cancelled() {
                 return;
@@ -259,10 +266,13 @@ impl Engine {
             return Ok(Delivery::NotFound);
         };
         let namespaces = &self.inner.namespaces;
-        let _there = match namespaces.enter_beside(&key.namespace, &wanted.namespace) {
+        let there = match namespaces.enter_beside(&key.namespace, &wanted.namespace) {
             Err(Refusal::NamespaceNotFound(_)) => return Ok(Delivery::NamespaceNotFound),
             entered => entered?,
         };
+        if self.check_room(&there).is_err() {
+            return Ok(Delivery::TooMany);
+        }
         let sender = WorkflowExecution {
             workflow_id: key.workflow_id.to_string(),
             run_id: run_id.to_owned(),

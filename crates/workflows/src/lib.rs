@@ -26,6 +26,7 @@ mod approvals;
 mod batches;
 mod cells;
 mod clock;
+mod dispatch;
 mod filter;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
@@ -89,6 +90,8 @@ pub struct Options {
     pub most_in_memory: usize,
     /// So many bytes of them, about.
     pub most_bytes: usize,
+    /// So many bytes of workflows a project keeps on the disk, about. What runs already may need an eighth more.
+    pub most_kept: u64,
     /// Namespaces that are made when the engine opens, if they are not there.
     pub namespaces: Vec<String>,
     /// The project that those belong to.
@@ -106,6 +109,7 @@ impl Default for Options {
             idle: Duration::from_secs(20),
             most_in_memory: 1_024,
             most_bytes: 256 * 1024 * 1024,
+            most_kept: 10 * 1024 * 1024 * 1024,
             namespaces: vec!["default".to_owned()],
             project: String::new(),
             retention: Duration::from_secs(72 * 3600),

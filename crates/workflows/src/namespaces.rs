@@ -6,7 +6,7 @@
 //!   so that a name means the same namespace all the while. Who waits for something lets go when the namespace ends.
 //! - A name is free when nobody holds the namespace and nothing is left of it (see `removal`).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use atoll_store::{Store, WorkflowItem};
@@ -19,6 +19,7 @@ use tokio::sync::OwnedRwLockReadGuard;
 use tokio_util::sync::CancellationToken;
 
 use crate::cells::finish;
+use crate::shares::Kept;
 use crate::{Engine, Options, fresh_id, removal, unavailable};
 
 pub(crate) const KIND: &str = "namespace";
@@ -66,6 +67,8 @@ pub(crate) struct Namespaces {
 #[derive(Debug)]
 pub(crate) struct Known {
     pub(crate) namespace: Namespace,
+    /// Of all namespaces of its project together.
+    pub(crate) kept: Arc<Kept>,
     pub(crate) gate: Gate,
 }
 
@@ -82,6 +85,7 @@ pub(crate) struct Gate {
 #[derive(Debug)]
 pub(crate) struct Hold {
     end: CancellationToken,
+    kept: Arc<Kept>,
     _inside: OwnedRwLockReadGuard<()>,
 }
 
@@ -89,6 +93,11 @@ impl Hold {
     /// Until the namespace is about to end: who waits does so no longer than this.
     pub(crate) async fn ending(&self) {
         self.end.cancelled().await;
+    }
+
+    /// What the namespace's project keeps.
+    pub(crate) fn kept(&self) -> &Kept {
+        &self.kept
     }
 }
 
@@ -99,15 +108,17 @@ impl Hold {
         let gate = Gate::default();
         Self {
             end: gate.end,
+            kept: Arc::default(),
             _inside: gate.inside.try_read_owned().expect("nobody else has it"),
         }
     }
 }
 
 impl Known {
-    fn new(namespace: Namespace) -> Self {
+    fn new(namespace: Namespace, kept: Arc<Kept>) -> Self {
         Self {
             namespace,
+            kept,
             gate: Gate::default(),
         }
     }
@@ -126,6 +137,7 @@ impl Known {
             .map_err(|_| refused())?;
         Ok(Hold {
             end: self.gate.end.clone(),
+            kept: Arc::clone(&self.kept),
             _inside: inside,
         })
     }
@@ -181,9 +193,19 @@ impl Namespaces {
                 all.insert(name.clone(), namespace);
             }
         }
-        let known = all
+        let mut bytes: HashMap<_, _> = store
+            .workflow_bytes()
+            .await
+            .map_err(unavailable)?
             .into_iter()
-            .map(|(name, namespace)| (name, Known::new(namespace)));
+            .collect();
+        let mut by_project: HashMap<String, Arc<Kept>> = HashMap::new();
+        let known = all.into_iter().map(|(name, namespace)| {
+            let kept = by_project.entry(namespace.project.clone()).or_default();
+            kept.add(bytes.remove(&name).unwrap_or(0));
+            let known = Known::new(namespace, Arc::clone(kept));
+            (name, known)
+        });
         Ok(Self {
             all: RwLock::new(known.collect()),
             changing: Arc::default(),
@@ -239,12 +261,25 @@ impl Namespaces {
             .collect()
     }
 
+    /// What the project of a namespace keeps.
+    pub(crate) fn kept(&self, name: &str) -> Arc<Kept> {
+        let all = self.read();
+        all.get(name)
+            .map_or_else(Arc::default, |known| Arc::clone(&known.kept))
+    }
+
     /// Remembers what was written.
     fn keep(&self, namespace: Namespace) {
         let mut all = self.write();
         match all.get_mut(&namespace.name) {
             Some(known) => known.namespace = namespace,
-            None => drop(all.insert(namespace.name.clone(), Known::new(namespace))),
+            None => {
+                let neighbour = all
+                    .values()
+                    .find(|known| known.namespace.project == namespace.project);
+                let kept = neighbour.map_or_else(Arc::default, |known| Arc::clone(&known.kept));
+                all.insert(namespace.name.clone(), Known::new(namespace, kept));
+            }
         }
     }
 

@@ -38,7 +38,7 @@ pub(crate) async fn finish_removals(
     ended.extend(used.into_iter().filter(|name| !all.contains_key(name)));
     for name in ended {
         tracing::info!(namespace = name, "deleting what is left of a namespace");
-        delete_runs(store, &name).await?;
+        delete_runs(store, &name, |_| ()).await?;
         delete_rest(store, &name).await?;
         all.remove(&name);
     }
@@ -46,10 +46,12 @@ pub(crate) async fn finish_removals(
 }
 
 /// What may be much of it, piece by piece.
-async fn delete_runs(store: &Store, name: &str) -> Result<(), Refusal> {
+async fn delete_runs(store: &Store, name: &str, freed: impl Fn(i64)) -> Result<(), Refusal> {
     loop {
         let deleted = store.delete_workflow_runs(name.to_owned(), SOME).await;
-        if deleted.map_err(unavailable)? == 0 {
+        let (runs, bytes) = deleted.map_err(unavailable)?;
+        freed(bytes);
+        if runs == 0 {
             return Ok(());
         }
     }
@@ -147,8 +149,9 @@ impl Engine {
     async fn free_name(&self, name: &str) -> Result<(), Refusal> {
         let (store, namespaces) = (&self.inner.store, &self.inner.namespaces);
         loop {
+            let kept = namespaces.kept(name);
             let deleted = async {
-                delete_runs(store, name).await?;
+                delete_runs(store, name, |bytes| kept.add(-bytes)).await?;
                 let _changing = namespaces.changing.lock().await;
                 delete_rest(store, name).await?;
                 namespaces.write().remove(name);

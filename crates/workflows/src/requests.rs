@@ -14,7 +14,7 @@ impl Engine {
         &self,
         request: service::SignalWorkflowExecutionRequest,
     ) -> Result<service::SignalWorkflowExecutionResponse, Refusal> {
-        let _inside = self.inner.namespaces.enter(&request.namespace)?;
+        let inside = self.inner.namespaces.enter(&request.namespace)?;
         let execution = request.workflow_execution.unwrap_or_default();
         if request.signal_name.is_empty() {
             return Err(Refusal::InvalidArgument(
@@ -34,6 +34,7 @@ impl Engine {
             links: request.links,
             sender: None,
         };
+        self.check_room(&inside)?;
         let key = Key::new(&request.namespace, &execution.workflow_id);
         self.change(key, &execution.run_id, move |slot, turn| {
             slot.run.signal(signal, turn)
@@ -167,6 +168,7 @@ impl Engine {
                 return Ok(state.run_id.clone());
             }
         }
+        self.check_room(locked.inside())?;
         let run = locked.slot(&base_id)?.run.reset(&point, &new_id, turn)?;
         if let Some(current) = current {
             let why = Terminate {

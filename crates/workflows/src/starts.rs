@@ -146,6 +146,7 @@ impl Engine {
                 })
             }
             Place::Mine(run_id) | Place::Existing(run_id) => {
+                self.check_room(locked.inside())?;
                 let started = locked.decide(&run_id, |slot, turn| {
                     if let Some(signal) = along.signal {
                         slot.run.signal(signal, turn)?;
@@ -165,6 +166,7 @@ impl Engine {
                 Ok(started)
             }
             Place::Replace(run_id) => {
+                self.check_room(locked.inside())?;
                 locked.decide(&run_id, |slot, turn| {
                     slot.run.terminate(
                         Terminate {
@@ -182,6 +184,7 @@ impl Engine {
     }
 
     async fn begin(&self, locked: &mut Locked, start: Start, along: Along) -> Result<Started, Refusal> {
+        self.check_room(locked.inside())?;
         let limits = self.inner.options.limits;
         let run_id = locked.fresh_run_id().to_owned();
         let turn = Turn {

@@ -185,7 +185,7 @@ impl Engine {
         let engine = self.clone();
         let run_id = token.run_id.clone();
         let (response, refused) = self
-            .change(key, &run_id, move |slot, turn| {
+            .change_by_worker(key, &run_id, move |slot, turn| {
                 let reply = slot.run.complete_task(&token, completion, turn)?;
                 let mut response = service::RespondWorkflowTaskCompletedResponse {
                     reset_history_event_id: reply.reset_to.unwrap_or(0),

@@ -23,6 +23,7 @@ impl Engine {
         request: service::UpdateWorkflowExecutionRequest,
     ) -> Result<service::UpdateWorkflowExecutionResponse, Refusal> {
         let inside = self.inner.namespaces.enter(&request.namespace)?;
+        self.check_room(&inside)?;
         let execution = request.workflow_execution.unwrap_or_default();
         let key = Key::new(&request.namespace, &execution.workflow_id);
         let update = named(request.request)?;

@@ -19,7 +19,7 @@ async fn lines(
     id: &atoll_types::SandboxId,
 ) -> Answer<Vec<Value>> {
     life::known(app, caller, id).await?;
-    let facts = app.sandboxes.facts(caller, Some(id), &[], 0, LOOKED_AT).await?;
+    let (facts, _) = app.sandboxes.facts(caller, Some(id), &[], 0, LOOKED_AT).await?;
     Ok(facts
         .into_iter()
         .map(|fact| {

@@ -2,13 +2,14 @@
 //!
 //! What must hold: an upload is taken only with a link that this server made, for the project that it was made for; what
 //! arrives is complete or not there; sizes are bounded, and so is what is kept for one project: for a new archive those go
-//! that were not asked for the longest. At most until the server starts anew.
+//! that were not asked for the longest. At most until the server starts anew. What is on its way counts as the project's storage.
 
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path as FilePath, PathBuf};
 use std::time::Duration;
 
 use atoll_identity::{Caller, Opens};
+use atoll_sandboxes::UploadRoom;
 use atoll_types::GIB;
 use axum::body::Body;
 use axum::extract::{Json, Path, Request, State};
@@ -151,6 +152,7 @@ pub(crate) async fn receive(
     };
     let _slot = app.builds.receiving.take(caller.project())?;
     let visit = admit(request.extensions(), &caller)?;
+    let room = app.sandboxes.upload_room(caller.project()).await?;
     let to = path_of(&app, &caller, &hash)?;
     let dir = to.parent().map(FilePath::to_path_buf).unwrap_or_default();
     save(
@@ -158,12 +160,13 @@ pub(crate) async fn receive(
         dir,
         to,
         caller.project().as_str(),
+        &room,
     )
     .await?;
     Ok(StatusCode::OK)
 }
 
-async fn save(body: Body, dir: PathBuf, to: PathBuf, project: &str) -> Answer<()> {
+async fn save(body: Body, dir: PathBuf, to: PathBuf, project: &str, taken: &UploadRoom) -> Answer<()> {
     let failed = |error: &dyn std::fmt::Display| {
         Refusal::new(
             StatusCode::INTERNAL_SERVER_ERROR,
@@ -182,6 +185,7 @@ async fn save(body: Body, dir: PathBuf, to: PathBuf, project: &str) -> Answer<()
         room = room
             .checked_sub(piece.len() as u64)
             .ok_or_else(|| Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, "the files are too large"))?;
+        taken.take(piece.len() as u64)?;
         // A piece is some tens of kilobytes, into the page cache.
         file.write_all(&piece).map_err(|error| failed(&error))?;
     }

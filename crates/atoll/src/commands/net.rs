@@ -280,6 +280,8 @@ async fn log(client: &Client, output: Output, args: &NetLogArgs) -> Result<()> {
                 output.json_line(item);
             }
         }
+        // There may be more even behind an empty page.
+        after = page["next"].as_i64().unwrap_or(after);
         if args.follow {
             if page["next"].is_null() {
                 tokio::time::sleep(LOOK_EVERY).await;

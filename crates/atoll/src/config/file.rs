@@ -103,6 +103,10 @@ pub(crate) struct ConfigFile {
     /// Default: as much as there is.
     #[serde(deserialize_with = "bytes")]
     pub(crate) max_storage: Option<u64>,
+    /// Disk space that the workflows of one project may take, running and closed, such as `"100G"`: their histories, payloads
+    /// and search attributes. Beyond it nothing is started or signalled; what runs may take an eighth more. Default: 10 GiB.
+    #[serde(deserialize_with = "bytes")]
+    pub(crate) max_workflow_storage: Option<u64>,
     /// How long artifacts are kept whose creator did not say, such as `"90d"`. Default: 30 days.
     #[serde(deserialize_with = "duration")]
     pub(crate) artifact_retention: Option<u64>,

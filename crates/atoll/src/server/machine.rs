@@ -13,6 +13,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::assets;
 use crate::config::Config;
+use crate::outside::BeyondFloor;
 
 /// What this machine offers.
 pub(crate) struct Machine {
@@ -67,10 +68,11 @@ impl Machine {
 }
 
 fn open_templates(config: &Config) -> Result<Templates> {
-    Templates::open(&config.templates).doing(format_args!(
+    let templates = Templates::open(&config.templates).doing(format_args!(
         "cannot open the templates in {}",
         config.templates.display()
-    ))
+    ))?;
+    Ok(templates.reaching(Arc::new(BeyondFloor::new(&config.network)?)))
 }
 
 /// More open files, no core dumps.

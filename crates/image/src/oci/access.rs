@@ -4,27 +4,40 @@
 //! read up to a bound, blobs are handed out as they come. (This is why no finished client is used: those at hand gather
 //! an answer first and look at its size afterwards.) The login goes to the registry that was named, or to where that one
 //! sends for tokens, as the protocol has it; never to where it redirects to.
+//!
+//! Whoever builds says which registry, and means it: that one may be anywhere. Where it leads to, by redirects and for tokens,
+//! is the registry's word: each of these names and addresses is asked about ([`Reach`]), an address right before it is
+//! connected to.
 
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use oci_client::Reference;
-use reqwest::header::{ACCEPT, AUTHORIZATION, HeaderMap, HeaderValue, WWW_AUTHENTICATE};
+use reqwest::dns::{Name, Resolve, Resolving};
+use reqwest::header::{ACCEPT, AUTHORIZATION, HeaderMap, HeaderValue, LOCATION, WWW_AUTHENTICATE};
+use reqwest::redirect::Policy;
 use reqwest::{Client, RequestBuilder, Response, StatusCode, Url};
 use serde::Deserialize;
 use tokio::sync::Mutex;
 
-use super::Login;
+use super::{Login, Reach};
 
 const ACCEPTED: &str = "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json, \
      application/vnd.docker.distribution.manifest.v2+json, application/vnd.docker.distribution.manifest.list.v2+json";
 const MAX_TOKEN: u64 = 1 << 20;
+const MAX_REDIRECTS: usize = 10;
 
 /// One repository of a registry. Errors are sentences for people.
 pub(super) struct Registry {
-    http: Client,
+    /// To the registry itself.
+    named: Client,
+    /// To wherever that leads.
+    led: Client,
+    reach: Option<Arc<dyn Reach>>,
     repository: String,
     /// The URL of the repository, with a slash at the end.
-    base: String,
+    base: Url,
     login: Option<Login>,
     /// What the registry wanted to see when it was last asked.
     authorization: Mutex<Option<HeaderValue>>,
@@ -37,52 +50,114 @@ struct Token {
 }
 
 impl Registry {
-    /// Plain HTTP is for registries on this machine only.
-    pub(super) fn new(reference: &Reference, login: Option<Login>) -> Result<Self, String> {
+    /// Plain HTTP is for registries on this machine only. Without a `reach` it may lead anywhere.
+    pub(super) fn new(
+        reference: &Reference,
+        login: Option<Login>,
+        reach: Option<Arc<dyn Reach>>,
+    ) -> Result<Self, String> {
         let registry = reference.resolve_registry();
         let host = registry.rsplit_once(':').map_or(registry, |(host, _)| host);
         let loopback = matches!(host, "localhost" | "127.0.0.1" | "[::1]");
-        let http = Client::builder()
-            .connect_timeout(Duration::from_secs(20))
-            .read_timeout(Duration::from_secs(60))
-            .https_only(!loopback)
-            .user_agent(concat!("atoll/", env!("CARGO_PKG_VERSION")))
-            .build()
-            .map_err(|error| all_of(&error))?;
+        let client = || {
+            Client::builder()
+                .connect_timeout(Duration::from_secs(20))
+                .read_timeout(Duration::from_secs(60))
+                .https_only(!loopback)
+                .redirect(Policy::none())
+                .user_agent(concat!("atoll/", env!("CARGO_PKG_VERSION")))
+        };
+        let named = client().build().map_err(|error| all_of(&error))?;
+        let led = match &reach {
+            Some(reach) => client().dns_resolver(Arc::new(Asking::new(reach))).build(),
+            None => client().build(),
+        };
+        let led = led.map_err(|error| all_of(&error))?;
         let login = login.filter(|login| match &login.registry {
             Some(whose) => whose == reference.registry() || whose == registry,
             None => true,
         });
         let scheme = if loopback { "http" } else { "https" };
         let repository = reference.repository().to_owned();
+        let base = format!("{scheme}://{registry}/v2/{repository}/");
         Ok(Self {
-            http,
-            base: format!("{scheme}://{registry}/v2/{repository}/"),
+            named,
+            led,
+            reach,
+            base: Url::parse(&base).map_err(|_| format!("{base} is not a URL"))?,
             repository,
             login,
             authorization: Mutex::new(None),
         })
     }
 
-    /// Something of the repository, to be read by the caller, piece by piece.
-    pub(super) async fn get(&self, path: &str) -> Result<Response, String> {
-        let ask = |authorization: Option<HeaderValue>| {
-            let mut request = self.http.get(format!("{}{path}", self.base));
-            // Blobs are what they are.
-            if path.starts_with("manifests/") {
-                request = request.header(ACCEPT, ACCEPTED);
+    /// Asks at a URL, and where that leads to. Who we are is said there alone, and nowhere else.
+    async fn ask(
+        &self,
+        url: Url,
+        accept: Option<&'static str>,
+        authorization: Option<HeaderValue>,
+    ) -> Result<Response, String> {
+        let asked = url.origin();
+        let (mut url, mut authorization) = (url, authorization);
+        for _ in 0..=MAX_REDIRECTS {
+            let mut request = self.client_for(&url)?.get(url.clone());
+            if let Some(accept) = accept {
+                request = request.header(ACCEPT, accept);
             }
-            if let Some(value) = authorization {
+            if let Some(value) = &authorization {
                 request = request.header(AUTHORIZATION, value);
             }
-            send(request)
-        };
+            let response = send(request).await?;
+            let is_moved = matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308);
+            let Some(location) = response.headers().get(LOCATION).filter(|_| is_moved) else {
+                return Ok(response);
+            };
+            url = location
+                .to_str()
+                .ok()
+                .and_then(|location| url.join(location).ok())
+                .ok_or("the registry redirects to something that is not a URL")?;
+            if url.origin() != asked {
+                authorization = None;
+            }
+        }
+        Err(format!("the registry redirects more than {MAX_REDIRECTS} times"))
+    }
+
+    /// By whom a URL is asked for, if it may be. Names are asked about here, and their addresses when they are known.
+    fn client_for(&self, url: &Url) -> Result<&Client, String> {
+        if url.origin() == self.base.origin() {
+            return Ok(&self.named);
+        }
+        let host = url.host_str().unwrap_or_default();
+        if let Some(reach) = &self.reach {
+            // What is an address in any spelling is one here: URLs have only the usual one.
+            let literal = host
+                .trim_start_matches('[')
+                .trim_end_matches(']')
+                .parse::<IpAddr>();
+            let allowed = match literal {
+                Ok(address) => reach.address(address),
+                Err(_) => reach.name(host),
+            };
+            allowed.map_err(|why| format!("the registry leads to {host}: {why}"))?;
+        }
+        Ok(&self.led)
+    }
+
+    /// Something of the repository, to be read by the caller, piece by piece.
+    pub(super) async fn get(&self, path: &str) -> Result<Response, String> {
+        let url = format!("{}{path}", self.base);
+        let url = Url::parse(&url).map_err(|_| format!("{url} is not a URL"))?;
+        // Blobs are what they are.
+        let accept = path.starts_with("manifests/").then_some(ACCEPTED);
         let known = self.authorization.lock().await.clone();
-        let mut response = ask(known).await?;
+        let mut response = self.ask(url.clone(), accept, known).await?;
         if response.status() == StatusCode::UNAUTHORIZED {
             let wanted = self.authorize(response.headers()).await?;
             self.authorization.lock().await.replace(wanted.clone());
-            response = ask(Some(wanted)).await?;
+            response = self.ask(url, accept, Some(wanted)).await?;
         }
         match response.status() {
             status if status.is_success() => Ok(response),
@@ -115,12 +190,7 @@ impl Registry {
             basic |= kind.eq_ignore_ascii_case("basic");
         }
         match &self.login {
-            Some(login) if basic => {
-                use base64::Engine as _;
-                let pair = format!("{}:{}", login.user, login.password);
-                let engine = base64::engine::general_purpose::STANDARD;
-                secret(&format!("Basic {}", engine.encode(pair)))
-            }
+            Some(login) if basic => login.basic(),
             _ => Err("the registry wants a login".into()),
         }
     }
@@ -138,11 +208,8 @@ impl Registry {
         let scope = format!("repository:{}:pull", self.repository);
         url.query_pairs_mut()
             .append_pair("scope", &of("scope").unwrap_or(scope));
-        let mut request = self.http.get(url);
-        if let Some(login) = &self.login {
-            request = request.basic_auth(&login.user, Some(&login.password));
-        }
-        let response = send(request).await?;
+        let authorization = self.login.as_ref().map(Login::basic).transpose()?;
+        let response = self.ask(url, None, authorization).await?;
         if !response.status().is_success() {
             return Err(format!("the registry gives no token: {}", response.status()));
         }
@@ -154,6 +221,57 @@ impl Registry {
             .or(token.access_token)
             .ok_or("the registry's token is not readable")?;
         secret(&format!("Bearer {token}"))
+    }
+}
+
+impl Login {
+    fn basic(&self) -> Result<HeaderValue, String> {
+        use base64::Engine as _;
+        let pair = format!("{}:{}", self.user, self.password);
+        let engine = base64::engine::general_purpose::STANDARD;
+        secret(&format!("Basic {}", engine.encode(pair)))
+    }
+}
+
+/// Looks names up, and gives those addresses alone that may be connected to.
+struct Asking {
+    reach: Arc<dyn Reach>,
+    /// The operator's proxies, if the environment names some: those are connected to on behalf of others.
+    proxies: Vec<String>,
+}
+
+impl Asking {
+    fn new(reach: &Arc<dyn Reach>) -> Self {
+        let named = ["HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY"]
+            .into_iter()
+            .flat_map(|name| [name.to_owned(), name.to_ascii_lowercase()])
+            .filter_map(|name| std::env::var(name).ok())
+            .filter_map(|proxy| Url::parse(&proxy).ok()?.host_str().map(str::to_owned));
+        Self {
+            reach: Arc::clone(reach),
+            proxies: named.collect(),
+        }
+    }
+}
+
+impl Resolve for Asking {
+    fn resolve(&self, name: Name) -> Resolving {
+        let reach = Arc::clone(&self.reach);
+        let is_proxy = self.proxies.iter().any(|proxy| proxy == name.as_str());
+        Box::pin(async move {
+            let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
+            let (mut allowed, mut refused): (Vec<SocketAddr>, _) = (Vec::new(), None);
+            for address in found {
+                match reach.address(address.ip()) {
+                    Err(why) if !is_proxy => refused = Some(why),
+                    _ => allowed.push(address),
+                }
+            }
+            if let (true, Some(why)) = (allowed.is_empty(), refused) {
+                return Err(format!("the registry leads to {}: {why}", name.as_str()).into());
+            }
+            Ok(Box::new(allowed.into_iter()) as reqwest::dns::Addrs)
+        })
     }
 }
 
@@ -275,7 +393,130 @@ mod tests {
 
     fn of(address: &str, login: Option<Login>) -> Registry {
         let reference: Reference = format!("{address}/team/app:1").parse().unwrap();
-        Registry::new(&reference, login).unwrap()
+        Registry::new(&reference, login, None).unwrap()
+    }
+
+    /// Loopback and what is private or link-local is out of reach, but for those addresses.
+    #[derive(Debug)]
+    struct Public(Vec<IpAddr>);
+
+    impl Reach for Public {
+        fn name(&self, host: &str) -> Result<(), String> {
+            match host {
+                "metadata.google.internal" => Err("refused as a name".into()),
+                _ => Ok(()),
+            }
+        }
+
+        fn address(&self, address: IpAddr) -> Result<(), String> {
+            let IpAddr::V4(four) = address.to_canonical() else {
+                return Err(format!("{address} is refused"));
+            };
+            let is_refused = four.is_loopback() || four.is_private() || four.is_link_local();
+            match is_refused && !self.0.contains(&address) {
+                true => Err(format!("{address} is refused")),
+                false => Ok(()),
+            }
+        }
+    }
+
+    fn within(address: &str, login: Option<Login>, exceptions: &[IpAddr]) -> Registry {
+        let reference: Reference = format!("{address}/team/app:1").parse().unwrap();
+        let reach = Arc::new(Public(exceptions.to_vec()));
+        Registry::new(&reference, login, Some(reach)).unwrap()
+    }
+
+    fn moved(to: &str) -> Says {
+        let status = format!("307 Temporary Redirect\r\nLocation: {to}");
+        Says::Text(Box::leak(status.into_boxed_str()), String::new())
+    }
+
+    #[tokio::test]
+    async fn a_registry_leads_to_nothing_that_is_out_of_reach() {
+        let asked = Arc::new(AtomicU64::new(0));
+        let count = Arc::clone(&asked);
+        let (inside, _) = registry(move |_, _, authorization| {
+            count.fetch_add(1, Ordering::Relaxed);
+            assert_eq!(authorization, "", "who we are is told to the registry alone");
+            Says::Text("200 OK", r#"{"token": "yes"}"#.into())
+        });
+        let port = inside.rsplit(':').next().unwrap().to_owned();
+        let targets = [
+            format!("http://{inside}/"),
+            format!("http://2130706433:{port}/"),
+            format!("http://[::ffff:127.0.0.1]:{port}/"),
+            // A name, which leads to it.
+            format!("http://localhost:{port}/"),
+            "http://169.254.169.254/latest/meta-data/".to_owned(),
+            "http://metadata.google.internal/".to_owned(),
+            "http://10.0.0.1/".to_owned(),
+        ];
+        let login = || {
+            Some(Login {
+                registry: None,
+                user: "me".into(),
+                password: "pass".into(),
+            })
+        };
+        for target in targets {
+            let to = target.clone();
+            // Blobs, where tokens are, and where those who ask there are sent.
+            let (address, _) = registry(move |own, path, _| {
+                let realm = match path.rsplit('/').next() {
+                    Some("direct") => to.clone(),
+                    Some("indirect") => format!("http://{own}/token"),
+                    _ => return moved(&to),
+                };
+                let status = format!("401 Unauthorized\r\nWWW-Authenticate: Bearer realm=\"{realm}\"");
+                Says::Text(Box::leak(status.into_boxed_str()), String::new())
+            });
+            let registry = within(&address, login(), &[]);
+            for path in ["blobs/x", "manifests/direct", "manifests/indirect"] {
+                let error = registry.document(path, 100).await.unwrap_err();
+                assert!(
+                    error.contains("the registry leads to"),
+                    "{target}, {path}: {error}"
+                );
+                assert!(error.contains("refused"), "{target}, {path}: {error}");
+            }
+        }
+        assert_eq!(asked.load(Ordering::Relaxed), 0, "nobody was connected to");
+
+        // What the operator allows is reached, by address and by name.
+        for host in ["127.0.0.1", "localhost"] {
+            let to = format!("http://{host}:{port}/");
+            let (address, _) = registry(move |_, _, _| moved(&to));
+            let registry = within(&address, None, &["127.0.0.1".parse().unwrap()]);
+            let found = registry.document("blobs/x", 100).await;
+            assert_eq!(found.unwrap(), br#"{"token": "yes"}"#);
+        }
+        assert_eq!(asked.load(Ordering::Relaxed), 2);
+    }
+
+    #[tokio::test]
+    async fn redirects_end_and_take_no_login_along() {
+        let (address, _) = registry(|own, _, _| moved(&format!("http://{own}/again")));
+        let error = of(&address, None).document("blobs/x", 100).await.unwrap_err();
+        assert!(error.contains("more than 10 times"), "{error}");
+
+        let (other, _) = registry(|_, _, authorization| Says::Text("200 OK", authorization.to_owned()));
+        let (address, _) = registry(move |_, path, authorization| match authorization {
+            "" => Says::Text(
+                "401 Unauthorized\r\nWWW-Authenticate: Basic realm=x",
+                String::new(),
+            ),
+            _ if path.contains("/here") => Says::Text("200 OK", "at home".into()),
+            _ if path.contains("near") => moved("/here"),
+            _ => moved(&format!("http://{other}/")),
+        });
+        let login = Login {
+            registry: None,
+            user: "me".into(),
+            password: "pass".into(),
+        };
+        let registry = of(&address, Some(login));
+        assert_eq!(registry.document("blobs/near", 100).await.unwrap(), b"at home");
+        assert_eq!(registry.document("blobs/far", 100).await.unwrap(), b"");
     }
 
     fn challenge(address: &str) -> Says {

@@ -1,5 +1,7 @@
 //! Pulls an image from a registry into a scratch directory, each blob checked while it is written.
 
+use std::sync::Arc;
+
 use futures_util::StreamExt;
 use oci_client::Reference;
 use sha2::{Digest, Sha256};
@@ -7,7 +9,7 @@ use tokio::io::AsyncWriteExt;
 
 use super::access::{Registry, all_of};
 use super::format::{self, Descriptor, MAX_DOCUMENT, Manifest, bad, choose, image_parts, parse, sha256};
-use super::{FetchedImage, ImageConfig, Layer, Login};
+use super::{FetchedImage, ImageConfig, Layer, Login, Reach};
 use crate::content::Content;
 use crate::error::{Error, IoContext, Result};
 use crate::progress::Job;
@@ -17,21 +19,23 @@ use crate::tree::Limits;
 pub(super) async fn pull(
     text: &str,
     login: Option<Login>,
+    reach: Option<Arc<dyn Reach>>,
     limits: Limits,
     scratch: &Scratch,
     job: &Job,
 ) -> Result<FetchedImage> {
-    Pull::new(text, login, scratch, job)?.run(limits).await
+    Pull::new(text, login, reach, scratch, job)?.run(limits).await
 }
 
 /// The digest and the config of what a reference stands for now, without its layers.
 pub(super) async fn resolve(
     text: &str,
     login: Option<Login>,
+    reach: Option<Arc<dyn Reach>>,
     scratch: &Scratch,
     job: &Job,
 ) -> Result<(String, ImageConfig)> {
-    let head = Pull::new(text, login, scratch, job)?.head().await?;
+    let head = Pull::new(text, login, reach, scratch, job)?.head().await?;
     Ok((head.digest, head.config))
 }
 
@@ -51,13 +55,19 @@ struct Head {
 }
 
 impl<'a> Pull<'a> {
-    fn new(text: &str, login: Option<Login>, scratch: &'a Scratch, job: &'a Job) -> Result<Self> {
+    fn new(
+        text: &str,
+        login: Option<Login>,
+        reach: Option<Arc<dyn Reach>>,
+        scratch: &'a Scratch,
+        job: &'a Job,
+    ) -> Result<Self> {
         let reference: Reference = text.parse().map_err(|error| Error::BadReference {
             reference: text.to_owned(),
             why: format!("{error}; write for example debian:trixie or registry.example/team/app:1.2"),
         })?;
         Ok(Self {
-            registry: Registry::new(&reference, login).map_err(|why| Error::Registry {
+            registry: Registry::new(&reference, login, reach).map_err(|why| Error::Registry {
                 reference: text.to_owned(),
                 why,
             })?,

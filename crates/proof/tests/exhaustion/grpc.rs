@@ -14,7 +14,7 @@ const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 const GOAWAY: u8 = 7;
 
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let mut frame = u32::try_from(payload.len()).unwrap().to_be_bytes()[1..].to_vec();
     frame.extend([kind, flags]);
     frame.extend(stream.to_be_bytes());
@@ -23,7 +23,7 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
 }
 
 /// A header that is not in any table, not compressed.
-fn literal(name: &str, value: &str) -> Vec<u8> {
+pub(crate) fn literal(name: &str, value: &str) -> Vec<u8> {
     let mut text = vec![0];
     for part in [name, value] {
         assert!(part.len() < 127);

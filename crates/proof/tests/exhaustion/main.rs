@@ -7,6 +7,7 @@
 
 mod answers;
 mod grpc;
+mod http2;
 mod raw;
 mod routes;
 

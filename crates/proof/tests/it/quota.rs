@@ -1,10 +1,41 @@
 //! How much a project may keep.
 
+use std::time::Duration;
+
+use atoll_proof::wait::until_sync;
 use atoll_proof::{Answer, Server, json, on_every_tier};
 
 on_every_tier!(with atoll_proof::Options::default().config("max_storage = \"8M\"");
     a_project_over_its_quota_stores_no_more,
+    uploads_count_while_they_are_on_their_way,
 );
+
+/// An archive lies in scratch before it is anything: it counts from the first byte, and not any more when it is gone.
+async fn uploads_count_while_they_are_on_their_way(server: &Server) {
+    let scratch = server.data().join("scratch");
+    let uploads = || {
+        let found = std::fs::read_dir(&scratch).expect("there is a scratch directory");
+        let is_upload =
+            |entry: &std::fs::DirEntry| entry.file_name().to_string_lossy().starts_with("upload-");
+        found.flatten().filter(is_upload).count()
+    };
+    let send = async |bytes: usize| {
+        let client = server.client();
+        let request = client.request("POST".parse().expect("a method"), "/v1/snapshots/import?name=s");
+        let answer = client.send(request.body(vec![0; bytes])).await;
+        until_sync("the upload to be gone", Duration::from_secs(30), || {
+            (uploads() == 0).then_some(())
+        })
+        .await;
+        answer
+    };
+    for _ in 0..3 {
+        // One byte more than there is room for. Nothing of it is a snapshot, but that is looked at when all of it is here.
+        send((8 << 20) + 1).await.refused(429, "storage_quota_exceeded");
+        let whole = send(5 << 20).await;
+        assert_ne!(whole.status, 429, "{}", whole.text());
+    }
+}
 
 /// What is stored is counted, what would come on top is refused, and what runs goes on; deleting makes room.
 async fn a_project_over_its_quota_stores_no_more(server: &Server) {

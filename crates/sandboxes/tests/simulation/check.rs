@@ -137,23 +137,19 @@ pub(crate) async fn settled(world: &World<'_>, server: &Server) -> Result<(), St
 
 async fn ledger(server: &Server, live: &[SandboxRow]) -> Result<(), String> {
     let mut facts = Vec::new();
-    loop {
+    let mut after = Some(0);
+    while let Some(after_seq) = after {
         let query = FactQuery {
             project: project(server),
             sandbox: None,
             kinds: LEDGER.iter().map(|kind| (*kind).to_owned()).collect(),
-            after_seq: facts.last().map_or(0, |fact: &atoll_store::FactRow| fact.seq),
+            after_seq,
             limit: 1000,
         };
-        let more = server
-            .store
-            .facts(query)
-            .await
-            .map_err(|error| error.to_string())?;
-        if more.is_empty() {
-            break;
-        }
-        facts.extend(more);
+        let page = server.store.facts_page(query).await;
+        let page = page.map_err(|error| error.to_string())?;
+        facts.extend(page.rows);
+        after = page.next;
     }
     let mut created = BTreeMap::<_, u64>::new();
     let mut ended = BTreeMap::<_, u64>::new();

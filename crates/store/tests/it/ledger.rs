@@ -276,6 +276,68 @@ async fn every_fact_comes_back_as_it_was_and_in_order() {
     assert_eq!(context.store.facts(elsewhere).await.unwrap(), []);
 }
 
+/// A busy sandbox has a long ledger: who asks for the rare ones does not have all of it read at once.
+#[tokio::test]
+async fn rare_facts_are_looked_for_in_parts() {
+    let context = Context::new().await;
+    let usage = |n: u64| NewFact {
+        at: T0,
+        project: context.project.id.clone(),
+        sandbox: Some(sandbox_id(1)),
+        fact: Fact::SecretUsed {
+            secret: "s".into(),
+            host: "h".into(),
+            port: 443,
+            count: n,
+        },
+    };
+    let rare = NewFact {
+        fact: Fact::SecretDeleted { secret: "s".into() },
+        ..usage(0)
+    };
+    let many = |count: u64| (0..count).map(usage).collect::<Vec<_>>();
+    context.store.append_facts(many(24_000)).await.unwrap();
+    context.store.append_facts(vec![rare.clone()]).await.unwrap();
+    context.store.append_facts(many(10)).await.unwrap();
+    let query = |after_seq| FactQuery {
+        sandbox: Some(sandbox_id(1)),
+        kinds: vec!["secret.deleted".into()],
+        after_seq,
+        limit: 10,
+        ..everything(&context)
+    };
+    let (mut found, mut after, mut pages) = (Vec::new(), Some(0), 0);
+    while let Some(after_seq) = after {
+        let page = context.store.facts_page(query(after_seq)).await.unwrap();
+        assert!(
+            page.next.is_none_or(|next| next == after_seq + 10_000),
+            "{page:?}"
+        );
+        found.extend(page.rows);
+        (after, pages) = (page.next, pages + 1);
+    }
+    assert_eq!(pages, 3);
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].fact, rare.fact);
+
+    // A page that is full says where it ended, and a stranger is told nothing of how long the ledger is.
+    let page = context
+        .store
+        .facts_page(FactQuery {
+            limit: 1,
+            ..query(20_000)
+        })
+        .await;
+    let page = page.unwrap();
+    assert_eq!((page.rows.len(), page.next), (1, Some(24_001)));
+    let stranger = FactQuery {
+        project: crate::support::project_id(9),
+        ..query(0)
+    };
+    let page = context.store.facts_page(stranger).await.unwrap();
+    assert_eq!((page.rows.len(), page.next), (0, None));
+}
+
 #[tokio::test]
 async fn the_database_itself_refuses_to_change_a_fact() {
     let context = Context::new().await;

@@ -167,3 +167,57 @@ async fn what_is_not_ours_is_refused() {
     std::fs::write(&empty, b"").unwrap();
     assert!(Store::open(&empty).is_ok());
 }
+
+/// Workflows that were there before anybody counted what they keep.
+#[tokio::test]
+async fn what_workflows_keep_is_counted_once_for_those_that_were_there() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("workflows.db");
+    {
+        let db = Connection::open(&path).unwrap();
+        for step in [
+            include_str!("../../src/schema/0001-core.sql"),
+            include_str!("../../src/schema/0002-state.sql"),
+            include_str!("../../src/schema/0003-network.sql"),
+            include_str!("../../src/schema/0004-gateway.sql"),
+            include_str!("../../src/schema/0005-guards.sql"),
+            include_str!("../../src/schema/0006-bodies.sql"),
+            include_str!("../../src/schema/0007-workflows.sql"),
+        ] {
+            db.execute_batch(step).unwrap();
+        }
+        db.pragma_update(None, "application_id", 0x4154_4f4c).unwrap();
+        db.pragma_update(None, "user_version", 7).unwrap();
+        db.execute_batch(
+            "INSERT INTO workflow_runs (run_id, namespace, workflow_id, is_current, status, workflow_type, task_queue,
+                 started_at, execution_at, history_length, history_bytes, transitions, search, is_open, is_ready, state)
+             VALUES ('r1', 'one', 'a', 1, 1, 'W', 'q', 1, 1, 1, 1, 1, '{\"ä\":1}', 1, 0, zeroblob(1000)),
+                    ('r2', 'one', 'b', 1, 1, 'W', 'q', 1, 1, 1, 1, 1, '{}', 1, 0, zeroblob(10)),
+                    ('r3', 'two', 'a', 1, 1, 'W', 'q', 1, 1, 1, 1, 1, '{}', 1, 0, zeroblob(10));
+             INSERT INTO workflow_events VALUES ('r1', 1, zeroblob(5000)), ('r1', 2, zeroblob(50)), ('r3', 1, x'00');",
+        )
+        .unwrap();
+    }
+    let store = Store::open(&path).unwrap();
+    let run = |rest: i64| 2048 + rest;
+    let one = run(1000 + 8) + 64 + 5000 + 64 + 50 + run(10 + 2);
+    let mut counted = store.workflow_bytes().await.unwrap();
+    counted.sort();
+    let two = run(10 + 2) + 64 + 1;
+    assert_eq!(counted, [("one".to_owned(), one), ("two".to_owned(), two)]);
+
+    // What is deleted frees what was counted for it, and nothing is left in the end.
+    let freed = store.delete_workflow_run("r1".to_owned()).await.unwrap();
+    assert_eq!(freed, Some(one - run(10 + 2)));
+    assert_eq!(store.delete_workflow_run("r1".to_owned()).await.unwrap(), None);
+    let (runs, freed) = store.delete_workflow_runs("one".to_owned(), 10).await.unwrap();
+    assert_eq!((runs, freed), (1, run(10 + 2)));
+    let left = store.workflow_bytes().await.unwrap();
+    assert!(left.contains(&("one".to_owned(), 0)), "{left:?}");
+    store
+        .delete_workflow_namespace("namespace", "one".to_owned())
+        .await
+        .unwrap();
+    assert_eq!(store.workflow_bytes().await.unwrap(), [("two".to_owned(), two)]);
+    store.close().await;
+}

@@ -11,6 +11,7 @@ mod bindings;
 mod bounds;
 mod bytes;
 mod names;
+mod room;
 
 use std::path::Path;
 use std::time::Duration;

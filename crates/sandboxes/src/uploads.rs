@@ -1,0 +1,129 @@
+//! What is on its way: uploads lie in scratch until they are what they were sent for, and count as their project's storage
+//! meanwhile.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use atoll_types::{Code, Fault, ProjectId, format_bytes};
+
+use crate::Sandboxes;
+use crate::faults::from_store;
+
+/// Bytes of all uploads that are not over, by project.
+#[derive(Debug, Default)]
+pub(crate) struct Uploads(Mutex<BTreeMap<ProjectId, u64>>);
+
+/// The room that an upload takes in scratch. It is given back when this is dropped: drop it when the files are gone.
+#[derive(Debug)]
+pub struct UploadRoom {
+    uploads: Arc<Uploads>,
+    project: ProjectId,
+    /// What the project had stored when the upload began, and may store. `None`: as much as there is.
+    quota: Option<(u64, u64)>,
+    taken: AtomicU64,
+}
+
+impl Uploads {
+    /// So many bytes more; what the project has on its way then.
+    fn add(&self, project: &ProjectId, bytes: u64) -> u64 {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let ours = all.entry(project.clone()).or_default();
+        *ours = ours.saturating_add(bytes);
+        *ours
+    }
+
+    fn remove(&self, project: &ProjectId, bytes: u64) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(ours) = all.get_mut(project) {
+            *ours = ours.saturating_sub(bytes);
+            if *ours == 0 {
+                all.remove(project);
+            }
+        }
+    }
+}
+
+impl UploadRoom {
+    /// Before so many bytes are written.
+    pub fn take(&self, bytes: u64) -> Result<(), Fault> {
+        let on_the_way = self.uploads.add(&self.project, bytes);
+        self.taken.fetch_add(bytes, Ordering::Relaxed);
+        let Some((stored, limit)) = self.quota else {
+            return Ok(());
+        };
+        if stored.saturating_add(on_the_way) <= limit {
+            return Ok(());
+        }
+        Err(Fault::new(
+            Code::StorageQuotaExceeded,
+            format!(
+                "the project uses {} of its {} of storage, and its uploads would need {} more",
+                format_bytes(stored),
+                format_bytes(limit),
+                format_bytes(on_the_way)
+            ),
+        )
+        .hint(
+            "delete snapshots, paused sandboxes, volumes or artifacts, upload less at once, or have the operator raise the \
+             quota",
+        ))
+    }
+}
+
+impl Drop for UploadRoom {
+    fn drop(&mut self) {
+        self.uploads.remove(&self.project, *self.taken.get_mut());
+    }
+}
+
+impl Sandboxes {
+    /// Begins an upload of a project: refused where nothing fits any more.
+    pub async fn upload_room(&self, project: &ProjectId) -> Result<UploadRoom, Fault> {
+        let quota = match self.settings().max_storage_per_project {
+            None => None,
+            Some(limit) => {
+                self.check_storage(project).await?;
+                let used = self.store().project_storage(project).await;
+                Some((used.map_err(|e| from_store(&e))?.total(), limit))
+            }
+        };
+        Ok(UploadRoom {
+            uploads: Arc::clone(&self.inner.uploads),
+            project: project.clone(),
+            quota,
+            taken: AtomicU64::new(0),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uploads_share_what_their_project_may_store() {
+        let uploads = Arc::new(Uploads::default());
+        let room = |n: u8, stored: u64| UploadRoom {
+            uploads: Arc::clone(&uploads),
+            project: ProjectId::from_entropy([n; 20]),
+            quota: Some((stored, 100)),
+            taken: AtomicU64::new(0),
+        };
+        let (one, other) = (room(1, 30), room(1, 30));
+        one.take(40).unwrap();
+        other.take(30).unwrap();
+        let refused = other.take(1).unwrap_err();
+        assert_eq!(refused.code, Code::StorageQuotaExceeded);
+        // Others have room of their own.
+        room(2, 0).take(100).unwrap();
+        // What is over makes room.
+        drop(one);
+        room(1, 30).take(39).unwrap();
+        drop(other);
+        assert!(uploads.0.lock().unwrap().is_empty());
+        let mut unlimited = room(3, 0);
+        unlimited.quota = None;
+        unlimited.take(u64::MAX).unwrap();
+    }
+}
