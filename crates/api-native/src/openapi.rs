@@ -234,15 +234,22 @@ pub(crate) fn operations(item: &PathItem) -> impl Iterator<Item = (&'static str,
         ("PUT", &item.put),
         ("POST", &item.post),
         ("DELETE", &item.delete),
+        ("PATCH", &item.patch),
     ]
     .into_iter()
     .filter_map(|(method, operation)| Some((method, operation.as_ref()?)))
 }
 
 fn operations_mut(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
-    [&mut item.get, &mut item.put, &mut item.post, &mut item.delete]
-        .into_iter()
-        .flatten()
+    [
+        &mut item.get,
+        &mut item.put,
+        &mut item.post,
+        &mut item.delete,
+        &mut item.patch,
+    ]
+    .into_iter()
+    .flatten()
 }
 
 #[cfg(test)]

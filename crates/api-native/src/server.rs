@@ -6,7 +6,7 @@ use atoll_front::meter::{gauge, line};
 use atoll_sandboxes::PoolView;
 use atoll_types::{Code, Fault, Isolation};
 use axum::extract::{Request, State};
-use axum::http::header;
+use axum::http::{Method, header};
 use axum::response::{Html, IntoResponse};
 use bytes::Bytes;
 use serde::Serialize;
@@ -258,15 +258,11 @@ pub(crate) async fn no_such_route(request: Request) -> Failure {
     .hint("/docs lists what there is")
 }
 
-/// Answers a method that a route does not have; the router adds `Allow`.
-pub(crate) async fn wrong_method(request: Request) -> Failure {
+/// Answers a method that a route does not have; `Allow` comes with it.
+pub(crate) fn wrong_method(path: &str, method: &Method) -> Failure {
     Failure::new(
         Code::MethodNotAllowed,
-        format!(
-            "`{}` cannot be asked to {}",
-            request.uri().path(),
-            request.method()
-        ),
+        format!("`{path}` cannot be asked to {method}"),
     )
     .hint("the `Allow` header lists the methods that it knows")
 }
