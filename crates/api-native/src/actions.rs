@@ -108,6 +108,7 @@ mod tests {
             Scope::UseSecrets,
             Scope::ManageSecrets,
             Scope::Models,
+            Scope::ManageModels,
             Scope::Workflows,
             Scope::Approvals,
             Scope::Ledger,

@@ -31,7 +31,7 @@ pub(crate) struct CreateKeyRequest {
     /// `operator`, `member`, `viewer` or `approver`; absent: `member`. Nobody makes a key that may do more than their own.
     role: Option<String>,
     /// What the key is restricted to: `sandboxes`, `sandbox:ID`, `templates`, `secrets:use`, `secrets:manage`, `models`,
-    /// `workflows`, `approvals`, `ledger`; empty: its role alone says what it may do.
+    /// `models:manage`, `workflows`, `approvals`, `ledger`; empty: its role alone says what it may do.
     #[serde(default)]
     #[schema(max_items = 32)]
     scopes: Vec<String>,
