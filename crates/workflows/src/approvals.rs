@@ -22,6 +22,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::Notify;
 
+use crate::activities::Speaker;
 use crate::cells::Key;
 use crate::steps::{self, IDENTITY, Step};
 use crate::{Engine, shares, unavailable};
@@ -699,7 +700,8 @@ impl Engine {
                 (token, finish)
             }
         };
-        self.finish_activity(token, finish, IDENTITY.to_owned()).await
+        self.finish_activity(token, finish, IDENTITY.to_owned(), Speaker::Server)
+            .await
     }
 }
 
