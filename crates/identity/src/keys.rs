@@ -122,15 +122,23 @@ impl Identity {
                 known
             }
         };
-        let now = self.now();
-        if let Some(at) = key.expires_at {
-            if at <= now {
-                return Ok(None);
-            }
-            self.inner.known_keys.expires(at, key.id.as_str());
+        if !self.still_works(&key, key.id.as_str()) {
+            return Ok(None);
         }
-        self.store().note_key_used(&key.id, now);
+        self.store().note_key_used(&key.id, self.now());
         Ok(Some(key.holder()))
+    }
+
+    /// Whether a key, or a session of it, has not expired. When it does, what is open under `id` has to end.
+    pub(crate) fn still_works(&self, key: &KnownKey, id: &str) -> bool {
+        let Some(at) = key.expires_at else {
+            return true;
+        };
+        if at <= self.now() {
+            return false;
+        }
+        self.inner.known_keys.expires(at, id);
+        true
     }
 
     /// Ids of keys that were used here and have expired since this was asked last: what is open with them has to end.
@@ -162,8 +170,10 @@ impl Identity {
                 known
             }
         };
-        let works = key.expires_at.is_none_or(|at| self.now() < at);
-        Ok(works.then(|| Caller::model_key_holder(key.project, key.id)))
+        if !self.still_works(&key, key.id.as_str()) {
+            return Ok(None);
+        }
+        Ok(Some(Caller::model_key_holder(key.project, key.id)))
     }
 
     /// A key that is kept elsewhere was revoked.

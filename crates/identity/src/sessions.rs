@@ -99,14 +99,10 @@ impl Identity {
             }
         };
         let session = hex::encode(hash);
-        let (now, id) = (self.now(), key.id.clone());
-        if let Some(at) = key.expires_at {
-            if at <= now {
-                return Ok(None);
-            }
-            self.inner.known_keys.expires(at, &session);
+        if !self.still_works(&key, &session) {
+            return Ok(None);
         }
-        self.store().note_key_used(&id, now);
+        self.store().note_key_used(&key.id, self.now());
         Ok(Some(key.holder().in_session(session)))
     }
 

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use async_trait::async_trait;
 use atoll_identity::{
-    Action, Caller, CreateKey, Identity, IdentityStore, Key, ModelKey, NewKey, NewSession, Project, Role,
-    Scope, StoreError,
+    Action, Caller, CreateKey, Identity, IdentityStore, Key, ModelKey, NewKey, NewSecret, NewSession, Project,
+    Role, Scope, StoreError,
 };
 use atoll_types::{Code, KeyId, ProjectId, Timestamp};
 
@@ -16,6 +16,7 @@ use atoll_types::{Code, KeyId, ProjectId, Timestamp};
 struct Rows {
     projects: Mutex<Vec<Project>>,
     keys: Mutex<Vec<(Key, [u8; 32])>>,
+    model_keys: Mutex<Vec<(ModelKey, [u8; 32])>>,
     sessions: Mutex<Vec<NewSession>>,
     lookups: AtomicUsize,
 }
@@ -77,8 +78,10 @@ impl IdentityStore for Rows {
         Ok(found.map(|(key, _)| key.clone()))
     }
 
-    async fn find_active_model_key(&self, _: [u8; 32]) -> Result<Option<ModelKey>, StoreError> {
-        Ok(None)
+    async fn find_active_model_key(&self, hash: [u8; 32]) -> Result<Option<ModelKey>, StoreError> {
+        let keys = self.model_keys.lock().unwrap();
+        let found = keys.iter().find(|(_, known)| *known == hash);
+        Ok(found.map(|(key, _)| key.clone()))
     }
 
     async fn keys(&self, project: &ProjectId) -> Result<Vec<Key>, StoreError> {
@@ -215,6 +218,17 @@ async fn a_key_expires_by_itself_and_says_so_once() {
         ..world.wanted()
     };
     let (key, secret, caller) = world.holder(wanted.clone()).await;
+    // One for models ends what is open with it, too.
+    let for_models = NewSecret::for_models();
+    let model_key = ModelKey {
+        id: KeyId::from_entropy([9; 20]),
+        project: key.project.clone(),
+        expires_at: Some(Timestamp(1999)),
+    };
+    let row = (model_key.clone(), for_models.hash);
+    world.rows.model_keys.lock().unwrap().push(row);
+    let calls = world.identity.authenticate_for_models(&for_models.text).await;
+    assert_eq!(calls.unwrap().unwrap().key(), Some(&model_key.id));
     assert!(world.identity.take_expired().is_empty());
 
     // What it makes ends with it.
@@ -229,7 +243,12 @@ async fn a_key_expires_by_itself_and_says_so_once() {
 
     NOW.store(2000, Ordering::Relaxed);
     assert!(world.identity.authenticate(&secret).await.unwrap().is_none());
-    assert_eq!(world.identity.take_expired(), [key.id.to_string()]);
+    let calls = world.identity.authenticate_for_models(&for_models.text).await;
+    assert!(calls.unwrap().is_none());
+    assert_eq!(
+        world.identity.take_expired(),
+        [model_key.id.to_string(), key.id.to_string()]
+    );
     assert!(world.identity.take_expired().is_empty());
     let late = world
         .identity
