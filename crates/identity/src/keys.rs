@@ -118,7 +118,9 @@ impl Identity {
                     return Ok(None);
                 };
                 let known = KnownKey::of(row);
-                self.inner.known_keys.remember(hash, &known, generation);
+                self.inner
+                    .known_keys
+                    .remember(hash, &known, generation, self.now());
                 known
             }
         };
@@ -131,13 +133,12 @@ impl Identity {
 
     /// Whether a key, or a session of it, has not expired. When it does, what is open under `id` has to end.
     pub(crate) fn still_works(&self, key: &KnownKey, id: &str) -> bool {
-        let Some(at) = key.expires_at else {
-            return true;
-        };
-        if at <= self.now() {
+        if key.has_expired(self.now()) {
             return false;
         }
-        self.inner.known_keys.expires(at, id);
+        if let Some(at) = key.expires_at {
+            self.inner.known_keys.expires(at, id);
+        }
         true
     }
 
@@ -166,7 +167,9 @@ impl Identity {
                     scopes: Arc::default(),
                     expires_at: row.expires_at,
                 };
-                self.inner.known_keys.remember(hash, &known, generation);
+                self.inner
+                    .known_keys
+                    .remember(hash, &known, generation, self.now());
                 known
             }
         };
@@ -177,8 +180,8 @@ impl Identity {
     }
 
     /// A key that is kept elsewhere was revoked.
-    pub fn key_was_revoked(&self) {
-        self.inner.known_keys.forget();
+    pub fn key_was_revoked(&self, id: &KeyId) {
+        self.inner.known_keys.forget_key(id);
     }
 
     /// Makes a key and returns its secret, which cannot be shown again. Nobody makes one that may do more, or works for longer,
@@ -277,14 +280,15 @@ impl Identity {
             ));
         }
         let revoked = self.store().revoke_key(project, id, self.now()).await;
-        self.inner.known_keys.forget();
+        self.inner.known_keys.forget_key(id);
         revoked?.ok_or_else(unknown)
     }
 }
 
 /// Keys that were found valid, so that not every request asks the store. This server is the only one on its database, so
-/// nothing is revoked behind its back; a revocation forgets them all, and whatever was looked up meanwhile. The lock protects
-/// the map and its generation together.
+/// nothing is revoked behind its back; a revocation forgets what it concerns, and whatever was looked up meanwhile, but no key of
+/// anybody else: whoever may revoke something must not make the store work for all. The lock protects the map and its generation
+/// together.
 #[derive(Debug, Default)]
 pub(crate) struct KnownKeys(Mutex<Known>);
 
@@ -314,6 +318,10 @@ impl KnownKey {
         self
     }
 
+    fn has_expired(&self, now: Timestamp) -> bool {
+        self.expires_at.is_some_and(|at| at <= now)
+    }
+
     pub(crate) fn holder(self) -> Caller {
         Caller::key_holder(self.project, self.role, self.scopes, self.expires_at, self.id)
     }
@@ -334,10 +342,10 @@ impl KnownKeys {
         (known.by_hash.get(hash).cloned(), known.generation)
     }
 
-    /// Unless something was revoked since `generation` was read.
-    pub(crate) fn remember(&self, hash: [u8; 32], key: &KnownKey, generation: u64) {
+    /// Unless something was revoked since `generation` was read, or it has expired.
+    pub(crate) fn remember(&self, hash: [u8; 32], key: &KnownKey, generation: u64, now: Timestamp) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.generation == generation {
+        if known.generation == generation && !key.has_expired(now) {
             known.by_hash.insert(hash, key.clone());
         }
     }
@@ -347,6 +355,7 @@ impl KnownKeys {
         known.expiring.insert((at, id.to_owned()));
     }
 
+    /// Those that have expired are known no longer.
     fn take_expired(&self, now: Timestamp) -> Vec<String> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut expired = Vec::new();
@@ -355,12 +364,28 @@ impl KnownKeys {
         {
             expired.extend(known.expiring.pop_first().map(|(_, id)| id));
         }
+        if !expired.is_empty() {
+            known.by_hash.retain(|_, key| !key.has_expired(now));
+        }
         expired
     }
 
-    pub(crate) fn forget(&self) {
+    /// The key was revoked, and its sessions with it.
+    fn forget_key(&self, id: &KeyId) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        known.by_hash.clear();
+        known.by_hash.retain(|_, key| key.id != *id);
+        known.generation += 1;
+    }
+
+    /// Sessions have ended.
+    pub(crate) fn forget_sessions(&self, hashes: &[[u8; 32]]) {
+        if hashes.is_empty() {
+            return;
+        }
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for hash in hashes {
+            known.by_hash.remove(hash);
+        }
         known.generation += 1;
     }
 }

@@ -106,12 +106,11 @@ impl IdentityStore for Rows {
         }))
     }
 
-    async fn insert_session(&self, session: NewSession) -> Result<(), StoreError> {
+    async fn insert_session(&self, session: NewSession) -> Result<Vec<[u8; 32]>, StoreError> {
         let mut sessions = self.sessions.lock().unwrap();
         sessions.push(session);
         let surplus = sessions.len().saturating_sub(MOST_SESSIONS);
-        sessions.drain(..surplus);
-        Ok(())
+        Ok(sessions.drain(..surplus).map(|ended| ended.hash).collect())
     }
 
     async fn find_session(&self, hash: [u8; 32]) -> Result<Option<(Key, Timestamp)>, StoreError> {
@@ -335,6 +334,35 @@ async fn of_too_many_sessions_the_oldest_end() {
         let found = identity.find_session(&session.secret).await.unwrap();
         assert_eq!(found.is_some(), at > 0, "{at}");
     }
+}
+
+/// Whoever has any key begins and ends sessions as often as they like: that makes no work for others.
+#[tokio::test]
+async fn what_one_ends_is_forgotten_for_nobody_else() {
+    let world = World::new(still).await;
+    let identity = &world.identity;
+    let (_, secret, _) = world.holder(world.wanted()).await;
+    let (noisy, _, caller) = world.holder(world.wanted()).await;
+    let known = world.rows.lookups.load(Ordering::Relaxed);
+    for _ in 0..=MOST_SESSIONS {
+        let session = identity.begin_session(&caller).await.unwrap();
+        let inside = identity.find_session(&session.secret).await.unwrap().unwrap();
+        identity.authenticate(&secret).await.unwrap().unwrap();
+        let session = identity.begin_session(&caller).await.unwrap();
+        identity.end_session(&inside).await.unwrap();
+        identity.find_session(&session.secret).await.unwrap().unwrap();
+        identity.authenticate(&secret).await.unwrap().unwrap();
+    }
+    let last = identity.begin_session(&caller).await.unwrap();
+    identity.find_session(&last.secret).await.unwrap().unwrap();
+    identity
+        .revoke_key(&caller, &noisy.project, &noisy.id)
+        .await
+        .unwrap();
+    assert!(identity.find_session(&last.secret).await.unwrap().is_none());
+    identity.key_was_revoked(&KeyId::from_entropy([9; 20]));
+    identity.authenticate(&secret).await.unwrap().unwrap();
+    assert_eq!(world.rows.lookups.load(Ordering::Relaxed), known);
 }
 
 #[tokio::test]
