@@ -35,7 +35,7 @@ pub(crate) struct InfoView {
     version: String,
     tiers: Vec<TierInfo>,
     pools: Vec<PoolInfo>,
-    /// Sandboxes that run now, of all projects.
+    /// Sandboxes that run now: of all projects for operators whose key is not restricted, otherwise of the caller's own.
     running: usize,
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct PoolInfo {
     security(("key" = ["server.read"])),
     responses((status = 200, description = "The server.", body = InfoView))
 )]
-pub(crate) async fn info(State(app): State<App>, As(_): As) -> Answer<axum::Json<InfoView>> {
+pub(crate) async fn info(State(app): State<App>, As(caller): As) -> Answer<axum::Json<InfoView>> {
     let overview = app.sandboxes.overview().await;
     let tiers = overview.tiers.into_iter().map(|tier| TierInfo {
         isolation: IsolationName::of(tier.isolation),
@@ -84,7 +84,10 @@ pub(crate) async fn info(State(app): State<App>, As(_): As) -> Answer<axum::Json
         version: env!("CARGO_PKG_VERSION").into(),
         tiers: tiers.collect(),
         pools: pools.collect(),
-        running: overview.running,
+        running: match caller.sees_all_projects() {
+            true => overview.running,
+            false => app.sandboxes.running_of(caller.project()),
+        },
     }))
 }
 

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use async_trait::async_trait;
 use atoll_identity::{
-    Action, Caller, CreateKey, Identity, IdentityStore, Key, ModelKey, NewKey, NewSecret, NewSession, Project,
-    Role, Scope, StoreError,
+    Action, Caller, CreateKey, Identity, IdentityStore, Key, ModelKey, NewKey, NewSecret, NewSession,
+    Project, Role, Scope, StoreError,
 };
 use atoll_types::{Code, KeyId, ProjectId, Timestamp};
 
@@ -333,6 +333,30 @@ async fn of_too_many_sessions_the_oldest_end() {
     for (at, session) in sessions.iter().enumerate() {
         let found = identity.find_session(&session.secret).await.unwrap();
         assert_eq!(found.is_some(), at > 0, "{at}");
+    }
+}
+
+#[tokio::test]
+async fn who_is_restricted_or_runs_nothing_sees_their_own_project_alone() {
+    let world = World::new(still).await;
+    let identity = &world.identity;
+    let other = identity.create_project(&world.operator, "other").await.unwrap();
+    for (role, scopes, sees_all) in [
+        (Role::Operator, vec![], true),
+        (Role::Operator, vec![Scope::Ledger], false),
+        (Role::Member, vec![], false),
+    ] {
+        let wanted = CreateKey {
+            role: Some(role),
+            scopes,
+            ..world.wanted()
+        };
+        let (key, _, caller) = world.holder(wanted).await;
+        assert_eq!(caller.sees_all_projects(), sees_all, "{key:?}");
+        let seen = identity.projects(&caller).await.unwrap();
+        assert_eq!(seen.len(), if sees_all { 2 } else { 1 }, "{key:?}");
+        let named = identity.project_named(&caller, Some("other")).await;
+        assert_eq!(named.ok(), sees_all.then(|| other.id.clone()), "{key:?}");
     }
 }
 
