@@ -194,6 +194,7 @@ async fn a_step_is_taken_and_answered_by_the_server_alone() {
         granted: true,
         digest: digest(&action),
         by: "a person".to_owned(),
+        key: Some("key_theirs".to_owned()),
         note: String::new(),
     };
     engine.decide_approval("", &approval.id, yes).await.unwrap();
@@ -207,7 +208,16 @@ async fn a_step_is_taken_and_answered_by_the_server_alone() {
     let answers: Vec<_> = answers.flat_map(|result| result.payloads).collect();
     assert_eq!(answers.len(), 1);
     let answer: serde_json::Value = serde_json::from_slice(&answers[0].data).unwrap();
-    assert_eq!(answer["by"], "a person");
+    assert_eq!(
+        (&answer["by"], &answer["key"]),
+        (&json!("a person"), &json!("key_theirs"))
+    );
+    let kept = engine.approval("", &approval.id).unwrap().decision.unwrap();
+    assert_eq!(
+        kept.key.as_deref(),
+        Some("key_theirs"),
+        "whatever they call themselves"
+    );
     engine.close();
     store.close().await;
 }
@@ -220,10 +230,7 @@ fn steps_queue() -> Option<TaskQueue> {
 }
 
 fn denied<T: std::fmt::Debug>(answer: &Result<T, Refusal>) {
-    assert!(
-        matches!(answer, Err(Refusal::PermissionDenied(_))),
-        "{answer:?}"
-    );
+    assert!(matches!(answer, Err(Refusal::PermissionDenied(_))), "{answer:?}");
 }
 
 /// Whatever ends an activity or keeps it alive, by its token and by its id.
@@ -343,6 +350,7 @@ async fn an_approval_is_good_for_one_activity_whatever_the_next_is_called() {
         granted: true,
         digest: digest(&action),
         by: "a person".to_owned(),
+        key: Some("key_theirs".to_owned()),
         note: String::new(),
     };
     engine.decide_approval("", &approval.id, yes).await.unwrap();
