@@ -27,6 +27,8 @@ pub struct Key {
     pub role: Role,
     /// What it is restricted to; empty: its role alone says what it may do.
     pub scopes: Vec<Scope>,
+    /// The key that it was made with. `None`: the server made it itself, or it is older than this is kept.
+    pub made_by: Option<KeyId>,
     pub created_at: Timestamp,
     /// When it stops working by itself.
     pub expires_at: Option<Timestamp>,
@@ -46,6 +48,7 @@ pub struct NewKey {
     pub prefix: String,
     pub role: Role,
     pub scopes: Vec<Scope>,
+    pub made_by: Option<KeyId>,
     pub created_at: Timestamp,
     pub expires_at: Option<Timestamp>,
 }
@@ -214,6 +217,7 @@ impl Identity {
             prefix: secret.prefix,
             role,
             scopes: wanted.scopes,
+            made_by: caller.key().cloned(),
             created_at: now,
             expires_at,
         };

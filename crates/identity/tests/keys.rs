@@ -60,6 +60,7 @@ impl IdentityStore for Rows {
             prefix: key.prefix,
             role: key.role,
             scopes: key.scopes,
+            made_by: key.made_by,
             created_at: key.created_at,
             expires_at: key.expires_at,
             revoked_at: None,
@@ -232,6 +233,7 @@ async fn a_key_expires_by_itself_and_says_so_once() {
 
     // What it makes ends with it.
     let made = world.identity.create_key(&caller, world.wanted()).await.unwrap();
+    assert_eq!((key.made_by, made.0.made_by), (None, Some(key.id.clone())));
     assert_eq!(made.0.expires_at, Some(Timestamp(2000)));
     let longer = CreateKey {
         expires_at: Some(Timestamp(2001)),
