@@ -182,7 +182,7 @@ async fn to_sandbox(app: &App, id: &SandboxId, port: u16, by_headers: bool, requ
     }
     match &target.extras {
         Some(_) if !target.answers() => not_found(id),
-        Some(extras) => match to_port(app, &target, extras, port, request).await {
+        Some(extras) => match to_port(app, &target, extras, port, by_headers, request).await {
             Ok(response) => response,
             Err(Closed::Traffic(why)) => refused(id, StatusCode::FORBIDDEN, why, None),
             Err(Closed::Fault(fault)) => port_failed(id, port, &fault),
@@ -224,6 +224,7 @@ async fn to_port(
     target: &Target,
     extras: &Extras,
     port: u16,
+    by_headers: bool,
     request: Request,
 ) -> Result<Response, Closed> {
     let headers = request.headers();
@@ -265,6 +266,8 @@ async fn to_port(
         },
         host: mask.and_then(|mask| HeaderValue::from_str(&mask.replace("${PORT}", &port.to_string())).ok()),
         scheme,
+        // By headers, whatever the server's own pages have in a browser would come along.
+        shares_host: by_headers,
     };
     Ok(proxy::pass(stream.into_io(), request, passing).await?)
 }

@@ -1,7 +1,7 @@
 //! Which action each operation is: what its description names as its security, `security(("key" = ["sandbox.use"]))`.
 //!
 //! What must hold: every operation names exactly one, or says that it is open to everybody; one that names none is served to
-//! nobody. Who may do what is in `rights.txt`, which a test compares with what is decided.
+//! nobody, and neither is what the description does not know, whatever the router has for it. Who may do what is in `rights.txt`, which a test compares with what is decided.
 
 use std::collections::HashMap;
 
@@ -33,6 +33,19 @@ impl Actions {
                 .map(|(path, item)| (path.clone(), of_path(item).collect()))
                 .collect(),
         )
+    }
+
+    /// The methods of a path, for `Allow`.
+    pub(crate) fn methods(&self, path: &str) -> String {
+        let of_path = self.0.get(&path.replace("{*", "{")).map(Vec::as_slice);
+        let mut names = Vec::new();
+        for (name, _) in of_path.unwrap_or_default() {
+            names.push(*name);
+            if *name == "GET" {
+                names.push("HEAD");
+            }
+        }
+        names.join(", ")
     }
 
     /// `None`: there is no such operation.
@@ -95,6 +108,7 @@ mod tests {
             Scope::UseSecrets,
             Scope::ManageSecrets,
             Scope::Models,
+            Scope::ManageModels,
             Scope::Workflows,
             Scope::Approvals,
             Scope::Ledger,
@@ -162,4 +176,33 @@ mod tests {
     }
 
     const RIGHTS: &str = include_str!("rights.txt");
+
+    /// Whatever method a route is made for, its action is asked for.
+    #[test]
+    fn a_route_of_any_method_names_its_action() {
+        use utoipa::openapi::path::{HttpMethod, OperationBuilder, PathItem};
+        use utoipa::openapi::security::SecurityRequirement;
+        use utoipa::openapi::{InfoBuilder, OpenApiBuilder, PathsBuilder};
+        for (method, name) in [
+            (HttpMethod::Get, "GET"),
+            (HttpMethod::Put, "PUT"),
+            (HttpMethod::Post, "POST"),
+            (HttpMethod::Delete, "DELETE"),
+            (HttpMethod::Patch, "PATCH"),
+        ] {
+            let action = SecurityRequirement::new(crate::openapi::KEY, ["sandbox.use"]);
+            let operation = OperationBuilder::new().security(action);
+            let paths = PathsBuilder::new().path("/v1/new", PathItem::new(method, operation));
+            let api = OpenApiBuilder::new()
+                .info(InfoBuilder::new().title("").version("").build())
+                .paths(paths)
+                .build();
+            let (actions, method) = (Actions::of(&api), name.parse().unwrap());
+            assert_eq!(
+                actions.find("/v1/new", &method),
+                Some(For::WhoMay(Action::UseSandbox)),
+                "{name}"
+            );
+        }
+    }
 }

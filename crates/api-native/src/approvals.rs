@@ -1,5 +1,6 @@
 //! `/v1/approvals`: what workflows ask people, and what people answer.
 
+use atoll_identity::Caller;
 use atoll_types::Timestamp;
 use atoll_workflows::{Approval, Verdict};
 use axum::extract::State;
@@ -70,6 +71,9 @@ pub(crate) struct ApprovalItem {
     state: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     decided_by: Option<String>,
+    /// The id of the key that it was decided with, whatever `decided_by` says; absent where the time was up.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    decided_with: Option<String>,
     #[schema(format = DateTime)]
     #[serde(skip_serializing_if = "Option::is_none")]
     decided_at: Option<String>,
@@ -107,6 +111,7 @@ impl ApprovalItem {
             .to_owned(),
             decided_at: decision.as_ref().map(|decision| time(decision.at)),
             decided_by: decision.as_ref().map(|decision| decision.by.clone()),
+            decided_with: decision.as_ref().and_then(|decision| decision.key.clone()),
             note: decision.map(|decision| decision.note),
         }
     }
@@ -163,7 +168,7 @@ pub(crate) async fn grant_approval(
     At(id): At<String>,
     Json(body): Json<DecideRequest>,
 ) -> Answer<axum::Json<ApprovalItem>> {
-    decide(&app, caller.project().as_str(), &id, true, body).await
+    decide(&app, &caller, &id, true, body).await
 }
 
 /// Says no.
@@ -178,12 +183,12 @@ pub(crate) async fn deny_approval(
     At(id): At<String>,
     Json(body): Json<DecideRequest>,
 ) -> Answer<axum::Json<ApprovalItem>> {
-    decide(&app, caller.project().as_str(), &id, false, body).await
+    decide(&app, &caller, &id, false, body).await
 }
 
 async fn decide(
     app: &App,
-    project: &str,
+    caller: &Caller,
     id: &str,
     granted: bool,
     body: DecideRequest,
@@ -197,8 +202,12 @@ async fn decide(
         granted,
         digest: body.digest,
         by,
+        key: caller.key().map(ToString::to_string),
         note: body.note,
     };
-    let decided = any_engine(app)?.decide_approval(project, id, verdict).await;
+    let engine = any_engine(app)?;
+    let decided = engine
+        .decide_approval(caller.project().as_str(), id, verdict)
+        .await;
     Ok(axum::Json(ApprovalItem::of(decided.map_err(refused)?)))
 }

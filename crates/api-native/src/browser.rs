@@ -4,6 +4,7 @@
 //! sends cookies along with what they ask for; so whatever changes something, and whatever becomes a WebSocket, comes from a
 //! page of this very origin, and what changes something carries a word that is in no cookie.
 
+use atoll_front::proxy::{HOST_SESSION_NAME, SESSION_NAME};
 use atoll_front::{Visit, serve};
 use atoll_identity::{Caller, SessionWord};
 use atoll_types::{Code, Fault};
@@ -21,10 +22,6 @@ use crate::error::{Answer, Failure};
 use crate::extract::As;
 use crate::{App, wire};
 
-/// Over plain HTTP.
-const COOKIE: &str = "atoll_session";
-/// Over TLS: by this name a browser takes it from this very host only, and not from the page of a sandbox beside it.
-const HOST_COOKIE: &str = "__Host-atoll_session";
 const CSRF: HeaderName = HeaderName::from_static("x-atoll-csrf");
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
@@ -67,8 +64,8 @@ pub(crate) async fn begin_session(
     let session = app.identity.begin_session(&caller).await?;
     let secured = serve::scheme(&extensions, &app.options.public_scheme) == "https";
     let (name, secure) = match secured {
-        true => (HOST_COOKIE, "; Secure"),
-        false => (COOKIE, ""),
+        true => (HOST_SESSION_NAME, "; Secure"),
+        false => (SESSION_NAME, ""),
     };
     let cookie = format!(
         "{name}={}; Path=/; Max-Age={}; HttpOnly; SameSite=Strict{secure}",
@@ -111,14 +108,15 @@ pub(crate) async fn end_session(
         let cookie = format!("{name}=; Path=/; Max-Age=0; HttpOnly; SameSite=Strict{secure}");
         (header::SET_COOKIE, cookie)
     };
-    let headers = axum::response::AppendHeaders([gone(COOKIE, ""), gone(HOST_COOKIE, "; Secure")]);
+    let headers =
+        axum::response::AppendHeaders([gone(SESSION_NAME, ""), gone(HOST_SESSION_NAME, "; Secure")]);
     Ok((StatusCode::NO_CONTENT, headers).into_response())
 }
 
 /// Who comes with a cookie of ours, from a page that may send it. `None`: there is no such cookie.
 pub(crate) async fn by_cookie(app: &App, parts: &Parts) -> Result<Option<Caller>, Failure> {
     let secured = serve::scheme(&parts.extensions, &app.options.public_scheme) == "https";
-    let name = if secured { HOST_COOKIE } else { COOKIE };
+    let name = if secured { HOST_SESSION_NAME } else { SESSION_NAME };
     let Some(secret) = cookie(&parts.headers, name) else {
         return Ok(None);
     };
@@ -264,13 +262,13 @@ mod tests {
     #[test]
     fn a_cookie_that_comes_twice_is_none() {
         let one = parts(&[("cookie", "a=b; atoll_session=s; c=d")]);
-        assert_eq!(cookie(&one.headers, COOKIE), Some("s"));
-        assert_eq!(cookie(&one.headers, HOST_COOKIE), None);
+        assert_eq!(cookie(&one.headers, SESSION_NAME), Some("s"));
+        assert_eq!(cookie(&one.headers, HOST_SESSION_NAME), None);
         for twice in [
             &[("cookie", "atoll_session=s; atoll_session=t")][..],
             &[("cookie", "atoll_session=s"), ("cookie", "atoll_session=t")],
         ] {
-            assert_eq!(cookie(&parts(twice).headers, COOKIE), None);
+            assert_eq!(cookie(&parts(twice).headers, SESSION_NAME), None);
         }
     }
 }

@@ -31,7 +31,7 @@ pub(crate) struct CreateKeyRequest {
     /// `operator`, `member`, `viewer` or `approver`; absent: `member`. Nobody makes a key that may do more than their own.
     role: Option<String>,
     /// What the key is restricted to: `sandboxes`, `sandbox:ID`, `templates`, `secrets:use`, `secrets:manage`, `models`,
-    /// `workflows`, `approvals`, `ledger`; empty: its role alone says what it may do.
+    /// `models:manage`, `workflows`, `approvals`, `ledger`; empty: its role alone says what it may do.
     #[serde(default)]
     #[schema(max_items = 32)]
     scopes: Vec<String>,
@@ -60,6 +60,9 @@ pub(crate) struct KeyView {
     role: String,
     /// What it is restricted to; empty: its role alone says what it may do.
     scopes: Vec<String>,
+    /// The id of the key that it was made with; absent where the server made it, or an earlier release did not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    made_by: Option<String>,
     #[schema(format = DateTime)]
     created_at: String,
     #[schema(format = DateTime)]
@@ -77,6 +80,7 @@ impl KeyView {
             prefix: key.prefix,
             role: key.role.to_string(),
             scopes: key.scopes.iter().map(ToString::to_string).collect(),
+            made_by: key.made_by.map(|id| id.to_string()),
             expires_at: key.expires_at.map(wire::time),
             created_at: wire::time(key.created_at),
             revoked_at: key.revoked_at.map(wire::time),

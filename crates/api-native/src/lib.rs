@@ -143,7 +143,6 @@ pub fn api(
     }));
     let router = routes
         .fallback(server::no_such_route)
-        .method_not_allowed_fallback(server::wrong_method)
         .layer(axum::middleware::from_fn_with_state(app.clone(), entrance::enter))
         .with_state(app);
     Api {

@@ -47,7 +47,7 @@ pub(crate) struct ProjectList {
     items: Vec<ProjectView>,
 }
 
-/// Lists projects: all of them with a key of `default`, otherwise the caller's own.
+/// Lists projects: all of them with an operator's key that is not restricted, otherwise the caller's own.
 #[utoipa::path(
     get, path = "/v1/projects", tag = "projects",
     security(("key" = ["projects.read"])),

@@ -70,6 +70,7 @@ pub(crate) async fn pass(app: &App, sandbox: &SandboxId, port: u16, request: Req
         },
         host: None,
         scheme,
+        shares_host: false,
     };
     Ok(proxy::pass(stream.into_io(), request, passing).await?)
 }

@@ -6,7 +6,7 @@ use atoll_front::meter::{gauge, line};
 use atoll_sandboxes::PoolView;
 use atoll_types::{Code, Fault, Isolation};
 use axum::extract::{Request, State};
-use axum::http::header;
+use axum::http::{Method, header};
 use axum::response::{Html, IntoResponse};
 use bytes::Bytes;
 use serde::Serialize;
@@ -35,7 +35,7 @@ pub(crate) struct InfoView {
     version: String,
     tiers: Vec<TierInfo>,
     pools: Vec<PoolInfo>,
-    /// Sandboxes that run now, of all projects.
+    /// Sandboxes that run now: of all projects for operators whose key is not restricted, otherwise of the caller's own.
     running: usize,
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct PoolInfo {
     security(("key" = ["server.read"])),
     responses((status = 200, description = "The server.", body = InfoView))
 )]
-pub(crate) async fn info(State(app): State<App>, As(_): As) -> Answer<axum::Json<InfoView>> {
+pub(crate) async fn info(State(app): State<App>, As(caller): As) -> Answer<axum::Json<InfoView>> {
     let overview = app.sandboxes.overview().await;
     let tiers = overview.tiers.into_iter().map(|tier| TierInfo {
         isolation: IsolationName::of(tier.isolation),
@@ -84,7 +84,10 @@ pub(crate) async fn info(State(app): State<App>, As(_): As) -> Answer<axum::Json
         version: env!("CARGO_PKG_VERSION").into(),
         tiers: tiers.collect(),
         pools: pools.collect(),
-        running: overview.running,
+        running: match caller.sees_all_projects() {
+            true => overview.running,
+            false => app.sandboxes.running_of(caller.project()),
+        },
     }))
 }
 
@@ -258,15 +261,11 @@ pub(crate) async fn no_such_route(request: Request) -> Failure {
     .hint("/docs lists what there is")
 }
 
-/// Answers a method that a route does not have; the router adds `Allow`.
-pub(crate) async fn wrong_method(request: Request) -> Failure {
+/// Answers a method that a route does not have; `Allow` comes with it.
+pub(crate) fn wrong_method(path: &str, method: &Method) -> Failure {
     Failure::new(
         Code::MethodNotAllowed,
-        format!(
-            "`{}` cannot be asked to {}",
-            request.uri().path(),
-            request.method()
-        ),
+        format!("`{path}` cannot be asked to {method}"),
     )
     .hint("the `Allow` header lists the methods that it knows")
 }

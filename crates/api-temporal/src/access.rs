@@ -318,9 +318,11 @@ async fn admit(
 #[cfg(test)]
 mod tests {
     use atoll_types::ProjectId;
+    use temporalio_protos::temporal::api::taskqueue::v1::TaskQueue;
     use temporalio_protos::temporal::api::workflowservice::v1 as wire;
 
     use super::*;
+    use crate::generated::workflow::workflow_service_server::WorkflowServiceServer;
 
     #[test]
     fn methods_that_change_something_are_told_from_those_that_look() {
@@ -367,6 +369,11 @@ mod tests {
                 "right" => Ok(Some(atoll_identity::Caller::for_test(ProjectId::from_entropy(
                     [1; 20],
                 )))),
+                "of a worker" => Ok(Some(atoll_identity::Caller::with_rights_for_test(
+                    ProjectId::from_entropy([1; 20]),
+                    atoll_identity::Role::Member,
+                    vec![atoll_identity::Scope::Workflows],
+                ))),
                 "broken" => Err(Fault::internal("the store is away")),
                 _ => Ok(None),
             }
@@ -438,6 +445,67 @@ mod tests {
         );
         // Whoever only asks for health is nobody, and sees nothing.
         assert_eq!(knock("/grpc.health.v1.Health/Check", None).await.unwrap(), "");
+    }
+
+    /// Asks a method with the key of a worker, which is for workflows alone. The gRPC code.
+    async fn work(engine: &Engine, method: &str, message: &impl prost::Message) -> String {
+        let gate = Gate {
+            access: Access::WithKey(Arc::new(OneKey)),
+            front: Front::new(atoll_front::Limits::for_machine(1 << 30, 1000)),
+        };
+        let service = crate::workflow::Service::new(engine.clone());
+        let mut gate = gate.layer(WorkflowServiceServer::new(service));
+        let message = message.encode_to_vec();
+        let length = u32::try_from(message.len()).unwrap().to_be_bytes();
+        let body = [&[0][..], &length, &message].concat();
+        let request = Request::builder()
+            .method("POST")
+            .uri(format!(
+                "/temporal.api.workflowservice.v1.WorkflowService/{method}"
+            ))
+            .header("authorization", "Bearer of a worker")
+            .header("content-type", "application/grpc")
+            .body(Body::new(http_body_util::Full::from(body)));
+        let response = gate.call(request.unwrap()).await.unwrap();
+        response.headers()["grpc-status"].to_str().unwrap().to_owned()
+    }
+
+    #[tokio::test]
+    async fn a_workers_key_does_not_open_the_queue_of_the_servers_own_steps() {
+        const PERMISSION_DENIED: &str = "7";
+        const NOT_FOUND: &str = "5";
+        let dir = tempfile::tempdir().unwrap();
+        let store = atoll_store::Store::open(&dir.path().join("workflows.db")).unwrap();
+        let options = atoll_workflows::Options {
+            project: project(),
+            ..atoll_workflows::Options::default()
+        };
+        let engine = Engine::open(store.clone(), options).await.unwrap();
+        let poll = wire::PollActivityTaskQueueRequest {
+            namespace: "default".to_owned(),
+            task_queue: Some(TaskQueue {
+                name: atoll_types::STEPS_QUEUE.to_owned(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        assert_eq!(
+            work(&engine, "PollActivityTaskQueue", &poll).await,
+            PERMISSION_DENIED
+        );
+        let answer = wire::RespondActivityTaskCompletedByIdRequest {
+            namespace: "default".to_owned(),
+            workflow_id: "none".to_owned(),
+            activity_id: "none".to_owned(),
+            ..Default::default()
+        };
+        assert_eq!(
+            work(&engine, "RespondActivityTaskCompletedById", &answer).await,
+            NOT_FOUND,
+            "the key itself is let in"
+        );
+        engine.close();
+        store.close().await;
     }
 
     #[tokio::test]

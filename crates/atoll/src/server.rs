@@ -375,10 +375,12 @@ async fn end_expired(identity: Identity, front: Front, stop: CancellationToken) 
     }
 }
 
-/// The key of the local CLI: read, or made on the first start and whenever the file was lost.
+/// The key of the local CLI: read, or made on the first start and whenever the file was lost, or holds one that does not run
+/// the server.
 async fn admin_key(data: &DataDir, identity: &Identity) -> Result<(String, bool)> {
     if let Some(secret) = data.admin_key()
-        && identity.authenticate(&secret).await?.is_some()
+        && let Some(holder) = identity.authenticate(&secret).await?
+        && holder.role() == Role::Operator
     {
         return Ok((secret, false));
     }

@@ -9,6 +9,7 @@
 //! - The guest is hostile. Its answers are parsed and written anew by hyper on each side, so that nothing can be
 //!   smuggled between them; heads are bounded; it can switch protocols only if the client asked for that protocol; it
 //!   can set cookies only for its own host, and not ours.
+//! - On the server's own host (E2B's clients name ports by headers there) a guest neither sees nor sets a cookie.
 //! - Bodies stream in both directions with back-pressure. Whoever hangs up ends the other side.
 
 use std::future::Future;
@@ -34,9 +35,19 @@ pub const TOKEN_NAME: &str = "atoll_token";
 /// for the whole domain.
 pub const HOST_TOKEN_NAME: &str = "__Host-atoll_token";
 
-/// Whether a cookie is ours.
+/// The cookie of a browser's session with the server's own pages, over plain HTTP.
+pub const SESSION_NAME: &str = "atoll_session";
+/// Its name over TLS: by it a browser takes it from this very host only, and not from the page of a sandbox beside it.
+pub const HOST_SESSION_NAME: &str = "__Host-atoll_session";
+
+/// Whether a cookie opens a port.
 pub fn is_token_cookie(name: &str) -> bool {
     name == TOKEN_NAME || name == HOST_TOKEN_NAME
+}
+
+/// Whether a cookie is of the server's own, whatever it opens.
+fn is_our_cookie(name: &str) -> bool {
+    is_token_cookie(name) || name == SESSION_NAME || name == HOST_SESSION_NAME
 }
 
 /// The largest head that a guest may answer with.
@@ -64,6 +75,9 @@ pub struct Passing<'a> {
     pub host: Option<HeaderValue>,
     /// What the client used: `http` or `https`.
     pub scheme: &'a str,
+    /// The host is the server's own, and not one of this port alone: cookies of that host are none of the guest's business, it
+    /// sets none there, and nobody keeps what it says under the server's addresses.
+    pub shares_host: bool,
 }
 
 /// Waits for a port to take a connection.
@@ -122,7 +136,7 @@ where
         tokio::spawn(bridge(client_side, guest_side));
     }
     let protocol = protocol.filter(|_| response.status() == StatusCode::SWITCHING_PROTOCOLS);
-    Ok(incoming(response, protocol))
+    Ok(incoming(response, protocol, passing.shares_host))
 }
 
 fn unreachable_port(fault: Fault, port: u16) -> Fault {
@@ -178,6 +192,9 @@ fn outgoing(
         None => headers.get(header::HOST).cloned(),
     };
     strip(&mut headers);
+    if passing.shares_host {
+        headers.remove(header::COOKIE);
+    }
     clean_secrets(&mut headers, &passing.secrets);
     // hyper answers `100 Continue` to the client itself
     headers.remove(header::EXPECT);
@@ -224,11 +241,19 @@ pub fn without_token(uri: &Uri) -> String {
 }
 
 /// The response as the client sees it.
-fn incoming(response: hyper::Response<hyper::body::Incoming>, protocol: Option<HeaderValue>) -> Response {
+fn incoming(
+    response: hyper::Response<hyper::body::Incoming>,
+    protocol: Option<HeaderValue>,
+    shares_host: bool,
+) -> Response {
     let (parts, body) = response.into_parts();
     let mut headers = parts.headers;
     strip(&mut headers);
     clean_cookies(&mut headers);
+    if shares_host {
+        headers.remove(header::SET_COOKIE);
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    }
     let switching = protocol.is_some();
     if let Some(protocol) = protocol {
         headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
@@ -270,7 +295,10 @@ fn clean_secrets(headers: &mut HeaderMap, secrets: &Secrets<'_>) {
         .flat_map(|value| value.split(';'))
         .map(str::trim)
         .filter(|pair| {
-            !pair.is_empty() && !pair.split('=').next().map(str::trim).is_some_and(is_token_cookie)
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            // Some clients write values in quotes.
+            let value = value.trim().trim_matches('"');
+            !pair.is_empty() && !is_our_cookie(name.trim()) && !holds_ours(value.as_bytes(), secrets)
         })
         .collect();
     let kept = HeaderValue::from_str(&kept.join("; ")).ok();
@@ -336,8 +364,10 @@ fn clean_cookies(headers: &mut HeaderMap) {
         .iter()
         .filter_map(|value| {
             let text = std::str::from_utf8(value.as_bytes()).ok()?;
-            let name = text.split(['=', ';']).next()?.trim();
-            if is_token_cookie(name) {
+            // One without a name comes back as whatever its value looks like.
+            let named = text.trim_start_matches(|c: char| c == '=' || c.is_whitespace());
+            let name = named.split(['=', ';']).next()?.trim();
+            if is_our_cookie(name) {
                 return None;
             }
             let confined: Vec<_> = text
@@ -396,6 +426,17 @@ mod tests {
         clean(&mut sent);
         assert_eq!(sent, headers(&[("authorization", "Bearer theirs")]));
 
+        // Nor does the session of a browser, by its name or by what it is.
+        let mut sent = headers(&[
+            ("cookie", "atoll_session=s; a=b; __Host-atoll_session=s"),
+            (
+                "cookie",
+                "renamed=ours_session; quoted=\"ours_session\"; again=t; c=d",
+            ),
+        ]);
+        clean(&mut sent);
+        assert_eq!(sent, headers(&[("cookie", "a=b; c=d")]));
+
         for (name, value) in [
             ("authorization", "Bearer ours_key"),
             ("authorization", "bearer  ours_key"),
@@ -448,11 +489,60 @@ mod tests {
             ("set-cookie", "a=1; Domain=localhost; Path=/"),
             ("set-cookie", "atoll_token=stolen"),
             ("set-cookie", "__Host-atoll_token=stolen; Secure; Path=/"),
+            ("set-cookie", "atoll_session=theirs; Path=/"),
+            ("set-cookie", " __Host-atoll_session =theirs; Secure; Path=/"),
+            ("set-cookie", "=atoll_session=theirs; Path=/"),
             ("set-cookie", "domain=ok"),
         ]);
         clean_cookies(&mut sent);
         let expected = headers(&[("set-cookie", "a=1; Path=/"), ("set-cookie", "domain=ok")]);
         assert_eq!(sent, expected);
+    }
+
+    /// What a guest that answers so much is asked, and what the client hears of it.
+    async fn passed(shares_host: bool) -> (String, HeaderMap) {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        let (ours, mut guest) = tokio::io::duplex(64 * 1024);
+        let asked = tokio::spawn(async move {
+            let (mut asked, mut buffer) = (Vec::new(), [0; 1024]);
+            while !asked.ends_with(b"\r\n\r\n") {
+                let count = guest.read(&mut buffer).await.unwrap();
+                asked.extend_from_slice(&buffer[..count]);
+            }
+            let answer = b"HTTP/1.1 200 OK\r\nSet-Cookie: a=1\r\nCache-Control: max-age=9\r\nContent-Length: 0\r\n\r\n";
+            guest.write_all(answer).await.unwrap();
+            String::from_utf8(asked).unwrap().to_lowercase()
+        });
+        let request = Request::builder()
+            .uri("/")
+            .header("host", "server")
+            .header("cookie", "theirs=1");
+        let passing = Passing {
+            port: 80,
+            secrets: Secrets {
+                headers: &[],
+                token: None,
+                is_ours: |_| false,
+            },
+            host: None,
+            scheme: "http",
+            shares_host,
+        };
+        let request = request.body(Body::empty()).unwrap();
+        let answer = pass(ours, request, passing).await.unwrap();
+        (asked.await.unwrap(), answer.headers().clone())
+    }
+
+    #[tokio::test]
+    async fn a_guest_on_the_servers_own_host_neither_sees_nor_sets_its_cookies() {
+        let (asked, answered) = passed(false).await;
+        assert!(asked.contains("cookie: theirs=1"), "{asked}");
+        assert_eq!(answered[header::SET_COOKIE], "a=1");
+        assert_eq!(answered[header::CACHE_CONTROL], "max-age=9");
+        let (asked, answered) = passed(true).await;
+        assert!(!asked.contains("cookie"), "{asked}");
+        assert!(!answered.contains_key(header::SET_COOKIE));
+        assert_eq!(answered[header::CACHE_CONTROL], "no-store");
     }
 
     #[test]

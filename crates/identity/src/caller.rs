@@ -108,6 +108,11 @@ impl Caller {
         self.role
     }
 
+    /// Whether it may know of what is in other projects: those who run the server, unless their key is restricted to a part.
+    pub fn sees_all_projects(&self) -> bool {
+        self.role == Role::Operator && self.scopes.is_empty()
+    }
+
     pub(crate) fn expires_at(&self) -> Option<Timestamp> {
         self.expires_at
     }

@@ -27,6 +27,8 @@ pub struct Key {
     pub role: Role,
     /// What it is restricted to; empty: its role alone says what it may do.
     pub scopes: Vec<Scope>,
+    /// The key that it was made with. `None`: the server made it itself, or it is older than this is kept.
+    pub made_by: Option<KeyId>,
     pub created_at: Timestamp,
     /// When it stops working by itself.
     pub expires_at: Option<Timestamp>,
@@ -46,6 +48,7 @@ pub struct NewKey {
     pub prefix: String,
     pub role: Role,
     pub scopes: Vec<Scope>,
+    pub made_by: Option<KeyId>,
     pub created_at: Timestamp,
     pub expires_at: Option<Timestamp>,
 }
@@ -118,19 +121,28 @@ impl Identity {
                     return Ok(None);
                 };
                 let known = KnownKey::of(row);
-                self.inner.known_keys.remember(hash, &known, generation);
+                self.inner
+                    .known_keys
+                    .remember(hash, &known, generation, self.now());
                 known
             }
         };
-        let now = self.now();
-        if let Some(at) = key.expires_at {
-            if at <= now {
-                return Ok(None);
-            }
-            self.inner.known_keys.expires(at, key.id.as_str());
+        if !self.still_works(&key, key.id.as_str()) {
+            return Ok(None);
         }
-        self.store().note_key_used(&key.id, now);
+        self.store().note_key_used(&key.id, self.now());
         Ok(Some(key.holder()))
+    }
+
+    /// Whether a key, or a session of it, has not expired. When it does, what is open under `id` has to end.
+    pub(crate) fn still_works(&self, key: &KnownKey, id: &str) -> bool {
+        if key.has_expired(self.now()) {
+            return false;
+        }
+        if let Some(at) = key.expires_at {
+            self.inner.known_keys.expires(at, id);
+        }
+        true
     }
 
     /// Ids of keys that were used here and have expired since this was asked last: what is open with them has to end.
@@ -158,17 +170,21 @@ impl Identity {
                     scopes: Arc::default(),
                     expires_at: row.expires_at,
                 };
-                self.inner.known_keys.remember(hash, &known, generation);
+                self.inner
+                    .known_keys
+                    .remember(hash, &known, generation, self.now());
                 known
             }
         };
-        let works = key.expires_at.is_none_or(|at| self.now() < at);
-        Ok(works.then(|| Caller::model_key_holder(key.project, key.id)))
+        if !self.still_works(&key, key.id.as_str()) {
+            return Ok(None);
+        }
+        Ok(Some(Caller::model_key_holder(key.project, key.id)))
     }
 
     /// A key that is kept elsewhere was revoked.
-    pub fn key_was_revoked(&self) {
-        self.inner.known_keys.forget();
+    pub fn key_was_revoked(&self, id: &KeyId) {
+        self.inner.known_keys.forget_key(id);
     }
 
     /// Makes a key and returns its secret, which cannot be shown again. Nobody makes one that may do more, or works for longer,
@@ -201,6 +217,7 @@ impl Identity {
             prefix: secret.prefix,
             role,
             scopes: wanted.scopes,
+            made_by: caller.key().cloned(),
             created_at: now,
             expires_at,
         };
@@ -267,14 +284,15 @@ impl Identity {
             ));
         }
         let revoked = self.store().revoke_key(project, id, self.now()).await;
-        self.inner.known_keys.forget();
+        self.inner.known_keys.forget_key(id);
         revoked?.ok_or_else(unknown)
     }
 }
 
 /// Keys that were found valid, so that not every request asks the store. This server is the only one on its database, so
-/// nothing is revoked behind its back; a revocation forgets them all, and whatever was looked up meanwhile. The lock protects
-/// the map and its generation together.
+/// nothing is revoked behind its back; a revocation forgets what it concerns, and whatever was looked up meanwhile, but no key of
+/// anybody else: whoever may revoke something must not make the store work for all. The lock protects the map and its generation
+/// together.
 #[derive(Debug, Default)]
 pub(crate) struct KnownKeys(Mutex<Known>);
 
@@ -304,6 +322,10 @@ impl KnownKey {
         self
     }
 
+    fn has_expired(&self, now: Timestamp) -> bool {
+        self.expires_at.is_some_and(|at| at <= now)
+    }
+
     pub(crate) fn holder(self) -> Caller {
         Caller::key_holder(self.project, self.role, self.scopes, self.expires_at, self.id)
     }
@@ -324,10 +346,10 @@ impl KnownKeys {
         (known.by_hash.get(hash).cloned(), known.generation)
     }
 
-    /// Unless something was revoked since `generation` was read.
-    pub(crate) fn remember(&self, hash: [u8; 32], key: &KnownKey, generation: u64) {
+    /// Unless something was revoked since `generation` was read, or it has expired.
+    pub(crate) fn remember(&self, hash: [u8; 32], key: &KnownKey, generation: u64, now: Timestamp) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.generation == generation {
+        if known.generation == generation && !key.has_expired(now) {
             known.by_hash.insert(hash, key.clone());
         }
     }
@@ -337,6 +359,7 @@ impl KnownKeys {
         known.expiring.insert((at, id.to_owned()));
     }
 
+    /// Those that have expired are known no longer.
     fn take_expired(&self, now: Timestamp) -> Vec<String> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut expired = Vec::new();
@@ -345,12 +368,28 @@ impl KnownKeys {
         {
             expired.extend(known.expiring.pop_first().map(|(_, id)| id));
         }
+        if !expired.is_empty() {
+            known.by_hash.retain(|_, key| !key.has_expired(now));
+        }
         expired
     }
 
-    pub(crate) fn forget(&self) {
+    /// The key was revoked, and its sessions with it.
+    fn forget_key(&self, id: &KeyId) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        known.by_hash.clear();
+        known.by_hash.retain(|_, key| key.id != *id);
+        known.generation += 1;
+    }
+
+    /// Sessions have ended.
+    pub(crate) fn forget_sessions(&self, hashes: &[[u8; 32]]) {
+        if hashes.is_empty() {
+            return;
+        }
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for hash in hashes {
+            known.by_hash.remove(hash);
+        }
         known.generation += 1;
     }
 }

@@ -5,7 +5,7 @@
 
 use atoll_types::{Code, Fault, ProjectId, Timestamp};
 
-use crate::{Action, Caller, Identity, Role, entropy};
+use crate::{Action, Caller, Identity, entropy};
 
 const LONGEST_NAME: usize = 63;
 /// The first project.
@@ -46,10 +46,10 @@ impl Identity {
         Ok(made)
     }
 
-    /// All of them for whoever runs the server; for others, their own.
+    /// All of them for whoever runs the server with a key that is not restricted; for others, their own.
     pub async fn projects(&self, caller: &Caller) -> Result<Vec<Project>, Fault> {
         let mut all = self.store().projects().await?;
-        if caller.role() != Role::Operator {
+        if !caller.sees_all_projects() {
             all.retain(|project| project.id == *caller.project());
         }
         Ok(all)

@@ -106,7 +106,10 @@ pub enum Scope {
     Templates,
     UseSecrets,
     ManageSecrets,
+    /// Calls of models, and what they cost; none of what limits them.
     Models,
+    /// The same, and providers, prices, budgets, guards and keys for models: whoever has it sets their own limits.
+    ManageModels,
     Workflows,
     Approvals,
     Ledger,
@@ -136,7 +139,10 @@ impl Scope {
             Self::ManageSecrets => {
                 matches!(action, A::ReadSecrets | A::UseSecrets | A::ManageSecrets)
             }
-            Self::Models => matches!(action, A::ReadModels | A::CallModels | A::ManageModels),
+            Self::Models => matches!(action, A::ReadModels | A::CallModels),
+            Self::ManageModels => {
+                matches!(action, A::ReadModels | A::CallModels | A::ManageModels)
+            }
             Self::Workflows => matches!(action, A::ReadWorkflows | A::RunWorkflows),
             Self::Approvals => matches!(action, A::ReadApprovals | A::AnswerApprovals),
             Self::Ledger => action == A::ReadLedger,
@@ -160,6 +166,7 @@ impl fmt::Display for Scope {
             Self::UseSecrets => "secrets:use",
             Self::ManageSecrets => "secrets:manage",
             Self::Models => "models",
+            Self::ManageModels => "models:manage",
             Self::Workflows => "workflows",
             Self::Approvals => "approvals",
             Self::Ledger => "ledger",
@@ -177,6 +184,7 @@ impl FromStr for Scope {
             "secrets:use" => Self::UseSecrets,
             "secrets:manage" => Self::ManageSecrets,
             "models" => Self::Models,
+            "models:manage" => Self::ManageModels,
             "workflows" => Self::Workflows,
             "approvals" => Self::Approvals,
             "ledger" => Self::Ledger,
@@ -187,7 +195,7 @@ impl FromStr for Scope {
                         Code::ScopeInvalid,
                         format!(
                             "`{}` is no scope; there are sandboxes, sandbox:ID, templates, secrets:use, \
-                             secrets:manage, models, workflows, approvals and ledger",
+                             secrets:manage, models, models:manage, workflows, approvals and ledger",
                             shown(text)
                         ),
                     )
@@ -219,6 +227,7 @@ mod tests {
             Scope::UseSecrets,
             Scope::ManageSecrets,
             Scope::Models,
+            Scope::ManageModels,
             Scope::Workflows,
             Scope::Approvals,
             Scope::Ledger,
@@ -247,6 +256,17 @@ mod tests {
                 assert_eq!(role.covers(other), covered.contains(&other), "{role} {other}");
             }
         }
+    }
+
+    /// What agents are given lets them call models, and not lift what limits their calls.
+    #[test]
+    fn a_key_that_calls_models_does_not_set_its_own_limits() {
+        for action in [Action::ReadModels, Action::CallModels] {
+            assert!(within(&[Scope::Models], action, None), "{action}");
+            assert!(within(&[Scope::ManageModels], action, None), "{action}");
+        }
+        assert!(!within(&[Scope::Models], Action::ManageModels, None));
+        assert!(within(&[Scope::ManageModels], Action::ManageModels, None));
     }
 
     #[test]

@@ -69,9 +69,9 @@ impl Identity {
             created_at: now,
             expires_at,
         };
-        self.store().insert_session(session).await?;
-        // Of too many of one key the oldest has ended, and may be known.
-        self.inner.known_keys.forget();
+        // Of too many of one key the oldest have ended, and may be known.
+        let ended = self.store().insert_session(session).await?;
+        self.inner.known_keys.forget_sessions(&ended);
         let csrf = self.csrf(&secret.hash);
         Ok(Session {
             secret: secret.text,
@@ -94,19 +94,17 @@ impl Identity {
                     return Ok(None);
                 };
                 let known = KnownKey::of(row).until(until);
-                self.inner.known_keys.remember(hash, &known, generation);
+                self.inner
+                    .known_keys
+                    .remember(hash, &known, generation, self.now());
                 known
             }
         };
         let session = hex::encode(hash);
-        let (now, id) = (self.now(), key.id.clone());
-        if let Some(at) = key.expires_at {
-            if at <= now {
-                return Ok(None);
-            }
-            self.inner.known_keys.expires(at, &session);
+        if !self.still_works(&key, &session) {
+            return Ok(None);
         }
-        self.store().note_key_used(&id, now);
+        self.store().note_key_used(&key.id, self.now());
         Ok(Some(key.holder().in_session(session)))
     }
 
@@ -132,8 +130,9 @@ impl Identity {
     pub async fn end_session(&self, caller: &Caller) -> Result<String, Fault> {
         let id = caller.session().ok_or_else(no_session)?;
         let hash = hex::decode(id).ok().and_then(|hash| hash.try_into().ok());
-        let ended = self.store().delete_session(hash.ok_or_else(no_session)?).await;
-        self.inner.known_keys.forget();
+        let hash = hash.ok_or_else(no_session)?;
+        let ended = self.store().delete_session(hash).await;
+        self.inner.known_keys.forget_sessions(&[hash]);
         ended?;
         Ok(id.to_owned())
     }

@@ -39,8 +39,8 @@ pub trait IdentityStore: fmt::Debug + Send + Sync + 'static {
         now: Timestamp,
     ) -> Result<Option<Key>, StoreError>;
 
-    /// Keeps a session. Of too many of one key, the oldest end; those that have expired may be forgotten.
-    async fn insert_session(&self, session: NewSession) -> Result<(), StoreError>;
+    /// Keeps a session. Of too many of one key, the oldest end: their hashes. Those that have expired may be forgotten.
+    async fn insert_session(&self, session: NewSession) -> Result<Vec<[u8; 32]>, StoreError>;
 
     /// The key of the session whose secret has that hash, and when the session expires; unless the key was revoked.
     async fn find_session(&self, hash: [u8; 32]) -> Result<Option<(Key, Timestamp)>, StoreError>;

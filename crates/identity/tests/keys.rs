@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use async_trait::async_trait;
 use atoll_identity::{
-    Action, Caller, CreateKey, Identity, IdentityStore, Key, ModelKey, NewKey, NewSession, Project, Role,
-    Scope, StoreError,
+    Action, Caller, CreateKey, Identity, IdentityStore, Key, ModelKey, NewKey, NewSecret, NewSession,
+    Project, Role, Scope, StoreError,
 };
 use atoll_types::{Code, KeyId, ProjectId, Timestamp};
 
@@ -16,6 +16,7 @@ use atoll_types::{Code, KeyId, ProjectId, Timestamp};
 struct Rows {
     projects: Mutex<Vec<Project>>,
     keys: Mutex<Vec<(Key, [u8; 32])>>,
+    model_keys: Mutex<Vec<(ModelKey, [u8; 32])>>,
     sessions: Mutex<Vec<NewSession>>,
     lookups: AtomicUsize,
 }
@@ -59,6 +60,7 @@ impl IdentityStore for Rows {
             prefix: key.prefix,
             role: key.role,
             scopes: key.scopes,
+            made_by: key.made_by,
             created_at: key.created_at,
             expires_at: key.expires_at,
             revoked_at: None,
@@ -77,8 +79,10 @@ impl IdentityStore for Rows {
         Ok(found.map(|(key, _)| key.clone()))
     }
 
-    async fn find_active_model_key(&self, _: [u8; 32]) -> Result<Option<ModelKey>, StoreError> {
-        Ok(None)
+    async fn find_active_model_key(&self, hash: [u8; 32]) -> Result<Option<ModelKey>, StoreError> {
+        let keys = self.model_keys.lock().unwrap();
+        let found = keys.iter().find(|(_, known)| *known == hash);
+        Ok(found.map(|(key, _)| key.clone()))
     }
 
     async fn keys(&self, project: &ProjectId) -> Result<Vec<Key>, StoreError> {
@@ -103,12 +107,11 @@ impl IdentityStore for Rows {
         }))
     }
 
-    async fn insert_session(&self, session: NewSession) -> Result<(), StoreError> {
+    async fn insert_session(&self, session: NewSession) -> Result<Vec<[u8; 32]>, StoreError> {
         let mut sessions = self.sessions.lock().unwrap();
         sessions.push(session);
         let surplus = sessions.len().saturating_sub(MOST_SESSIONS);
-        sessions.drain(..surplus);
-        Ok(())
+        Ok(sessions.drain(..surplus).map(|ended| ended.hash).collect())
     }
 
     async fn find_session(&self, hash: [u8; 32]) -> Result<Option<(Key, Timestamp)>, StoreError> {
@@ -215,10 +218,22 @@ async fn a_key_expires_by_itself_and_says_so_once() {
         ..world.wanted()
     };
     let (key, secret, caller) = world.holder(wanted.clone()).await;
+    // One for models ends what is open with it, too.
+    let for_models = NewSecret::for_models();
+    let model_key = ModelKey {
+        id: KeyId::from_entropy([9; 20]),
+        project: key.project.clone(),
+        expires_at: Some(Timestamp(1999)),
+    };
+    let row = (model_key.clone(), for_models.hash);
+    world.rows.model_keys.lock().unwrap().push(row);
+    let calls = world.identity.authenticate_for_models(&for_models.text).await;
+    assert_eq!(calls.unwrap().unwrap().key(), Some(&model_key.id));
     assert!(world.identity.take_expired().is_empty());
 
     // What it makes ends with it.
     let made = world.identity.create_key(&caller, world.wanted()).await.unwrap();
+    assert_eq!((key.made_by, made.0.made_by), (None, Some(key.id.clone())));
     assert_eq!(made.0.expires_at, Some(Timestamp(2000)));
     let longer = CreateKey {
         expires_at: Some(Timestamp(2001)),
@@ -229,7 +244,12 @@ async fn a_key_expires_by_itself_and_says_so_once() {
 
     NOW.store(2000, Ordering::Relaxed);
     assert!(world.identity.authenticate(&secret).await.unwrap().is_none());
-    assert_eq!(world.identity.take_expired(), [key.id.to_string()]);
+    let calls = world.identity.authenticate_for_models(&for_models.text).await;
+    assert!(calls.unwrap().is_none());
+    assert_eq!(
+        world.identity.take_expired(),
+        [model_key.id.to_string(), key.id.to_string()]
+    );
     assert!(world.identity.take_expired().is_empty());
     let late = world
         .identity
@@ -316,6 +336,59 @@ async fn of_too_many_sessions_the_oldest_end() {
         let found = identity.find_session(&session.secret).await.unwrap();
         assert_eq!(found.is_some(), at > 0, "{at}");
     }
+}
+
+#[tokio::test]
+async fn who_is_restricted_or_runs_nothing_sees_their_own_project_alone() {
+    let world = World::new(still).await;
+    let identity = &world.identity;
+    let other = identity.create_project(&world.operator, "other").await.unwrap();
+    for (role, scopes, sees_all) in [
+        (Role::Operator, vec![], true),
+        (Role::Operator, vec![Scope::Ledger], false),
+        (Role::Member, vec![], false),
+    ] {
+        let wanted = CreateKey {
+            role: Some(role),
+            scopes,
+            ..world.wanted()
+        };
+        let (key, _, caller) = world.holder(wanted).await;
+        assert_eq!(caller.sees_all_projects(), sees_all, "{key:?}");
+        let seen = identity.projects(&caller).await.unwrap();
+        assert_eq!(seen.len(), if sees_all { 2 } else { 1 }, "{key:?}");
+        let named = identity.project_named(&caller, Some("other")).await;
+        assert_eq!(named.ok(), sees_all.then(|| other.id.clone()), "{key:?}");
+    }
+}
+
+/// Whoever has any key begins and ends sessions as often as they like: that makes no work for others.
+#[tokio::test]
+async fn what_one_ends_is_forgotten_for_nobody_else() {
+    let world = World::new(still).await;
+    let identity = &world.identity;
+    let (_, secret, _) = world.holder(world.wanted()).await;
+    let (noisy, _, caller) = world.holder(world.wanted()).await;
+    let known = world.rows.lookups.load(Ordering::Relaxed);
+    for _ in 0..=MOST_SESSIONS {
+        let session = identity.begin_session(&caller).await.unwrap();
+        let inside = identity.find_session(&session.secret).await.unwrap().unwrap();
+        identity.authenticate(&secret).await.unwrap().unwrap();
+        let session = identity.begin_session(&caller).await.unwrap();
+        identity.end_session(&inside).await.unwrap();
+        identity.find_session(&session.secret).await.unwrap().unwrap();
+        identity.authenticate(&secret).await.unwrap().unwrap();
+    }
+    let last = identity.begin_session(&caller).await.unwrap();
+    identity.find_session(&last.secret).await.unwrap().unwrap();
+    identity
+        .revoke_key(&caller, &noisy.project, &noisy.id)
+        .await
+        .unwrap();
+    assert!(identity.find_session(&last.secret).await.unwrap().is_none());
+    identity.key_was_revoked(&KeyId::from_entropy([9; 20]));
+    identity.authenticate(&secret).await.unwrap().unwrap();
+    assert_eq!(world.rows.lookups.load(Ordering::Relaxed), known);
 }
 
 #[tokio::test]

@@ -166,7 +166,7 @@ impl Models {
             .await;
         let row = revoked.map_err(|e| from_store(&e))?;
         self.inner.keys.forget(&row.id);
-        self.inner.identity.key_was_revoked();
+        self.inner.identity.key_was_revoked(&row.id);
         Ok(row)
     }
 }

@@ -2,7 +2,7 @@
 
 use atoll_runtime::probe::Verdict;
 use atoll_store::{FactQuery, SandboxRow, Scope};
-use atoll_types::{Fault, Isolation, SandboxId, Timestamp};
+use atoll_types::{Fault, Isolation, ProjectId, SandboxId, Timestamp};
 
 use crate::faults::{from_channel, from_runtime, from_store, unexpected};
 use crate::{Caller, Metrics, Sandbox, Sandboxes};
@@ -125,6 +125,14 @@ impl Sandboxes {
             .usage_total(scope, Timestamp(0), Timestamp(i64::MAX))
             .await
             .map_err(|e| from_store(&e))
+    }
+
+    /// How many sandboxes of a project run now.
+    pub fn running_of(&self, project: &ProjectId) -> usize {
+        self.live()
+            .values()
+            .filter(|cell| cell.project == *project && cell.seen.borrow().record.state.holds_instance())
+            .count()
     }
 
     /// For metrics, the info page and people.

@@ -160,7 +160,20 @@ pub enum Fact {
         expired: bool,
     },
     #[serde(rename = "key.created")]
-    KeyCreated { key: KeyId, name: String },
+    KeyCreated {
+        key: KeyId,
+        name: String,
+        /// What follows was not told by earlier releases.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        role: Option<String>,
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        scopes: Vec<String>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        expires_at: Option<Timestamp>,
+        /// The key that it was made with; absent where the server made it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        made_by: Option<KeyId>,
+    },
     #[serde(rename = "key.revoked")]
     KeyRevoked { key: KeyId },
     #[serde(rename = "template.built")]

@@ -60,7 +60,7 @@ impl IdentityStore for Store {
         revoked.await.map_err(|e| told(&e))
     }
 
-    async fn insert_session(&self, session: NewSession) -> Result<(), StoreError> {
+    async fn insert_session(&self, session: NewSession) -> Result<Vec<[u8; 32]>, StoreError> {
         let kept = self.write("keep the session", move |db| sessions::insert(db, &session));
         kept.await.map_err(|e| told(&e))
     }

@@ -10,8 +10,8 @@ pub(crate) fn insert(db: &Connection, key: NewKey) -> Result<Key, Error> {
     let scopes: Vec<String> = key.scopes.iter().map(Scope::to_string).collect();
     sql::execute(
         db,
-        "INSERT INTO keys (id, project, name, hash, prefix, role, scopes, created_at, expires_at)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+        "INSERT INTO keys (id, project, name, hash, prefix, role, scopes, created_at, expires_at, made_by)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
         &[
             &key.id.as_str(),
             &key.project.as_str(),
@@ -22,11 +22,16 @@ pub(crate) fn insert(db: &Connection, key: NewKey) -> Result<Key, Error> {
             &sql::to_json("a list of scopes", &scopes)?,
             &key.created_at.0,
             &key.expires_at.map(|at| at.0),
+            &key.made_by.as_ref().map(KeyId::as_str),
         ],
     )?;
     let created = Fact::KeyCreated {
         key: key.id.clone(),
         name: key.name.clone(),
+        role: Some(key.role.name().to_owned()),
+        scopes,
+        expires_at: key.expires_at,
+        made_by: key.made_by.clone(),
     };
     facts::append(db, &[of_project(key.created_at, &key.project, created)])?;
     Ok(Key {
@@ -36,6 +41,7 @@ pub(crate) fn insert(db: &Connection, key: NewKey) -> Result<Key, Error> {
         prefix: key.prefix,
         role: key.role,
         scopes: key.scopes,
+        made_by: key.made_by,
         created_at: key.created_at,
         expires_at: key.expires_at,
         revoked_at: None,
@@ -117,6 +123,7 @@ pub(crate) fn read(row: &Row<'_>) -> rusqlite::Result<Key> {
         prefix: row.get("prefix")?,
         role: sql::word(row, "role")?,
         scopes: scopes(row)?,
+        made_by: sql::maybe_word(row, "made_by")?,
         created_at: sql::time(row, "created_at")?,
         expires_at: sql::maybe_time(row, "expires_at")?,
         revoked_at: sql::maybe_time(row, "revoked_at")?,

@@ -24,6 +24,7 @@ const STEPS: &[&str] = &[
     include_str!("schema/0008-identity.sql"),
     include_str!("schema/0009-sessions.sql"),
     include_str!("schema/0010-workflow-bytes.sql"),
+    include_str!("schema/0011-lineage.sql"),
 ];
 
 /// Whoever else is on the machine has no business with it. SQLite gives the files beside it the same mode. A file that

@@ -9,17 +9,20 @@ use crate::{Error, keys, sql};
 /// Of more, the oldest end.
 const OF_A_KEY: i64 = 100;
 
-pub(crate) fn insert(db: &Connection, session: &NewSession) -> Result<(), Error> {
+/// The hashes of those that have ended for it.
+pub(crate) fn insert(db: &Connection, session: &NewSession) -> Result<Vec<[u8; 32]>, Error> {
     sql::execute(
         db,
         "DELETE FROM sessions WHERE expires_at <= ?1",
         &[&session.created_at.0],
     )?;
-    sql::execute(
+    let ended = sql::rows(
         db,
         "DELETE FROM sessions WHERE hash IN
-             (SELECT hash FROM sessions WHERE key = ?1 ORDER BY created_at DESC LIMIT -1 OFFSET ?2)",
+             (SELECT hash FROM sessions WHERE key = ?1 ORDER BY created_at DESC LIMIT -1 OFFSET ?2)
+         RETURNING hash",
         &[&session.key.as_str(), &(OF_A_KEY - 1)],
+        |row| row.get("hash"),
     )?;
     sql::execute(
         db,
@@ -31,7 +34,7 @@ pub(crate) fn insert(db: &Connection, session: &NewSession) -> Result<(), Error>
             &session.expires_at.0,
         ],
     )?;
-    Ok(())
+    Ok(ended)
 }
 
 pub(crate) fn find(db: &Connection, hash: &[u8; 32]) -> Result<Option<(Key, Timestamp)>, Error> {

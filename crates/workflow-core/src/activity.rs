@@ -85,6 +85,24 @@ impl Run {
         }
     }
 
+    /// The queue that an activity was put up on.
+    pub fn activity_queue(&self, scheduled_id: i64) -> Option<&str> {
+        let queue = self.scheduled_activity(scheduled_id)?.task_queue.as_ref()?;
+        Some(&queue.name)
+    }
+
+    /// Whether a token names an activity on this queue, whoever holds it by now.
+    pub fn names_one_on(&self, token: &TaskToken, queue: &str) -> bool {
+        let mut named = self.state.activities.values().filter(|activity| {
+            if token.scheduled_id == 0 {
+                activity.activity_id == token.activity_id
+            } else {
+                activity.scheduled_id == token.scheduled_id
+            }
+        });
+        named.any(|activity| self.activity_queue(activity.scheduled_id) == Some(queue))
+    }
+
     /// A worker takes the activity. Refused if it was taken, has ended, or is to be tried later.
     pub fn start_activity(
         &mut self,

@@ -50,6 +50,14 @@ impl Run {
         Ok(chosen)
     }
 
+    /// Whether an activity on this queue is among those that are chosen.
+    pub fn chooses_one_on(&self, which: &Which, queue: &str) -> Result<bool, Refusal> {
+        let chosen = self.chosen(which)?;
+        Ok(chosen
+            .into_iter()
+            .any(|id| self.activity_queue(id) == Some(queue)))
+    }
+
     /// No further attempt begins. Pausing again changes nothing.
     pub fn pause_activities(
         &mut self,

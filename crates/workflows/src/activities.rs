@@ -1,7 +1,11 @@
 //! Activity tasks: polled, kept alive, answered, by token or by name.
+//!
+//! What must hold: what the server carries out itself, on [`STEPS_QUEUE`], is taken and answered by the server alone. Whoever has
+//! a key for workflows could otherwise answer in its place, and in the place of a person who was asked for approval.
 
 use std::time::Duration;
 
+use atoll_types::STEPS_QUEUE;
 use atoll_workflow_core::{
     ActivityFinish, ActivityStart, GoOn, Heartbeat, Refusal, Run, TaskToken, Which, duration, stamp,
 };
@@ -12,9 +16,55 @@ use crate::Engine;
 use crate::cells::{Key, Slot};
 use crate::queues::{Asking, Kind, QueueKey, Task, What};
 
+/// Who speaks of an activity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Speaker {
+    /// Whoever has a key for workflows.
+    Worker,
+    /// The server, of what it carries out itself.
+    Server,
+}
+
+impl Speaker {
+    fn may_name(self, run: &Run, token: &TaskToken) -> Result<(), Refusal> {
+        match self == Self::Worker && run.names_one_on(token, STEPS_QUEUE) {
+            true => Err(servers_own()),
+            false => Ok(()),
+        }
+    }
+}
+
+fn servers_own() -> Refusal {
+    Refusal::PermissionDenied(format!(
+        "activities on the task queue `{STEPS_QUEUE}` are carried out and answered by the server alone: have workers of your own \
+         poll another queue"
+    ))
+}
+
+/// Refuses an activity of the server's that is meant by its id or type. Whoever means all of them means their own.
+fn may_choose(run: &Run, which: &Which) -> Result<(), Refusal> {
+    match *which != Which::All && run.chooses_one_on(which, STEPS_QUEUE)? {
+        true => Err(servers_own()),
+        false => Ok(()),
+    }
+}
+
 impl Engine {
     /// Waits for an activity. An empty answer means that there was none.
     pub async fn poll_activity_task(
+        &self,
+        request: service::PollActivityTaskQueueRequest,
+        wait: Option<Duration>,
+    ) -> Result<service::PollActivityTaskQueueResponse, Refusal> {
+        let queue = request.task_queue.as_ref();
+        if queue.is_some_and(|queue| queue.name == STEPS_QUEUE) {
+            return Err(servers_own());
+        }
+        self.poll_any_activity(request, wait).await
+    }
+
+    /// The same, on any queue.
+    pub(crate) async fn poll_any_activity(
         &self,
         request: service::PollActivityTaskQueueRequest,
         wait: Option<Duration>,
@@ -79,26 +129,37 @@ impl Engine {
         token: TaskToken,
         finish: ActivityFinish,
         identity: String,
+        speaker: Speaker,
     ) -> Result<(), Refusal> {
         let key = Key::new(&token.namespace, &token.workflow_id);
         let run_id = token.run_id.clone();
         self.change_by_worker(key, &run_id, move |slot, turn| {
+            speaker.may_name(&slot.run, &token)?;
             slot.run.finish_activity(&token, finish, &identity, turn)
         })
         .await
     }
 
-    async fn heartbeat(&self, token: TaskToken, details: Option<Payloads>) -> Result<Heartbeat, Refusal> {
+    pub(crate) async fn heartbeat(
+        &self,
+        token: TaskToken,
+        details: Option<Payloads>,
+        speaker: Speaker,
+    ) -> Result<Heartbeat, Refusal> {
         let key = Key::new(&token.namespace, &token.workflow_id);
         let run_id = token.run_id.clone();
         if details.is_none() {
             let now = self.now();
-            let look = |slot: &Slot| Ok(slot.run.fresh_heartbeat(&token, now));
+            let look = |slot: &Slot| {
+                speaker.may_name(&slot.run, &token)?;
+                Ok(slot.run.fresh_heartbeat(&token, now))
+            };
             if let Some(beat) = self.see(&key, &run_id, look).await? {
                 return Ok(beat);
             }
         }
         self.change_by_worker(key, &run_id, move |slot, turn| {
+            speaker.may_name(&slot.run, &token)?;
             slot.run.heartbeat(&token, details, turn)
         })
         .await
@@ -109,7 +170,8 @@ impl Engine {
         request: service::RespondActivityTaskCompletedRequest,
     ) -> Result<service::RespondActivityTaskCompletedResponse, Refusal> {
         let token = TaskToken::decode(&request.namespace, &request.task_token)?;
-        self.finish_activity(token, ActivityFinish::Completed(request.result), request.identity)
+        let finish = ActivityFinish::Completed(request.result);
+        self.finish_activity(token, finish, request.identity, Speaker::Worker)
             .await?;
         Ok(service::RespondActivityTaskCompletedResponse {})
     }
@@ -124,7 +186,8 @@ impl Engine {
             request.run_id,
             request.activity_id,
         )?;
-        self.finish_activity(token, ActivityFinish::Completed(request.result), request.identity)
+        let finish = ActivityFinish::Completed(request.result);
+        self.finish_activity(token, finish, request.identity, Speaker::Worker)
             .await?;
         Ok(service::RespondActivityTaskCompletedByIdResponse {})
     }
@@ -138,7 +201,8 @@ impl Engine {
             failure: request.failure.unwrap_or_default(),
             heartbeat: request.last_heartbeat_details,
         };
-        self.finish_activity(token, finish, request.identity).await?;
+        self.finish_activity(token, finish, request.identity, Speaker::Worker)
+            .await?;
         Ok(service::RespondActivityTaskFailedResponse::default())
     }
 
@@ -156,7 +220,8 @@ impl Engine {
             failure: request.failure.unwrap_or_default(),
             heartbeat: request.last_heartbeat_details,
         };
-        self.finish_activity(token, finish, request.identity).await?;
+        self.finish_activity(token, finish, request.identity, Speaker::Worker)
+            .await?;
         Ok(service::RespondActivityTaskFailedByIdResponse::default())
     }
 
@@ -165,7 +230,8 @@ impl Engine {
         request: service::RespondActivityTaskCanceledRequest,
     ) -> Result<service::RespondActivityTaskCanceledResponse, Refusal> {
         let token = TaskToken::decode(&request.namespace, &request.task_token)?;
-        self.finish_activity(token, ActivityFinish::Canceled(request.details), request.identity)
+        let finish = ActivityFinish::Canceled(request.details);
+        self.finish_activity(token, finish, request.identity, Speaker::Worker)
             .await?;
         Ok(service::RespondActivityTaskCanceledResponse {})
     }
@@ -180,7 +246,8 @@ impl Engine {
             request.run_id,
             request.activity_id,
         )?;
-        self.finish_activity(token, ActivityFinish::Canceled(request.details), request.identity)
+        let finish = ActivityFinish::Canceled(request.details);
+        self.finish_activity(token, finish, request.identity, Speaker::Worker)
             .await?;
         Ok(service::RespondActivityTaskCanceledByIdResponse {})
     }
@@ -190,7 +257,7 @@ impl Engine {
         request: service::RecordActivityTaskHeartbeatRequest,
     ) -> Result<service::RecordActivityTaskHeartbeatResponse, Refusal> {
         let token = TaskToken::decode(&request.namespace, &request.task_token)?;
-        let beat = self.heartbeat(token, request.details).await?;
+        let beat = self.heartbeat(token, request.details, Speaker::Worker).await?;
         Ok(service::RecordActivityTaskHeartbeatResponse {
             cancel_requested: beat.cancel_requested,
             activity_paused: beat.paused,
@@ -208,7 +275,7 @@ impl Engine {
             request.run_id,
             request.activity_id,
         )?;
-        let beat = self.heartbeat(token, request.details).await?;
+        let beat = self.heartbeat(token, request.details, Speaker::Worker).await?;
         Ok(service::RecordActivityTaskHeartbeatByIdResponse {
             cancel_requested: beat.cancel_requested,
             activity_paused: beat.paused,
@@ -231,6 +298,7 @@ impl Engine {
         let execution = request.execution.unwrap_or_default();
         let key = Key::new(&request.namespace, &execution.workflow_id);
         self.change(key, &execution.run_id, move |slot, turn| {
+            may_choose(&slot.run, &which)?;
             slot.run
                 .pause_activities(&which, &request.identity, &request.reason, turn)
         })
@@ -257,6 +325,7 @@ impl Engine {
         let execution = request.execution.unwrap_or_default();
         let key = Key::new(&request.namespace, &execution.workflow_id);
         self.change(key, &execution.run_id, move |slot, turn| {
+            may_choose(&slot.run, &which)?;
             slot.run.unpause_activities(&which, how, turn)
         })
         .await?;
@@ -277,6 +346,7 @@ impl Engine {
         let execution = request.execution.unwrap_or_default();
         let key = Key::new(&request.namespace, &execution.workflow_id);
         self.change(key, &execution.run_id, move |slot, turn| {
+            may_choose(&slot.run, &which)?;
             slot.run
                 .reset_activities(&which, request.keep_paused, request.reset_heartbeat, turn)
         })

@@ -22,6 +22,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::Notify;
 
+use crate::activities::Speaker;
 use crate::cells::Key;
 use crate::steps::{self, IDENTITY, Step};
 use crate::{Engine, shares, unavailable};
@@ -113,6 +114,9 @@ pub struct Decision {
     pub granted: bool,
     /// A person's name for themselves, or what decided in their place.
     pub by: String,
+    /// The key that they showed, whatever they call themselves. Nothing where nobody decided, or before keys were kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
     pub note: String,
     pub at: Nanos,
 }
@@ -138,6 +142,8 @@ pub struct Verdict {
     /// Of the action that they were shown.
     pub digest: String,
     pub by: String,
+    /// The id of the key that they showed.
+    pub key: Option<String>,
     pub note: String,
 }
 
@@ -471,6 +477,7 @@ impl Engine {
         approval.decision = Some(Decision {
             granted: verdict.granted,
             by: verdict.by,
+            key: verdict.key,
             note: verdict.note,
             at: now,
         });
@@ -609,6 +616,7 @@ impl Engine {
                 approval.decision = Some(Decision {
                     granted: false,
                     by: by.to_owned(),
+                    key: None,
                     note: String::new(),
                     at: now,
                 });
@@ -699,7 +707,8 @@ impl Engine {
                 (token, finish)
             }
         };
-        self.finish_activity(token, finish, IDENTITY.to_owned()).await
+        self.finish_activity(token, finish, IDENTITY.to_owned(), Speaker::Server)
+            .await
     }
 }
 
@@ -713,6 +722,7 @@ impl Approval {
             "approval": self.id,
             "digest": self.digest,
             "by": decision.by,
+            "key": decision.key,
             "note": decision.note,
         });
         result.to_string().into_bytes()

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use atoll_workflow_core::{Refusal, TaskToken, nanos};
+use atoll_workflow_core::{ActivityFinish, Refusal, TaskToken, nanos};
 use temporalio_protos::temporal::api::common::v1::{Payload, Payloads};
 use temporalio_protos::temporal::api::failure::v1::failure::FailureInfo;
 use temporalio_protos::temporal::api::failure::v1::{ApplicationFailureInfo, Failure};
@@ -11,6 +11,7 @@ use temporalio_protos::temporal::api::taskqueue::v1::TaskQueue;
 use temporalio_protos::temporal::api::workflowservice::v1 as service;
 
 use crate::Engine;
+use crate::activities::Speaker;
 use crate::cells::Key;
 use crate::namespaces::Namespace;
 
@@ -62,7 +63,7 @@ impl Engine {
         let namespace = whose.name.as_str();
         let _inside = self.inner.namespaces.enter_as(namespace, &whose.id)?;
         let polled = self
-            .poll_activity_task(
+            .poll_any_activity(
                 service::PollActivityTaskQueueRequest {
                     namespace: namespace.to_owned(),
                     task_queue: Some(TaskQueue {
@@ -114,52 +115,23 @@ impl Engine {
 
     /// Says that somebody is still at it. Whether it should stop.
     pub async fn beat_step(&self, step: &Step) -> Result<bool, Refusal> {
-        let answer = self
-            .heartbeat_activity(service::RecordActivityTaskHeartbeatRequest {
-                namespace: step.namespace.clone(),
-                task_token: step.token.clone(),
-                identity: IDENTITY.to_owned(),
-                ..Default::default()
-            })
-            .await?;
+        let token = TaskToken::decode(&step.namespace, &step.token)?;
+        let answer = self.heartbeat(token, None, Speaker::Server).await?;
         Ok(answer.cancel_requested)
     }
 
     pub async fn end_step(&self, step: &Step, end: StepEnd) -> Result<(), Refusal> {
-        let namespace = step.namespace.clone();
-        let task_token = step.token.clone();
-        let identity = IDENTITY.to_owned();
-        match end {
-            StepEnd::Done(result) => {
-                let request = service::RespondActivityTaskCompletedRequest {
-                    namespace,
-                    task_token,
-                    identity,
-                    result: Some(json(result)),
-                    ..Default::default()
-                };
-                self.complete_activity(request).await.map(drop)
-            }
-            StepEnd::Failed { kind, message, again } => {
-                let request = service::RespondActivityTaskFailedRequest {
-                    namespace,
-                    task_token,
-                    identity,
-                    failure: Some(failure(kind, message, again)),
-                    ..Default::default()
-                };
-                self.fail_activity(request).await.map(drop)
-            }
-            StepEnd::Canceled => {
-                let request = service::RespondActivityTaskCanceledRequest {
-                    namespace,
-                    task_token,
-                    identity,
-                    ..Default::default()
-                };
-                self.cancel_activity(request).await.map(drop)
-            }
-        }
+        let token = TaskToken::decode(&step.namespace, &step.token)?;
+        let finish = match end {
+            StepEnd::Done(result) => ActivityFinish::Completed(Some(json(result))),
+            StepEnd::Failed { kind, message, again } => ActivityFinish::Failed {
+                failure: failure(kind, message, again),
+                heartbeat: None,
+            },
+            StepEnd::Canceled => ActivityFinish::Canceled(None),
+        };
+        self.finish_activity(token, finish, IDENTITY.to_owned(), Speaker::Server)
+            .await
     }
 
     /// Whether the workflow that this run belongs to still goes on, in this run or in one that followed it. `None`: there is

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use atoll_types::STEPS_QUEUE;
 use atoll_workflow_core::{Completion, Refusal, Run, StartedTask, TaskToken, stamp};
 use prost::Message as _;
 use temporalio_protos::temporal::api::command::v1::command::Attributes;
@@ -192,6 +193,10 @@ impl Engine {
                     ..Default::default()
                 };
                 for scheduled_id in reply.eager_activities {
+                    // No worker carries out what is the server's, however eager it is.
+                    if slot.run.activity_queue(scheduled_id) == Some(STEPS_QUEUE) {
+                        continue;
+                    }
                     let Some(stamp) = slot
                         .run
                         .state

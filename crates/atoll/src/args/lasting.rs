@@ -159,8 +159,8 @@ pub(crate) enum KeyCommand {
         /// What it may do: operator, member, viewer or approver [default: member]
         #[arg(long)]
         role: Option<String>,
-        /// What it is restricted to: sandboxes, sandbox:ID, templates, secrets:use, secrets:manage, models, workflows,
-        /// approvals, ledger; may be repeated [default: not restricted]
+        /// What it is restricted to: sandboxes, sandbox:ID, templates, secrets:use, secrets:manage, models,
+        /// models:manage, workflows, approvals, ledger; may be repeated [default: not restricted]
         #[arg(long)]
         scope: Vec<String>,
         /// It stops working after this long, e.g. 30d

@@ -82,9 +82,10 @@ fn show(output: Output, approval: &Value) {
         ("asked", relative(approval, "asked_at")),
         ("no by", relative(approval, "deadline")),
         ("decided by", text(approval, "decided_by")),
+        ("decided with", text(approval, "decided_with")),
         ("note", text(approval, "note")),
     ] {
-        output.line(format_args!("{name:<11} {value}"));
+        output.line(format_args!("{name:<12} {value}"));
     }
     output.line(format_args!("action\n{:#}", approval["action"]));
 }

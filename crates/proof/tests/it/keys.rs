@@ -120,6 +120,9 @@ async fn a_project_is_a_world_of_its_own(server: &Server) {
         sees(&operator.get("/v1/sandboxes").await.ok()),
         [theirs.id.as_str()]
     );
+    // Nor how much others run.
+    assert_eq!(team.get("/v1/info").await.ok()["running"], 1);
+    assert_eq!(operator.get("/v1/info").await.ok()["running"], 2);
     team.get(&theirs.path("")).await.refused(404, "sandbox_not_found");
     team.delete(&theirs.path(""))
         .await

@@ -115,6 +115,10 @@ fn one_of_each() -> Vec<Fact> {
         Fact::KeyCreated {
             key: KeyId::from_entropy([5; 20]),
             name: "first".into(),
+            role: Some("member".into()),
+            scopes: vec!["ledger".into()],
+            expires_at: Some(T0),
+            made_by: Some(KeyId::from_entropy([6; 20])),
         },
         Fact::KeyRevoked {
             key: KeyId::from_entropy([5; 20]),

@@ -38,11 +38,21 @@ async fn a_revoked_key_is_not_found_any_more() {
         prefix: "atoll_ab".into(),
         role: Role::Viewer,
         scopes: vec![Scope::Ledger, Scope::Sandbox(sandbox_id(n.into()))],
+        made_by: None,
         created_at: T0,
         expires_at: Some(Timestamp(i64::from(n))),
     };
     let first = store.insert_key(key(1)).await.unwrap();
-    store.insert_key(key(2)).await.unwrap();
+    let second = NewKey {
+        made_by: Some(first.id.clone()),
+        ..key(2)
+    };
+    store.insert_key(second).await.unwrap();
+    let second = store.find_active_key([2; 32]).await.unwrap().unwrap();
+    assert_eq!(
+        (&first.made_by, &second.made_by),
+        (&None, &Some(first.id.clone()))
+    );
     let same_secret = NewKey {
         id: KeyId::from_entropy([3; 20]),
         ..key(1)

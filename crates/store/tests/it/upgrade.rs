@@ -42,33 +42,56 @@ fn first_release(path: &std::path::Path) {
     }
 }
 
-/// Keys of the first project have run the server; those of others could do whatever can be done in theirs.
+/// Any key of the first project could run the server; workers and agents may have been given one.
 #[tokio::test]
-async fn keys_of_earlier_releases_keep_their_rights() {
+async fn of_the_keys_of_earlier_releases_the_servers_own_alone_is_an_operators() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("atoll.db");
     first_release(&path);
     let db = Connection::open(&path).unwrap();
-    let other = crate::support::project_id(2);
+    let (first, other) = (crate::support::project_id(1), crate::support::project_id(2));
     db.execute("INSERT INTO projects VALUES (?1, 'other', 1)", [other.as_str()])
         .unwrap();
-    for (n, project) in [(1, &crate::support::project_id(1)), (2, &other)] {
+    for (n, project, name, revoked_at) in [
+        (1, &first, "admin", Some(2)),
+        (2, &first, "admin", None),
+        (3, &first, "admin", None),
+        (4, &first, "worker", None),
+        (5, &other, "admin", None),
+    ] {
         db.execute(
-            "INSERT INTO keys (id, project, name, hash, prefix, created_at) VALUES (?1, ?2, 'k', ?3, 'atl_a', 1)",
+            "INSERT INTO keys (id, project, name, hash, prefix, created_at, revoked_at)
+             VALUES (?1, ?2, ?3, ?4, 'atl_a', ?5, ?6)",
             rusqlite::params![
                 atoll_types::KeyId::from_entropy([n; 20]).as_str(),
                 project.as_str(),
-                [n; 32]
+                name,
+                [n; 32],
+                n,
+                revoked_at,
             ],
         )
         .unwrap();
     }
     drop(db);
     let store = Store::open(&path).unwrap();
-    for (n, role) in [(1, Role::Operator), (2, Role::Member)] {
+    let roles = [
+        (2, Role::Operator),
+        (3, Role::Member),
+        (4, Role::Member),
+        (5, Role::Member),
+    ];
+    for (n, role) in roles {
         let key = store.find_active_key([n; 32]).await.unwrap().unwrap();
-        assert_eq!((key.role, key.scopes, key.expires_at), (role, vec![], None));
+        assert_eq!(
+            (key.role, key.scopes, key.expires_at),
+            (role, vec![], None),
+            "{n}"
+        );
     }
+    let revoked = store.keys(&first).await.unwrap();
+    let revoked = revoked.iter().find(|key| key.revoked_at.is_some()).unwrap();
+    assert_eq!(revoked.role, Role::Member);
 }
 
 #[tokio::test]

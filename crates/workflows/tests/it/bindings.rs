@@ -3,6 +3,7 @@
 use atoll_workflow_core::TaskToken;
 use atoll_workflows::{Namespace, Question, Step, Verdict, digest};
 use serde_json::json;
+use temporalio_protos::temporal::api::history::v1::history_event::Attributes as Event;
 use temporalio_protos::temporal::api::query::v1::WorkflowQuery;
 
 use super::*;
@@ -144,6 +145,183 @@ async fn next_step(engine: &Engine, activity_id: &str) -> Step {
     engine.next_step(&namespace, "atoll").await.unwrap().unwrap()
 }
 
+/// Whoever has a key for workflows, and nothing else, cannot answer in a person's place.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_is_taken_and_answered_by_the_server_alone() {
+    let place = tempfile::tempdir().unwrap();
+    let (engine, store) = open(&place.path().join("db")).await;
+    start(&engine, "wf").await;
+    // Not by a worker that would carry it out itself when it schedules it.
+    let task = poll(&engine).await;
+    let wanted = command::ScheduleActivityTaskCommandAttributes {
+        activity_id: "ask".to_owned(),
+        activity_type: Some(common::ActivityType {
+            name: "approval.request".to_owned(),
+        }),
+        task_queue: steps_queue(),
+        start_to_close_timeout: Some(duration(60 * SECOND)),
+        request_eager_execution: true,
+        ..Default::default()
+    };
+    let request = service::RespondWorkflowTaskCompletedRequest {
+        namespace: "default".to_owned(),
+        task_token: task.task_token,
+        commands: vec![command::Command {
+            attributes: Some(Attributes::ScheduleActivityTaskCommandAttributes(wanted)),
+            ..Default::default()
+        }],
+        ..Default::default()
+    };
+    let answered = engine.complete_workflow_task(request).await.unwrap();
+    assert_eq!(answered.activity_tasks, []);
+    // Nor by one that polls.
+    let request = service::PollActivityTaskQueueRequest {
+        namespace: "default".to_owned(),
+        task_queue: steps_queue(),
+        ..Default::default()
+    };
+    denied(&engine.poll_activity_task(request, None).await);
+
+    let namespace = engine.namespace("default", "").unwrap();
+    let asks = engine.next_step(&namespace, "atoll").await.unwrap().unwrap();
+    let action = json!({"step": "sandbox.delete", "input": {"sandbox": "one"}});
+    let approval = engine.ask_approval(question(&asks, &action)).await.unwrap();
+    answer_as_worker(&engine, &asks).await;
+    choose_as_worker(&engine).await;
+    assert!(!engine.beat_step(&asks).await.unwrap());
+
+    let yes = Verdict {
+        granted: true,
+        digest: digest(&action),
+        by: "a person".to_owned(),
+        key: Some("key_theirs".to_owned()),
+        note: String::new(),
+    };
+    engine.decide_approval("", &approval.id, yes).await.unwrap();
+    // The yes completes the activity, so that the workflow goes on.
+    poll(&engine).await;
+    let events = history(&engine, "wf").await;
+    let answers = events.into_iter().filter_map(|event| match event.attributes {
+        Some(Event::ActivityTaskCompletedEventAttributes(completed)) => completed.result,
+        _ => None,
+    });
+    let answers: Vec<_> = answers.flat_map(|result| result.payloads).collect();
+    assert_eq!(answers.len(), 1);
+    let answer: serde_json::Value = serde_json::from_slice(&answers[0].data).unwrap();
+    assert_eq!(
+        (&answer["by"], &answer["key"]),
+        (&json!("a person"), &json!("key_theirs"))
+    );
+    let kept = engine.approval("", &approval.id).unwrap().decision.unwrap();
+    assert_eq!(
+        kept.key.as_deref(),
+        Some("key_theirs"),
+        "whatever they call themselves"
+    );
+    engine.close();
+    store.close().await;
+}
+
+fn steps_queue() -> Option<TaskQueue> {
+    Some(TaskQueue {
+        name: "atoll".to_owned(),
+        ..Default::default()
+    })
+}
+
+fn denied<T: std::fmt::Debug>(answer: &Result<T, Refusal>) {
+    assert!(matches!(answer, Err(Refusal::PermissionDenied(_))), "{answer:?}");
+}
+
+/// Whatever ends an activity or keeps it alive, by its token and by its id.
+async fn answer_as_worker(engine: &Engine, step: &Step) {
+    let (namespace, task_token) = (step.namespace.clone(), step.token.clone());
+    let (workflow_id, activity_id) = (step.workflow_id.clone(), step.activity_id.clone());
+    let completed = service::RespondActivityTaskCompletedRequest {
+        namespace: namespace.clone(),
+        task_token: task_token.clone(),
+        ..Default::default()
+    };
+    denied(&engine.complete_activity(completed).await);
+    let completed = service::RespondActivityTaskCompletedByIdRequest {
+        namespace: namespace.clone(),
+        workflow_id: workflow_id.clone(),
+        activity_id: activity_id.clone(),
+        ..Default::default()
+    };
+    denied(&engine.complete_activity_by_id(completed).await);
+    let failed = service::RespondActivityTaskFailedRequest {
+        namespace: namespace.clone(),
+        task_token: task_token.clone(),
+        ..Default::default()
+    };
+    denied(&engine.fail_activity(failed).await);
+    let failed = service::RespondActivityTaskFailedByIdRequest {
+        namespace: namespace.clone(),
+        workflow_id: workflow_id.clone(),
+        activity_id: activity_id.clone(),
+        ..Default::default()
+    };
+    denied(&engine.fail_activity_by_id(failed).await);
+    let canceled = service::RespondActivityTaskCanceledRequest {
+        namespace: namespace.clone(),
+        task_token: task_token.clone(),
+        ..Default::default()
+    };
+    denied(&engine.cancel_activity(canceled).await);
+    let canceled = service::RespondActivityTaskCanceledByIdRequest {
+        namespace: namespace.clone(),
+        workflow_id: workflow_id.clone(),
+        activity_id: activity_id.clone(),
+        ..Default::default()
+    };
+    denied(&engine.cancel_activity_by_id(canceled).await);
+    let alive = service::RecordActivityTaskHeartbeatRequest {
+        namespace: namespace.clone(),
+        task_token,
+        ..Default::default()
+    };
+    denied(&engine.heartbeat_activity(alive).await);
+    let alive = service::RecordActivityTaskHeartbeatByIdRequest {
+        namespace,
+        workflow_id,
+        activity_id,
+        ..Default::default()
+    };
+    denied(&engine.heartbeat_activity_by_id(alive).await);
+}
+
+/// Whatever holds an activity up or begins it again.
+async fn choose_as_worker(engine: &Engine) {
+    use service::{pause_activity_request, reset_activity_request, unpause_activity_request};
+    let execution = common::WorkflowExecution {
+        workflow_id: "wf".to_owned(),
+        run_id: String::new(),
+    };
+    let pause = service::PauseActivityRequest {
+        namespace: "default".to_owned(),
+        execution: Some(execution.clone()),
+        activity: Some(pause_activity_request::Activity::Id("ask".to_owned())),
+        ..Default::default()
+    };
+    denied(&engine.pause_activity(pause).await);
+    let kind = "approval.request".to_owned();
+    let unpause = service::UnpauseActivityRequest {
+        namespace: "default".to_owned(),
+        execution: Some(execution.clone()),
+        activity: Some(unpause_activity_request::Activity::Type(kind.clone())),
+        ..Default::default()
+    };
+    denied(&engine.unpause_activity(unpause).await);
+    let reset = service::ResetActivityRequest {
+        namespace: "default".to_owned(),
+        execution: Some(execution),
+        activity: Some(reset_activity_request::Activity::Type(kind)),
+        ..Default::default()
+    };
+    denied(&engine.reset_activity(reset).await);
+}
+
 fn question(step: &Step, action: &serde_json::Value) -> Question {
     Question {
         namespace: step.namespace.clone(),
@@ -172,6 +350,7 @@ async fn an_approval_is_good_for_one_activity_whatever_the_next_is_called() {
         granted: true,
         digest: digest(&action),
         by: "a person".to_owned(),
+        key: Some("key_theirs".to_owned()),
         note: String::new(),
     };
     engine.decide_approval("", &approval.id, yes).await.unwrap();

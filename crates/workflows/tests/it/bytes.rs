@@ -302,6 +302,7 @@ async fn approvals_of_a_project_have_a_share_and_come_in_pages() {
         granted: true,
         digest: digest(&question(&run_id, 1, 60_000).action),
         by: "somebody".to_owned(),
+        key: None,
         note: "n".repeat(MIB),
     };
     let refused = engine.decide_approval("", &first.id, long).await.unwrap_err();
