@@ -23,7 +23,7 @@ use atoll_image::{DebianOptions, Progress, Templates, Update};
 use atoll_links::{Link, Links, LinksConfig};
 use atoll_runtime::agent::{Raised, Raiser};
 use atoll_runtime::probe::Probe;
-use atoll_runtime::{CableEnd, InstanceSpec, Network, Restore};
+use atoll_runtime::{CableEnd, InstanceSpec, Kind, Network, Restore, Told};
 use atoll_types::{InstanceId, Isolation};
 use atoll_volumes::elsewhere::{Op, Refusal, Streams, WireEntry, perform};
 use atoll_volumes::{Entry, Volumes};
@@ -245,23 +245,24 @@ impl Served {
             Ok(raiser) => raiser,
             Err(refused) => return refused,
         };
-        let failed = |reason: String| Answer::Failed(Failure::Start { isolation, reason });
+        let failed = |why| Answer::Failed(Failure::Start { isolation, why });
+        let unlinked = |why| failed(Told::new(Kind::State, why));
         // Held until the instance is in it.
         let link = lock(&self.leases).remove(&spec.id);
         let network = match (spec.network, &link) {
             (false, _) => None,
             (true, Some(link)) => match network_of(link) {
                 Some(network) => Some(network),
-                None => return failed("its link is in use".into()),
+                None => return unlinked("its link is in use"),
             },
-            (true, None) => return failed("it has leased no link".into()),
+            (true, None) => return unlinked("it has leased no link"),
         };
         let (places, checked) = (self.places.clone(), spec.clone());
         let open = match blocking(move || places.check(&checked)).await {
             Ok(open) => open,
             Err(why) => {
                 tracing::error!(instance = %spec.id, %why, "the front asked for what it must not have");
-                return failed(why.to_string());
+                return failed((&why).into());
             }
         };
         // An ordinary user's templates are extracted once, and known by their names; nobody there reads more than the front.

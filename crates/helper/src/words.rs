@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use atoll_runtime::channel::{AgentState, ChannelError, Connect};
 use atoll_runtime::probe::Probe;
-use atoll_runtime::{Error, InstanceEnd, Mount, SaveKind, Saves};
+use atoll_runtime::{Error, InstanceEnd, Mount, SaveKind, Saves, Told};
 use atoll_types::{InstanceId, Isolation, Resources, Usage};
 use atoll_volumes::elsewhere::{Answer as VolumeAnswer, Op, Refusal};
 use serde::{Deserialize, Serialize};
@@ -212,7 +212,7 @@ pub(crate) enum Gift {
     /// Beside it, if it is so.
     File(bool),
     NotGreeted(NotGreeted),
-    Refused(String),
+    Refused(Told),
 }
 
 /// What the helper tells without being asked.
@@ -303,25 +303,34 @@ impl From<NotGreeted> for ChannelError {
 /// An [`Error`] of a runtime that can be sent.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Failure {
-    Start { isolation: Isolation, reason: String },
+    Start { isolation: Isolation, why: Told },
     NotFound(InstanceId),
-    Adopt { id: InstanceId, reason: String },
+    Adopt { id: InstanceId, why: Told },
     Generation { id: InstanceId, host: u32, guest: u32 },
-    Save { id: InstanceId, reason: String },
-    Io { what: String, why: String },
+    Save { id: InstanceId, why: Told },
+    Io { what: String, why: Told },
 }
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         match error {
-            Error::Start { isolation, reason } => Self::Start { isolation, reason },
+            Error::Start { isolation, source } => Self::Start {
+                isolation,
+                why: source.into(),
+            },
             Error::NotFound(id) => Self::NotFound(id),
-            Error::Adopt { id, reason } => Self::Adopt { id, reason },
+            Error::Adopt { id, source } => Self::Adopt {
+                id,
+                why: source.into(),
+            },
             Error::Generation { id, host, guest } => Self::Generation { id, host, guest },
-            Error::Save { id, reason } => Self::Save { id, reason },
+            Error::Save { id, source } => Self::Save {
+                id,
+                why: source.into(),
+            },
             Error::Io { what, source } => Self::Io {
                 what,
-                why: source.to_string(),
+                why: (&source).into(),
             },
         }
     }
@@ -330,14 +339,23 @@ impl From<Error> for Failure {
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
         match failure {
-            Failure::Start { isolation, reason } => Self::Start { isolation, reason },
+            Failure::Start { isolation, why } => Self::Start {
+                isolation,
+                source: why.into(),
+            },
             Failure::NotFound(id) => Self::NotFound(id),
-            Failure::Adopt { id, reason } => Self::Adopt { id, reason },
+            Failure::Adopt { id, why } => Self::Adopt {
+                id,
+                source: why.into(),
+            },
             Failure::Generation { id, host, guest } => Self::Generation { id, host, guest },
-            Failure::Save { id, reason } => Self::Save { id, reason },
+            Failure::Save { id, why } => Self::Save {
+                id,
+                source: why.into(),
+            },
             Failure::Io { what, why } => Self::Io {
                 what,
-                source: io::Error::other(why),
+                source: why.into(),
             },
         }
     }
@@ -346,4 +364,46 @@ impl From<Failure> for Error {
 /// The answer was to another question.
 pub(crate) fn confused() -> io::Error {
     io::Error::other("the other half of the server answered something else")
+}
+
+#[cfg(test)]
+mod tests {
+    use atoll_runtime::{Cause, Kind};
+
+    use super::*;
+
+    #[test]
+    fn a_failure_arrives_as_it_was_sent() {
+        let full = || io::Error::from(io::ErrorKind::StorageFull);
+        let id = InstanceId::from_entropy([1; 20]);
+        let cause = |what: &str, source| Cause::Io {
+            what: what.into(),
+            source,
+        };
+        let errors = [
+            Error::Start {
+                isolation: Isolation::Jail,
+                source: cause("making its writable layer", full()),
+            },
+            // What the sink of the front said, on its way back.
+            Error::Save {
+                id: id.clone(),
+                source: cause("making room for it", Told::from(&full()).into()),
+            },
+            Error::Adopt {
+                id: id.clone(),
+                source: Cause::new(Kind::TimedOut, "no answer within 30 s"),
+            },
+            Error::Io {
+                what: "recording its size".into(),
+                source: full(),
+            },
+        ];
+        for error in errors {
+            let (kind, text) = (error.kind(), error.to_string());
+            let arrived = Error::from(Failure::from(error));
+            assert_eq!((arrived.kind(), arrived.to_string()), (kind, text));
+            assert!(matches!(kind, Kind::HostFull | Kind::TimedOut), "{kind:?}");
+        }
+    }
 }

@@ -21,7 +21,7 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Read};
+use std::io::{BufReader, BufWriter, ErrorKind, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::ExitCode;
@@ -37,6 +37,8 @@ use crate::sys::{self, Fork};
 
 /// The first argument of the helper.
 pub const SAVE: &str = "save-layer";
+/// How the helper ends when there is no room for its output: `ENOSPC`. Any other failure is 1.
+pub const FULL: u8 = 28;
 /// The directory of the jail under whose mount the layer is hidden.
 pub(crate) const HIDDEN_AT: &str = "dev";
 /// Directories that the jailer makes in each layer, to mount on.
@@ -88,7 +90,10 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
         }
         Err(error) => {
             eprintln!("{error}");
-            ExitCode::FAILURE
+            match error.kind() {
+                Some(ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => ExitCode::from(FULL),
+                _ => ExitCode::FAILURE,
+            }
         }
     }
 }

@@ -10,7 +10,7 @@ use atoll_types::{InstanceId, Isolation};
 use tokio::sync::watch;
 
 use crate::channel::{ChannelError, Connect, Fifos, Guest, WeakGuest};
-use crate::{Error, Instance, InstanceEnd, InstanceSpec, Runtime, SaveSource};
+use crate::{Cause, Error, Instance, InstanceEnd, InstanceSpec, Kind, Runtime, SaveSource};
 
 /// What a runtime asks of the channel around a save; see `channel/still.rs`. Nothing happens where the channel is gone.
 #[async_trait]
@@ -99,7 +99,7 @@ pub trait Greeter: Debug + Send + Sync {
     async fn greet(&self, id: &InstanceId, fifos: &Fifos, how: Connect) -> Result<Greeted, ChannelError>;
 
     /// Has the agent unpack a saved layer over its root.
-    async fn unpack(&self, greeted: &Greeted, source: &Arc<dyn SaveSource>) -> Result<(), String>;
+    async fn unpack(&self, greeted: &Greeted, source: &Arc<dyn SaveSource>) -> Result<(), Cause>;
 }
 
 /// Speaks with agents in this process.
@@ -116,10 +116,10 @@ impl Greeter for Here {
         })
     }
 
-    async fn unpack(&self, greeted: &Greeted, source: &Arc<dyn SaveSource>) -> Result<(), String> {
+    async fn unpack(&self, greeted: &Greeted, source: &Arc<dyn SaveSource>) -> Result<(), Cause> {
         match &greeted.guest {
             Some(guest) => crate::gvisor::unpack_layer(guest, source).await,
-            None => Err("its agent is another process's".into()),
+            None => Err(Cause::new(Kind::Agent, "its agent is another process's")),
         }
     }
 }

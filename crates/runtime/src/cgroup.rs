@@ -41,7 +41,7 @@ pub enum CgroupError {
 }
 
 impl CgroupError {
-    fn io(what: impl Into<String>, source: io::Error) -> Self {
+    pub(crate) fn io(what: impl Into<String>, source: io::Error) -> Self {
         Self::Io {
             what: what.into(),
             source,

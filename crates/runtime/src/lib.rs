@@ -12,6 +12,7 @@
 //! - A runtime that cannot build its whole wall refuses to start the instance; it never starts a weaker one.
 
 pub mod agent;
+mod cause;
 pub mod cgroup;
 pub mod channel;
 mod ending;
@@ -32,6 +33,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 pub use atoll_types::SaveKind;
 use atoll_types::{InstanceId, Isolation, Resources, Usage};
+pub use cause::{Cause, Kind, Told};
 pub use saving::{Growing, Mount, MountSource, Restore, SaveSink, SaveSource, Saves};
 use tokio::sync::watch;
 
@@ -109,20 +111,20 @@ pub enum InstanceEnd {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Nothing was started, or everything that was has been removed again.
-    #[error("the {isolation} instance could not be started: {reason}")]
-    Start { isolation: Isolation, reason: String },
+    #[error("the {isolation} instance could not be started: {source}")]
+    Start { isolation: Isolation, source: Cause },
     #[error("instance {0} is not here")]
     NotFound(InstanceId),
-    #[error("instance {id} could not be adopted: {reason}")]
-    Adopt { id: InstanceId, reason: String },
+    #[error("instance {id} could not be adopted: {source}")]
+    Adopt { id: InstanceId, source: Cause },
     /// Its agent answers, but not in our words.
     #[error(
         "instance {id} could not be adopted: its agent speaks protocol generation {guest}, this server {host}"
     )]
     Generation { id: InstanceId, host: u32, guest: u32 },
     /// It runs on as if nothing had been asked, unless it is gone.
-    #[error("instance {id} could not be saved: {reason}")]
-    Save { id: InstanceId, reason: String },
+    #[error("instance {id} could not be saved: {source}")]
+    Save { id: InstanceId, source: Cause },
     #[error("{what}: {source}")]
     Io {
         what: String,
@@ -132,22 +134,21 @@ pub enum Error {
 }
 
 impl Error {
-    pub(crate) fn io(what: impl Into<String>, source: std::io::Error) -> Self {
+    pub(crate) fn io(what: impl Into<String>, source: impl Into<std::io::Error>) -> Self {
         Self::Io {
             what: what.into(),
-            source,
+            source: source.into(),
         }
     }
 
-    /// Why the agent of an instance to be adopted could not be greeted.
-    pub(crate) fn adopt(id: &InstanceId, error: &channel::ChannelError) -> Self {
+    /// Why an instance could not be adopted.
+    pub(crate) fn adopt(id: &InstanceId, source: impl Into<Cause>) -> Self {
         let id = id.clone();
-        match *error {
-            channel::ChannelError::Generation { host, guest } => Self::Generation { id, host, guest },
-            _ => Self::Adopt {
-                id,
-                reason: error.to_string(),
-            },
+        match source.into() {
+            Cause::Channel(channel::ChannelError::Generation { host, guest }) => {
+                Self::Generation { id, host, guest }
+            }
+            source => Self::Adopt { id, source },
         }
     }
 }

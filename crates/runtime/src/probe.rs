@@ -96,13 +96,13 @@ pub fn raisers(config: &Arc<Config>, probes: &[Probe]) -> Result<Vec<Arc<dyn Rai
     Ok(found)
 }
 
-/// The detail, or the reason and the remedy.
+/// The detail, or the reason and the remedy: a verdict is a text for people, so errors end here.
 async fn try_gvisor(config: &Config) -> Result<String, (String, &'static str)> {
     const INSTALL: &str = "run ./atoll once, which builds the pinned version, or set ATOLL_RUNSC to a runsc";
     let Some(runsc) = &config.runsc else {
         return Err(("no runsc was found".into(), INSTALL));
     };
-    let version = gvisor::version(runsc).map_err(|reason| (reason, INSTALL))?;
+    let version = gvisor::version(runsc).map_err(|error| (error.to_string(), INSTALL))?;
     if !rustix::process::geteuid().is_root() {
         return Err(("this user is not root".into(), "run the server as root"));
     }
@@ -112,7 +112,7 @@ async fn try_gvisor(config: &Config) -> Result<String, (String, &'static str)> {
             "run the server outside a user namespace (a container: with the host's)",
         ));
     }
-    let id = random_id().map_err(|reason| (reason, "see the reason"))?;
+    let id = random_id().map_err(|error| (error.to_string(), "see the reason"))?;
     let limits = Resources {
         memory_bytes: 256 * MIB,
         ..Resources::default()
@@ -158,8 +158,8 @@ fn owns_all_uids() -> bool {
     })
 }
 
-fn random_id() -> Result<InstanceId, String> {
+fn random_id() -> Result<InstanceId, getrandom::Error> {
     let mut entropy = [0; 20];
-    getrandom::fill(&mut entropy).map_err(|error| error.to_string())?;
+    getrandom::fill(&mut entropy)?;
     Ok(InstanceId::from_entropy(entropy))
 }

@@ -23,9 +23,10 @@ use async_trait::async_trait;
 use atoll_types::{InstanceId, Isolation, Resources, Usage};
 use tokio::sync::Notify;
 
+use crate::cause::Doing;
 use crate::channel::line::Line;
 use crate::channel::{AgentState, Connect, Guest};
-use crate::{Error, Instance, InstanceEnd, InstanceSpec, Runtime, SaveKind, SaveSink, Saves};
+use crate::{Cause, Error, Instance, InstanceEnd, InstanceSpec, Kind, Runtime, SaveKind, SaveSink, Saves};
 use agent::{Body, Memory};
 
 /// What is about to be done to an instance.
@@ -55,10 +56,23 @@ pub enum How {
     Works,
     /// As the runtime's contract says that this step fails.
     Fails,
+    /// The same, because the host's disk is full.
+    Full,
     /// Nothing happens until [`Scripted::release`]; then it works.
     Hangs,
     /// The instance is gone instead.
     Dies,
+}
+
+impl How {
+    /// Why a step fails.
+    fn cause(self) -> Cause {
+        let kind = match self {
+            Self::Full => Kind::HostFull,
+            Self::Works | Self::Fails | Self::Hangs | Self::Dies => Kind::Program,
+        };
+        Cause::new(kind, "as the script says")
+    }
 }
 
 impl Answer {
@@ -181,13 +195,6 @@ impl Scripted {
         }
     }
 
-    fn start_error(&self, reason: &str) -> Error {
-        Error::Start {
-            isolation: self.isolation,
-            reason: reason.into(),
-        }
-    }
-
     async fn connect(&self, id: &InstanceId, body: &Arc<Body>, agent: AgentState) -> Result<Instance, Error> {
         let how = Connect {
             agent,
@@ -196,7 +203,7 @@ impl Scripted {
         let line = Line::to(agent::of(&self.machine, id, body));
         let guest = Guest::on_line(line, how)
             .await
-            .map_err(|error| Error::adopt(id, &error))?;
+            .map_err(|error| Error::adopt(id, error))?;
         body.spoken_with(&guest);
         Ok(Instance {
             id: id.clone(),
@@ -254,11 +261,9 @@ impl Runtime for Scripted {
                 if here {
                     lock(&machine.instances).remove(id);
                 }
-                let why = match failed {
-                    Err(why) => why,
-                    Ok(_) => "as the script says".into(),
-                };
-                return Err(self.start_error(&why));
+                let isolation = self.isolation;
+                let source = failed.err().unwrap_or_else(|| how.cause());
+                return Err(Error::Start { isolation, source });
             }
         };
         body.begin(memory);
@@ -282,10 +287,7 @@ impl Runtime for Scripted {
         }
         let look = body.look();
         if !look.whole || !look.alive {
-            return Err(Error::Adopt {
-                id: id.clone(),
-                reason: "it is gone".into(),
-            });
+            return Err(Error::adopt(id, Cause::new(Kind::State, "it is gone")));
         }
         // Whoever held it still to save it is gone, and it could not answer.
         body.go_on();
@@ -318,26 +320,27 @@ impl Runtime for Scripted {
 
     async fn save(&self, id: &InstanceId, kind: SaveKind, sink: Arc<dyn SaveSink>) -> Result<(), Error> {
         let machine = &self.machine;
-        let failed = |reason: &str| Error::Save {
+        let failed = |source| Error::Save {
             id: id.clone(),
-            reason: reason.into(),
+            source,
         };
-        let body = machine.find(id).ok_or_else(|| failed("it is not here"))?;
+        let unfit = |why| failed(Cause::new(Kind::State, why));
+        let body = machine.find(id).ok_or_else(|| unfit("it is not here"))?;
         let Some(_saving) = body.begin_saving() else {
             machine.misuse(format!("{id} was saved twice at once"));
-            return Err(failed("it is being saved"));
+            return Err(unfit("it is being saved"));
         };
         match machine.wait(machine.answer(Step::Save, id)).await {
             How::Dies => body.end(InstanceEnd::Died("it broke while it was saved".into())),
-            How::Fails => {
+            how @ (How::Fails | How::Full) => {
                 body.go_on();
-                return Err(failed("as the script says"));
+                return Err(failed(how.cause()));
             }
             How::Works | How::Hangs => {}
         }
         let look = body.look();
         if machine.find(id).is_none() || !look.alive || !look.whole {
-            return Err(failed("it is gone"));
+            return Err(unfit("it is gone"));
         }
         if !look.still {
             machine.misuse(format!("{id} went on while it was saved"));
@@ -347,9 +350,9 @@ impl Runtime for Scripted {
             file.rewind()?;
             sink.part(part(kind), file)
         });
-        written.map_err(|error| {
+        written.doing(|| "keeping it").map_err(|cause| {
             body.go_on();
-            failed(&error.to_string())
+            failed(cause)
         })
     }
 
@@ -363,7 +366,7 @@ impl Runtime for Scripted {
         match machine.wait(machine.answer(Step::Thaw, id)).await {
             How::Works | How::Hangs => {}
             // Only one that is broken cannot go on.
-            How::Fails | How::Dies => {
+            How::Fails | How::Full | How::Dies => {
                 body.end(InstanceEnd::Died("it could not be let go on".into()));
                 return Err(gone());
             }
@@ -377,9 +380,9 @@ impl Runtime for Scripted {
         if machine.find(id).is_none() {
             return Ok(());
         }
-        if machine.wait(machine.answer(Step::Destroy, id)).await == How::Fails {
-            let why = std::io::Error::other("as the script says");
-            return Err(Error::io(format!("destroying {id}"), why));
+        let how = machine.wait(machine.answer(Step::Destroy, id)).await;
+        if matches!(how, How::Fails | How::Full) {
+            return Err(Error::io(format!("destroying {id}"), how.cause()));
         }
         let gone = lock(&machine.instances).remove(id);
         if let Some(body) = gone {
@@ -389,13 +392,10 @@ impl Runtime for Scripted {
     }
 }
 
-async fn read(restore: &crate::Restore) -> Result<Memory, String> {
-    let mut file = restore
-        .source
-        .file(part(restore.kind))
-        .await
-        .map_err(|error| error.to_string())?;
+async fn read(restore: &crate::Restore) -> Result<Memory, Cause> {
+    let reading = || "reading what was saved";
+    let mut file = restore.source.file(part(restore.kind)).await.doing(reading)?;
     let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    file.read_to_end(&mut bytes).doing(reading)?;
     Memory::decode(&bytes)
 }

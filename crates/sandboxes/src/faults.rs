@@ -1,6 +1,7 @@
 //! How failures below become faults that callers understand.
 
 use atoll_guest_protocol::{Failure, FailureKind};
+use atoll_runtime::Kind;
 pub(crate) use atoll_runtime::channel::ANSWER_WITHIN;
 use atoll_runtime::channel::ChannelError;
 use atoll_types::{Code, Fault};
@@ -85,12 +86,10 @@ pub(crate) fn from_store(error: &atoll_store::Error) -> Fault {
 }
 
 pub(crate) fn from_runtime(error: &atoll_runtime::Error) -> Fault {
-    let message = error.to_string();
-    // Other programs write into our files, and say so in words, Go's or ours.
-    if message.to_lowercase().contains("no space left on device") {
-        return server_full(message);
+    match error.kind() {
+        Kind::HostFull => server_full(error.to_string()),
+        _ => Fault::new(Code::RuntimeFailed, error.to_string()),
     }
-    Fault::new(Code::RuntimeFailed, message)
 }
 
 /// A file to work with could not be made.
@@ -144,4 +143,49 @@ pub(crate) fn from_volumes(error: &atoll_volumes::Error) -> Fault {
         _ => Code::VolumeFailed,
     };
     Fault::new(code, error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use atoll_runtime::{Cause, Error, Told};
+    use atoll_types::{InstanceId, Isolation};
+
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_known_by_its_kind_and_by_no_text() {
+        let id = InstanceId::from_entropy([1; 20]);
+        let writing = |kind: io::ErrorKind| Cause::Io {
+            what: "writing config.json".into(),
+            source: kind.into(),
+        };
+        let start = |source| Error::Start {
+            isolation: Isolation::Gvisor,
+            source,
+        };
+        let save = |source| Error::Save {
+            id: id.clone(),
+            source,
+        };
+        let code = |error: &Error| from_runtime(error).code;
+        let full = writing(io::ErrorKind::StorageFull);
+        assert_eq!(code(&start(full)), Code::ServerDiskFull);
+        // As another process told it.
+        let told = Told::from(writing(io::ErrorKind::StorageFull));
+        let error = save(told.clone().into());
+        assert_eq!(from_runtime(&error).code, Code::ServerDiskFull);
+        assert_eq!(from_runtime(&error).message, error.to_string());
+        let thaw = Error::Io {
+            what: "letting it go on".into(),
+            source: told.into(),
+        };
+        assert_eq!(code(&thaw), Code::ServerDiskFull);
+        let denied = writing(io::ErrorKind::PermissionDenied);
+        assert_eq!(code(&start(denied)), Code::RuntimeFailed);
+        // The disk of an instance, in the words of its agent.
+        let inside = Cause::new(Kind::Agent, "apply-layer: No space left on device");
+        assert_eq!(code(&start(inside)), Code::RuntimeFailed);
+    }
 }

@@ -118,7 +118,7 @@ impl IntoVault {
 
 impl SaveSink for IntoVault {
     fn stream(&self, name: &str) -> io::Result<OwnedFd> {
-        self.save.stream(name).map_err(io::Error::other)
+        self.save.stream(name).map_err(io_error)
     }
 
     fn scratch(&self) -> io::Result<File> {
@@ -127,21 +127,18 @@ impl SaveSink for IntoVault {
 
     fn part(&self, name: &str, whole: File) -> io::Result<()> {
         if whole.metadata()?.len() > SMALL {
-            return self.save.part(name, whole).map_err(io::Error::other);
+            return self.save.part(name, whole).map_err(io_error);
         }
         // The state of a kernel shrinks to a fifth in about a millisecond.
         let packed = self.scratch.file()?;
         zstd::stream::copy_encode(&whole, &packed, 3)?;
         self.save
             .part(&format!("{name}{PACKED}"), packed)
-            .map_err(io::Error::other)
+            .map_err(io_error)
     }
 
     fn growing(&self, name: &str) -> io::Result<Option<(File, Box<dyn Growing>)>> {
-        let (file, growing) = self
-            .save
-            .grow(name, || self.scratch.file())
-            .map_err(io::Error::other)?;
+        let (file, growing) = self.save.grow(name, || self.scratch.file()).map_err(io_error)?;
         Ok(Some((file, Box::new(IntoPack(growing)))))
     }
 }
@@ -156,7 +153,7 @@ impl Growing for IntoPack {
     }
 
     fn finish(self: Box<Self>) -> io::Result<()> {
-        self.0.finish().map_err(io::Error::other)
+        self.0.finish().map_err(io_error)
     }
 }
 
@@ -256,7 +253,16 @@ fn read_part(opened: &atoll_vault::Opened, scratch: &Scratch, name: &str) -> Res
     Ok(file)
 }
 
-/// Why saved state could not be read, if that is what a boot from it failed for: runtimes tell in words only.
+/// As a runtime can tell it apart.
+fn io_error(error: atoll_vault::Error) -> io::Error {
+    match error {
+        atoll_vault::Error::Full { .. } => io::Error::new(io::ErrorKind::StorageFull, error),
+        _ => io::Error::other(error),
+    }
+}
+
+/// Why saved state could not be read, if that is what a boot from it failed for: a runtime passes on what sort of trouble it
+/// was, and not the fault.
 pub(crate) async fn why_unreadable(source: &dyn SaveSource) -> Option<Fault> {
     for name in source.names() {
         if let Err(error) = source.file(&name).await

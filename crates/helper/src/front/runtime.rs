@@ -276,7 +276,7 @@ impl Guests {
     pub(super) async fn give(&self, beg: Beg, files: Vec<OwnedFd>) -> (Gift, Vec<OwnedFd>) {
         match self.given(beg, files).await {
             Ok(given) => given,
-            Err(error) => (Gift::Refused(error.to_string()), Vec::new()),
+            Err(error) => (Gift::Refused((&error).into()), Vec::new()),
         }
     }
 
@@ -298,7 +298,7 @@ impl Guests {
             Beg::Unpack { id, source } => {
                 let (guest, source) = (self.guest(&id).ok_or_else(unknown)?, self.source(source)?);
                 let unpacked = atoll_runtime::gvisor::unpack_layer(&guest, &source).await;
-                unpacked.map_err(io::Error::other)?;
+                unpacked?;
                 Gift::Done
             }
             Beg::Hold { id } => {

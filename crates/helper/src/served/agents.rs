@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use atoll_runtime::agent::{Agent, Greeted, Greeter};
 use atoll_runtime::channel::{ChannelError, Connect, Fifos};
-use atoll_runtime::{Growing, SaveSink, SaveSource};
+use atoll_runtime::{Cause, Growing, Kind, SaveSink, SaveSource, Told};
 use atoll_types::InstanceId;
 
 use crate::peer::{Message, Peer};
@@ -17,7 +17,7 @@ use crate::words::{Beg, Gift, confused};
 
 fn read(message: Message) -> io::Result<(Gift, Vec<OwnedFd>)> {
     match message.read()? {
-        Gift::Refused(why) => Err(io::Error::other(why)),
+        Gift::Refused(why) => Err(why.into()),
         gift => Ok((gift, message.files)),
     }
 }
@@ -77,12 +77,12 @@ impl Greeter for Front {
         }
     }
 
-    async fn unpack(&self, greeted: &Greeted, _: &Arc<dyn SaveSource>) -> Result<(), String> {
+    async fn unpack(&self, greeted: &Greeted, _: &Arc<dyn SaveSource>) -> Result<(), Cause> {
         let (Some(source), Some(id)) = (self.source, greeted.agent.instance()) else {
-            return Err("there is nothing to unpack".into());
+            return Err(Cause::new(Kind::Saved, "there is nothing to unpack"));
         };
         let unpacked = beg(&self.peer, &Beg::Unpack { id, source }, Vec::new()).await;
-        unpacked.map(drop).map_err(|error| error.to_string())
+        unpacked.map(drop).map_err(|error| Told::from(&error).into())
     }
 }
 

@@ -21,22 +21,21 @@ pub enum Hierarchy {
 }
 
 impl Hierarchy {
-    /// Reads the mount table, once per process.
+    /// Reads the mount table, until it was found in it.
     pub fn detect() -> Result<&'static Self, CgroupError> {
-        static FOUND: OnceLock<Result<Hierarchy, String>> = OnceLock::new();
-        FOUND
-            .get_or_init(|| {
-                let mounts = fs::read_to_string("/proc/self/mounts")
-                    .map_err(|error| format!("cannot read /proc/self/mounts: {error}"))?;
-                Self::from_mounts(&mounts, |root| {
-                    fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default()
-                })
-            })
-            .as_ref()
-            .map_err(|reason| CgroupError::Unavailable(reason.clone()))
+        static FOUND: OnceLock<Hierarchy> = OnceLock::new();
+        if let Some(found) = FOUND.get() {
+            return Ok(found);
+        }
+        let mounts = fs::read_to_string("/proc/self/mounts")
+            .map_err(|error| CgroupError::Unavailable(format!("cannot read /proc/self/mounts: {error}")))?;
+        let found = Self::from_mounts(&mounts, |root| {
+            fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default()
+        })?;
+        Ok(FOUND.get_or_init(|| found))
     }
 
-    fn from_mounts(mounts: &str, v2_controllers: impl Fn(&Path) -> String) -> Result<Self, String> {
+    fn from_mounts(mounts: &str, v2_controllers: impl Fn(&Path) -> String) -> Result<Self, CgroupError> {
         let mut v1: [(&str, Option<PathBuf>); 4] =
             [("memory", None), ("cpu", None), ("cpuacct", None), ("pids", None)];
         for line in mounts.lines() {
@@ -82,11 +81,11 @@ impl Hierarchy {
                     .filter(|(_, place)| place.is_none())
                     .map(|(name, _)| *name)
                     .collect();
-                Err(format!(
+                Err(CgroupError::Unavailable(format!(
                     "neither a cgroup v2 mount with the memory, cpu and pids controllers nor v1 mounts of all of \
                      them were found (v1 lacks: {}); mount cgroup2 at /sys/fs/cgroup or enable the controllers",
                     names.join(", ")
-                ))
+                )))
             }
         }
     }
@@ -122,13 +121,13 @@ mod tests {
                   cgroup /sys/fs/cgroup/pids cgroup rw,relatime,pids 0 0\n\
                   cgroup2 /sys/fs/cgroup/unified cgroup2 rw,relatime 0 0\n";
         assert_eq!(
-            Hierarchy::from_mounts(v1, |_| String::new()),
-            Ok(Hierarchy::V1 {
+            Hierarchy::from_mounts(v1, |_| String::new()).unwrap(),
+            Hierarchy::V1 {
                 memory: "/sys/fs/cgroup/memory".into(),
                 cpu: "/sys/fs/cgroup/cpu".into(),
                 cpuacct: "/sys/fs/cgroup/cpuacct".into(),
                 pids: "/sys/fs/cgroup/pids".into(),
-            })
+            }
         );
         let joined = v1
             .replace(
@@ -143,12 +142,12 @@ mod tests {
         assert_eq!(found.dirs(Path::new("x")).len(), 3, "{found:?}");
         let v2 = "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n";
         assert_eq!(
-            Hierarchy::from_mounts(v2, |_| "cpuset cpu io memory pids\n".into()),
-            Ok(Hierarchy::V2 {
+            Hierarchy::from_mounts(v2, |_| "cpuset cpu io memory pids\n".into()).unwrap(),
+            Hierarchy::V2 {
                 root: "/sys/fs/cgroup".into()
-            })
+            }
         );
-        let reason = Hierarchy::from_mounts(v2, |_| "cpu pids".into()).unwrap_err();
-        assert!(reason.contains("memory"), "{reason}");
+        let error = Hierarchy::from_mounts(v2, |_| "cpu pids".into()).unwrap_err();
+        assert!(error.to_string().contains("v1 lacks: memory"), "{error}");
     }
 }

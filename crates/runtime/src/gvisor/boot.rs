@@ -30,10 +30,11 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Resource, Rlimit, WaitId, WaitIdOptions};
 use tokio::io::AsyncReadExt;
 
+use crate::cause::Doing;
 use crate::cgroup::Group;
 use crate::channel::Fifos;
 use crate::process::{Handle, Process};
-use crate::uids;
+use crate::{Cause, Kind, uids};
 
 /// What to boot.
 #[derive(Debug)]
@@ -70,7 +71,7 @@ impl Sentry {
     }
 
     /// Waits until it can be called.
-    pub(super) async fn up(&mut self) -> Result<(), String> {
+    pub(super) async fn up(&mut self) -> Result<(), Cause> {
         let Some(news) = &self.news else {
             return Ok(());
         };
@@ -85,22 +86,22 @@ impl Sentry {
         };
         match heard.await {
             Ok(up) => up.map(|()| self.news = None),
-            Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
-                Err("the sentry ended while it was starting".into())
-            }
-            Err(error) => Err(format!("waiting for the sentry: {error}")),
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => Err(Cause::new(
+                Kind::Program,
+                "the sentry ended while it was starting",
+            )),
+            Err(error) => Err(error).doing(|| "waiting for the sentry"),
         }
     }
 }
 
 /// Starts the sentry. Blocking, about 1 ms; it comes up afterwards.
-pub(super) fn start(order: &Order<'_>, group: &Group, fifos: &Fifos) -> Result<Sentry, String> {
-    let say = |what: &'static str| move |error: io::Error| format!("{what}: {error}");
+pub(super) fn start(order: &Order<'_>, group: &Group, fifos: &Fifos) -> Result<Sentry, Cause> {
     let runsc = open(order.runsc, OFlags::PATH)?;
-    let (proc_read, proc_written) = pipe().map_err(say("making a pipe"))?;
-    let (go_read, go_written) = pipe().map_err(say("making a pipe"))?;
-    let (news, told) = pipe().map_err(say("making a pipe"))?;
-    let entry = group.entry().map_err(|error| error.to_string())?;
+    let (proc_read, proc_written) = pipe()?;
+    let (go_read, go_written) = pipe()?;
+    let (news, told) = pipe()?;
+    let entry = group.entry()?;
 
     let mut given = Given::default();
     given.null()?;
@@ -120,7 +121,7 @@ pub(super) fn start(order: &Order<'_>, group: &Group, fifos: &Fifos) -> Result<S
     let mut layers = String::from("--gofer-mount-confs=erofs:memory");
     if let Some(disk) = order.disk {
         layers = "--gofer-mount-confs=erofs:anon".into();
-        let file = layer::make(disk).map_err(say("making the file of the writable layer"))?;
+        let file = layer::make(disk).doing(|| "making the file of the writable layer")?;
         argv.push(given.flag("gofer-filestore-fds", file));
     }
     layers.push_str(&format!(":size={}", order.layer_bytes));
@@ -136,10 +137,10 @@ pub(super) fn start(order: &Order<'_>, group: &Group, fifos: &Fifos) -> Result<S
         }
     }
     argv.push(layers.into());
-    let control = control_socket(order.dir, order.id).map_err(say("making the control socket"))?;
+    let control = control_socket(order.dir, order.id).doing(|| "making the control socket")?;
     argv.push(given.flag("controller-fd", control));
     argv.push(given.flag("spec-fd", open(&order.dir.join("config.json"), OFlags::RDONLY)?));
-    let (stdin, stdout) = fifos.open_for_guest().map_err(say("opening the FIFOs"))?;
+    let (stdin, stdout) = fifos.open_for_guest().doing(|| "opening the FIFOs")?;
     let stderr = open(Path::new("/dev/null"), OFlags::RDWR)?;
     for stdio in [stdin, stdout, stderr] {
         argv.push(given.flag("stdio-fds", stdio));
@@ -153,7 +154,7 @@ pub(super) fn start(order: &Order<'_>, group: &Group, fifos: &Fifos) -> Result<S
         .into_iter()
         .map(|word| CString::new(word.into_vec()))
         .collect::<Result<_, _>>()
-        .map_err(|_| "a path contains NUL".to_owned())?;
+        .map_err(|_| Cause::new(Kind::Unsupported, "a path contains NUL"))?;
     let files: Vec<RawFd> = given.files.iter().map(AsRawFd::as_raw_fd).collect();
     let plan = child::Plan::new(
         child::Ends {
@@ -167,17 +168,17 @@ pub(super) fn start(order: &Order<'_>, group: &Group, fifos: &Fifos) -> Result<S
         files,
         &entry,
     );
-    let pid = child::clone(plan).map_err(say("starting the sentry's process"))?;
+    let pid = child::clone(plan).doing(|| "starting the sentry's process")?;
     // It waits for us, so it is there.
     let process = Process::of(pid.as_raw_nonzero().get().unsigned_abs());
     let handle = process.as_ref().and_then(Process::open);
     let (Some(process), Some(handle)) = (process, handle) else {
         drop(go_written);
         let _ = rustix::process::waitid(WaitId::Pid(pid), WaitIdOptions::EXITED);
-        return Err("the sentry's process cannot be watched".into());
+        return Err(Cause::new(Kind::State, "the sentry's process cannot be watched"));
     };
     reap(pid, handle);
-    let mapped = map_ids(pid, order.first_uid).map_err(say("mapping user ids"));
+    let mapped = map_ids(pid, order.first_uid).doing(|| "mapping user ids");
     // More locked memory is only faster.
     let unlimited = Rlimit {
         current: None,
@@ -186,8 +187,7 @@ pub(super) fn start(order: &Order<'_>, group: &Group, fifos: &Fifos) -> Result<S
     let _ = rustix::process::prlimit(Some(pid), Resource::Memlock, unlimited);
     // Without a word the child ends when the last writer of this pipe is gone, which is at the end of this function.
     mapped?;
-    rustix::io::write(&go_written, &[0])
-        .map_err(|error| format!("telling the sentry's process to go on: {error}"))?;
+    rustix::io::write(&go_written, &[0]).doing(|| "telling the sentry's process to go on")?;
     Ok(Sentry {
         process,
         news: Some(news),
@@ -202,7 +202,7 @@ struct Given {
 
 impl Given {
     /// Its own stdin, stdout and stderr lead nowhere.
-    fn null(&mut self) -> Result<(), String> {
+    fn null(&mut self) -> Result<(), Cause> {
         for flags in [OFlags::RDONLY, OFlags::WRONLY, OFlags::WRONLY] {
             self.files.push(open(Path::new("/dev/null"), flags)?);
         }
@@ -215,14 +215,13 @@ impl Given {
     }
 }
 
-fn open(path: &Path, flags: OFlags) -> Result<OwnedFd, String> {
+fn open(path: &Path, flags: OFlags) -> Result<OwnedFd, Cause> {
     let mode = Mode::from_raw_mode(0o644);
-    rustix::fs::open(path, flags | OFlags::CLOEXEC, mode)
-        .map_err(|error| format!("opening {}: {error}", path.display()))
+    rustix::fs::open(path, flags | OFlags::CLOEXEC, mode).doing(|| format!("opening {}", path.display()))
 }
 
-fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
-    Ok(pipe_with(PipeFlags::CLOEXEC)?)
+fn pipe() -> Result<(OwnedFd, OwnedFd), Cause> {
+    pipe_with(PipeFlags::CLOEXEC).doing(|| "making a pipe")
 }
 
 /// Bound where [`super::control`] looks for it; the sentry listens.

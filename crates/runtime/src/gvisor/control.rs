@@ -25,6 +25,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::network::Wire;
+use crate::cause::Doing;
+use crate::{Cause, Kind};
 
 const LONGEST_ANSWER: u64 = 1 << 20;
 const MOST_FILES: usize = 8;
@@ -43,9 +45,9 @@ struct Answer {
 }
 
 impl Control {
-    pub(super) fn connect(dir: &Path, id: &InstanceId) -> Result<Self, String> {
+    pub(super) fn connect(dir: &Path, id: &InstanceId) -> Result<Self, Cause> {
         let name = format!("runsc-{id}.sock");
-        let connected = || {
+        let connected = || -> io::Result<UnixStream> {
             // By way of a descriptor: the name of a socket may have 107 bytes, a path has more.
             let dir = rustix::fs::open(
                 dir,
@@ -54,17 +56,17 @@ impl Control {
             )?;
             UnixStream::connect(format!("/proc/self/fd/{}/{name}", dir.as_raw_fd()))
         };
-        let socket = connected().map_err(|error: io::Error| format!("reaching the sentry: {error}"))?;
+        let socket = connected().doing(|| "reaching the sentry")?;
         Ok(Self { socket })
     }
 
     /// All tasks of the guest stop. Counted: it takes as many [`Control::resume`] to go on.
-    pub(super) fn pause(&mut self) -> Result<(), String> {
+    pub(super) fn pause(&mut self) -> Result<(), Cause> {
         self.call("containerManager.Pause", &json!({}), &[], Duration::from_secs(30))
     }
 
     /// Ends one [`Control::pause`]. One too many kills the sentry.
-    pub(super) fn resume(&mut self) -> Result<(), String> {
+    pub(super) fn resume(&mut self) -> Result<(), Cause> {
         self.call(
             "containerManager.Resume",
             &json!({}),
@@ -74,7 +76,7 @@ impl Control {
     }
 
     /// Writes everything into three files: state, page metadata, pages.
-    pub(super) fn checkpoint(&mut self, files: &[BorrowedFd<'_>; 3], within: Duration) -> Result<(), String> {
+    pub(super) fn checkpoint(&mut self, files: &[BorrowedFd<'_>; 3], within: Duration) -> Result<(), Cause> {
         let arg = json!({
             "metadata": {"compression": "none"},
             "have_pages_file": true,
@@ -85,7 +87,7 @@ impl Control {
     }
 
     /// Writes the writable layer of a disk-backed root into four files.
-    pub(super) fn save_files(&mut self, files: &[BorrowedFd<'_>; 4], within: Duration) -> Result<(), String> {
+    pub(super) fn save_files(&mut self, files: &[BorrowedFd<'_>; 4], within: Duration) -> Result<(), Cause> {
         let arg = json!({"paths": null, "exit_after_saving": false});
         self.call("containerManager.FSSave", &arg, files, within)
     }
@@ -96,13 +98,13 @@ impl Control {
         id: &InstanceId,
         file: BorrowedFd<'_>,
         within: Duration,
-    ) -> Result<(), String> {
+    ) -> Result<(), Cause> {
         let arg = json!({"ContainerID": id.as_str()});
         self.call("Fs.TarRootfsUpperLayer", &arg, &[file], within)
     }
 
     /// Starts the agent in a sentry that waits.
-    pub(super) fn start(&mut self, id: &InstanceId, wire: &Wire, within: Duration) -> Result<(), String> {
+    pub(super) fn start(&mut self, id: &InstanceId, wire: &Wire, within: Duration) -> Result<(), Cause> {
         self.links(wire, false)?;
         self.call("containerManager.StartRoot", &json!(id.as_str()), &[], within)
     }
@@ -113,7 +115,7 @@ impl Control {
         wire: &Wire,
         files: &[BorrowedFd<'_>; 3],
         within: Duration,
-    ) -> Result<(), String> {
+    ) -> Result<(), Cause> {
         self.links(wire, true)?;
         // In the background: it goes on while pages are still being read.
         let arg = json!({"HavePagesFile": true, "HaveDeviceFile": false, "Background": true});
@@ -121,7 +123,7 @@ impl Control {
     }
 
     /// Says which network it has, before it starts.
-    fn links(&mut self, wire: &Wire, restore: bool) -> Result<(), String> {
+    fn links(&mut self, wire: &Wire, restore: bool) -> Result<(), Cause> {
         self.call(
             "containerManager.SetNetworkArgs",
             &wire.links(restore),
@@ -136,10 +138,9 @@ impl Control {
         arg: &Value,
         files: &[BorrowedFd<'_>],
         within: Duration,
-    ) -> Result<(), String> {
-        let question =
-            serde_json::to_vec(&json!({"method": method, "arg": arg})).map_err(|e| e.to_string())?;
+    ) -> Result<(), Cause> {
         let answer = (|| {
+            let question = serde_json::to_vec(&json!({"method": method, "arg": arg}))?;
             self.socket.set_write_timeout(Some(within))?;
             self.socket.set_read_timeout(Some(within))?;
             self.send(&question, files)?;
@@ -158,15 +159,16 @@ impl Control {
                     .chars()
                     .take(1000)
                     .collect();
-                Err(format!("{method}: {first}"))
+                Err(Cause::said(&format!("{method}: {first}")))
             }
             Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
-                Err(format!("{method}: the sentry hung up"))
+                Err(Cause::new(Kind::Program, format!("{method}: the sentry hung up")))
             }
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                Err(format!("{method}: no answer within {} s", within.as_secs()))
+                let waited = format!("{method}: no answer within {} s", within.as_secs());
+                Err(Cause::new(Kind::TimedOut, waited))
             }
-            Err(error) => Err(format!("{method}: {error}")),
+            Err(error) => Err(error).doing(|| method),
         }
     }
 
@@ -191,9 +193,10 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     use super::*;
+    use crate::Told;
 
     /// What a sentry that answers with these bytes makes of a call.
-    fn answered(answer: &'static [u8]) -> Result<(), String> {
+    fn answered(answer: &'static [u8]) -> Result<(), Told> {
         let dir = tempfile::tempdir().unwrap();
         let id = InstanceId::from_entropy([1; 20]);
         let listener = UnixListener::bind(dir.path().join(format!("runsc-{id}.sock"))).unwrap();
@@ -212,7 +215,7 @@ mod tests {
             Duration::from_secs(5),
         );
         assert_eq!(sentry.join().unwrap(), r#"{"arg":{"a":1},"method":"x.Y"}"#);
-        result
+        result.map_err(Told::from)
     }
 
     #[test]
@@ -220,13 +223,16 @@ mod tests {
         assert_eq!(answered(br#"{"success":true,"err":"","result":{}}"#), Ok(()));
         assert_eq!(
             answered(br#"{"success":false,"err":"no","result":null}"#),
-            Err("x.Y: no".into())
+            Err(Told::new(Kind::Program, "x.Y: no"))
         );
-        assert_eq!(answered(b""), Err("x.Y: the sentry hung up".into()));
+        let full = "x.Y: write pages: no space left on device";
         assert_eq!(
-            answered(br#"{"success":tr"#),
-            Err("x.Y: the sentry hung up".into())
+            answered(br#"{"success":false,"err":"write pages: no space left on device\ngoroutine 1"}"#),
+            Err(Told::new(Kind::HostFull, full))
         );
+        let hung_up = Err(Told::new(Kind::Program, "x.Y: the sentry hung up"));
+        assert_eq!(answered(b""), hung_up);
+        assert_eq!(answered(br#"{"success":tr"#), hung_up);
         assert!(answered(b"nonsense").is_err());
     }
 }

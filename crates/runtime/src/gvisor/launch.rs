@@ -27,11 +27,12 @@ use super::restore::Boot;
 use super::save::{DISK, blocking};
 use super::volumes::{self, Volume};
 use super::{BOOT, boot_limits, bundle};
+use crate::cause::Doing;
 use crate::cgroup::Group;
 use crate::channel::Fifos;
 use crate::instance_dir::{InstanceDirs, Record};
 use crate::process::Process;
-use crate::{Config, InstanceSpec, Network, uids};
+use crate::{Cause, Config, InstanceSpec, Kind, Network, Told, uids};
 
 /// Where `runsc` writes the pid of the sandbox process, before the agent runs.
 const PID_FILE: &str = "pid";
@@ -64,12 +65,12 @@ pub(super) enum Starting {
 
 impl Starting {
     /// Waits until the agent is about to run, or, of an instance that waits for its memory, until it waits.
-    pub(super) async fn up(&mut self, dir: &Path, id: &InstanceId) -> Result<(), String> {
+    pub(super) async fn up(&mut self, dir: &Path, id: &InstanceId) -> Result<(), Cause> {
         let up = match self {
             Self::Command(runsc) => match runsc.wait().await {
                 Ok(status) if status.success() => Ok(()),
-                Ok(status) => Err(format!("runsc ended with {status}")),
-                Err(error) => Err(format!("waiting for runsc: {error}")),
+                Ok(status) => Err(Cause::new(Kind::Program, format!("runsc ended with {status}"))),
+                Err(error) => Err(error).doing(|| "waiting for runsc"),
             },
             Self::Sentry { sentry, agent } => match sentry.up().await {
                 Ok(()) => match agent.take() {
@@ -82,18 +83,15 @@ impl Starting {
                 up => up,
             },
         };
-        up.map_err(|reason| match complaint(dir) {
-            complaint if complaint.is_empty() => reason,
-            complaint => format!("{reason}: {complaint}"),
-        })
+        up.map_err(|cause| cause.with(": ", complaint(dir)))
     }
 
     /// The sandbox process. `None`: it is gone already.
-    pub(super) fn process(&self, dir: &Path) -> Result<Option<Process>, String> {
+    pub(super) fn process(&self, dir: &Path) -> Result<Option<Process>, Cause> {
         match self {
             Self::Command(_) => {
                 let pid = fs::read_to_string(dir.join(PID_FILE))
-                    .map_err(|error| format!("reading the pid that runsc should have written: {error}"))?;
+                    .doing(|| "reading the pid that runsc should have written")?;
                 Ok(pid.trim().parse().ok().and_then(Process::of))
             }
             Self::Sentry { sentry, .. } => Ok(Some(sentry.process().clone())),
@@ -124,22 +122,18 @@ pub(super) fn launch(
     spec: &InstanceSpec,
     boot: &Boot,
     mut record: Record,
-) -> Result<Launched, String> {
-    let say = |what: &str| {
-        let what = what.to_owned();
-        move |error: io::Error| format!("{what}: {error}")
-    };
+) -> Result<Launched, Cause> {
     let fifos = Fifos::in_dir(&dir);
-    let first_uid = uids::take(&config.state_dir, &spec.id).map_err(say("taking a range of user ids"))?;
+    let first_uid = uids::take(&config.state_dir, &spec.id).doing(|| "taking a range of user ids")?;
     record.id_base = Some(first_uid);
     let empty = config.state_dir.join("empty");
     if !empty.exists() {
-        fs::create_dir_all(&empty).map_err(say("making an empty directory"))?;
+        fs::create_dir_all(&empty).doing(|| "making an empty directory")?;
     }
     let on_disk = spec.resources.disk_backing == DiskBacking::Disk;
     let disk = dir.join("disk");
     if on_disk {
-        fs::create_dir(&disk).map_err(say("making the directory of the writable layer"))?;
+        fs::create_dir(&disk).doing(|| "making the directory of the writable layer")?;
     }
     let by_runsc = volumes::need_gofer(&spec.mounts) || sidecars(runsc);
     let places = bundle::Places {
@@ -150,13 +144,12 @@ pub(super) fn launch(
     };
     let volumes = volumes::take(&spec.mounts, &dir, first_uid)?;
     let bundle = bundle::bundle(spec, &places, first_uid, by_runsc);
-    fs::write(dir.join("config.json"), &bundle.config).map_err(say("writing config.json"))?;
+    fs::write(dir.join("config.json"), &bundle.config).doing(|| "writing config.json")?;
     let group = Group::create(
         &config.cgroup_parent,
         spec.id.as_str(),
         &boot_limits(&spec.resources),
-    )
-    .map_err(|error| error.to_string())?;
+    )?;
     let network = spec.network.as_ref();
     let (starting, wire) = if by_runsc {
         let order = Order {
@@ -256,7 +249,7 @@ struct Order<'a> {
     volumes: Vec<Volume>,
 }
 
-fn run(order: Order<'_>, group: &Group, fifos: &Fifos) -> Result<Child, String> {
+fn run(order: Order<'_>, group: &Group, fifos: &Fifos) -> Result<Child, Cause> {
     let dir = order.dir;
     let meminfo = dir.join("meminfo");
     let kib = order.spec.resources.memory_bytes / 1024;
@@ -264,7 +257,7 @@ fn run(order: Order<'_>, group: &Group, fifos: &Fifos) -> Result<Child, String> 
         &meminfo,
         format!("MemTotal: {kib} kB\nMemFree: {kib} kB\nMemAvailable: {kib} kB\n"),
     )
-    .map_err(|error| format!("writing meminfo: {error}"))?;
+    .doing(|| "writing meminfo")?;
     let mut command = Command::new(order.runsc);
     command
         .env_clear()
@@ -275,7 +268,7 @@ fn run(order: Order<'_>, group: &Group, fifos: &Fifos) -> Result<Child, String> 
             rustix::fs::Gid::from_raw(order.first_uid),
         );
         rustix::fs::chown(disk, Some(owner.0), Some(owner.1))
-            .map_err(|error| format!("giving the writable layer to its uid: {error}"))?;
+            .doing(|| "giving the writable layer to its uid")?;
         command.arg(format!("--overlay2=root:dir={}", disk.display()));
     }
     match order.boot {
@@ -286,8 +279,7 @@ fn run(order: Order<'_>, group: &Group, fifos: &Fifos) -> Result<Child, String> 
             command.args([IGNORE_SPEC, "create"]);
         }
         Boot::Layer(files) => {
-            let named = name_layer(dir, files);
-            named.map_err(|error| format!("giving names to a saved layer: {error}"))?;
+            name_layer(dir, files).doing(|| "giving names to a saved layer")?;
             command
                 .args(["run", "-detach", "-fs-restore-image-path"])
                 .arg(dir.join(LAYER_DIR));
@@ -300,7 +292,7 @@ fn run(order: Order<'_>, group: &Group, fifos: &Fifos) -> Result<Child, String> 
         .arg(dir)
         .arg(order.spec.id.as_str());
     spawn(&mut command, &meminfo, order.volumes, group, fifos)
-        .map_err(|error| format!("starting {}: {error}", order.runsc.display()))
+        .doing(|| format!("starting {}", order.runsc.display()))
 }
 
 /// `runsc` wants the files of a saved layer by name. Ours have none, so they get links to where they are open.
@@ -315,10 +307,10 @@ fn name_layer(dir: &Path, files: &[fs::File]) -> io::Result<()> {
 }
 
 /// Those names mean something else as soon as the files are closed.
-pub(super) fn forget_layer(dir: &Path) -> Result<(), String> {
+pub(super) fn forget_layer(dir: &Path) -> Result<(), Cause> {
     match fs::remove_dir_all(dir.join(LAYER_DIR)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(format!("removing the names of a saved layer: {error}"))
+            Err(error).doing(|| "removing the names of a saved layer")
         }
         _ => Ok(()),
     }
@@ -332,7 +324,7 @@ fn spawn(
     fifos: &Fifos,
 ) -> io::Result<Child> {
     let (stdin, stdout) = fifos.open_for_guest()?;
-    let entry = group.entry().map_err(io::Error::other)?;
+    let entry = group.entry()?;
     let meminfo = CString::new(meminfo.as_os_str().as_bytes())?;
     command
         .stdin(Stdio::from(stdin))
@@ -377,8 +369,8 @@ fn show_meminfo(file: &CString) -> io::Result<()> {
     }
 }
 
-/// What `runsc` wrote when it failed; empty if it did not.
-pub(super) fn complaint(dir: &Path) -> String {
+/// What `runsc` wrote when it failed, if it did.
+pub(super) fn complaint(dir: &Path) -> Option<Told> {
     let text = fs::read_to_string(dir.join("runsc.log")).unwrap_or_default();
     let messages: Vec<String> = text
         .lines()
@@ -389,7 +381,8 @@ pub(super) fn complaint(dir: &Path) -> String {
                 .unwrap_or_else(|| line.to_owned())
         })
         .collect();
-    messages.join("; ").chars().take(2000).collect()
+    let all = messages.join("; ");
+    (!all.is_empty()).then(|| Told::by_host(&all))
 }
 
 /// Why a sandbox process ended, as far as it told.
@@ -409,22 +402,22 @@ pub(super) fn post_mortem(dir: &Path) -> String {
 }
 
 /// What `runsc --version` says, in one line.
-pub fn version(runsc: &Path) -> Result<String, String> {
+pub fn version(runsc: &Path) -> Result<String, Cause> {
     let output = std::process::Command::new(runsc)
         .arg("--version")
         .env_clear()
         .stdin(Stdio::null())
         .output()
-        .map_err(|error| format!("{} cannot be run: {error}", runsc.display()))?;
+        .doing(|| format!("{} cannot be run", runsc.display()))?;
     let text = String::from_utf8_lossy(&output.stdout);
     match text.lines().next() {
         Some(line) if output.status.success() => Ok(line.trim().to_owned()),
-        _ => Err(format!(
+        _ => Err(Cause::said(&format!(
             "{} --version ended with {}: {}",
             runsc.display(),
             output.status,
             String::from_utf8_lossy(&output.stderr).trim()
-        )),
+        ))),
     }
 }
 

@@ -44,12 +44,14 @@ use async_trait::async_trait;
 use atoll_types::{DiskBacking, InstanceId, Isolation, Resources, Usage};
 
 use crate::agent::{Greeted, Greeter, Here, Raised, Raiser};
-use crate::cgroup::Group;
+use crate::cause::Doing;
+use crate::cgroup::{CgroupError, Group};
 use crate::channel::{AgentState, ChannelError, Connect, Fifos};
 use crate::instance_dir::{InstanceDirs, Record};
 use crate::process::Process;
 use crate::{
-    Config, Error, Instance, InstanceSpec, Restore, Runtime, SaveKind, SaveSink, Saves, ending, uids,
+    Cause, Config, Error, Instance, InstanceSpec, Kind, Restore, Runtime, SaveKind, SaveSink, Saves, Told,
+    ending, uids,
 };
 use launch::Starting;
 use restore::Boot;
@@ -95,7 +97,7 @@ impl Gvisor {
 
     fn group(&self, id: &InstanceId) -> Result<Group, Error> {
         Group::named(&self.config.cgroup_parent, id.as_str())
-            .map_err(|error| Error::io("finding the cgroup", std::io::Error::other(error)))
+            .map_err(|error| Error::io("finding the cgroup", error))
     }
 
     /// Everything after the directory exists; the caller cleans up after an error.
@@ -104,7 +106,7 @@ impl Gvisor {
         spec: &InstanceSpec,
         record: Record,
         greeter: &Arc<dyn Greeter>,
-    ) -> Result<Raised, String> {
+    ) -> Result<Raised, Cause> {
         crate::jail::extras::check(&spec.mounts)?;
         let boot = Arc::new(self.prepare(spec).await?);
         let launched = {
@@ -166,10 +168,7 @@ impl Gvisor {
                 }
             },
         };
-        let greeted = connected.map_err(|error| match launch::complaint(&dir) {
-            complaint if complaint.is_empty() => error.to_string(),
-            complaint => format!("{error}; {complaint}"),
-        })?;
+        let greeted = connected.map_err(|error| Cause::from(error).with("; ", launch::complaint(&dir)))?;
         if let (Boot::Fresh, Some(Restore { source, .. })) = (&*boot, &spec.restore) {
             greeter.unpack(&greeted, source).await?;
         }
@@ -177,9 +176,7 @@ impl Gvisor {
             launch::forget_layer(&dir)?;
         }
         // What a boot is given beyond the instance's own limits is CPU alone.
-        group
-            .limit_cpu(spec.resources.cpu_millis)
-            .map_err(|error| error.to_string())?;
+        group.limit_cpu(spec.resources.cpu_millis)?;
         let process = match process {
             Some(process) => process,
             None => self.take_down(&starting, &dir, &mut record)?,
@@ -193,11 +190,9 @@ impl Gvisor {
         starting: &Starting,
         dir: &Path,
         record: &mut Record,
-    ) -> Result<Option<Process>, String> {
+    ) -> Result<Option<Process>, Cause> {
         record.process = starting.process(dir)?;
-        self.dirs
-            .update(record)
-            .map_err(|error| format!("recording its process: {error}"))?;
+        self.dirs.update(record).doing(|| "recording its process")?;
         Ok(record.process.clone())
     }
 
@@ -207,7 +202,7 @@ impl Gvisor {
         id: &InstanceId,
         fifos: &Fifos,
         greeter: &Arc<dyn Greeter>,
-    ) -> Result<Greeted, Result<ChannelError, String>> {
+    ) -> Result<Greeted, Cause> {
         let greet = |within| {
             let how = Connect {
                 agent: AgentState::Running,
@@ -224,17 +219,17 @@ impl Gvisor {
             Mark::Runs => ADOPT,
             Mark::Unsure => PAUSED,
             Mark::Still => {
-                resume().await.map_err(Err)?;
+                resume().await?;
                 ADOPT
             }
         };
         let mut greeted = greet(patience).await;
         if patience == PAUSED && matches!(greeted, Err(ChannelError::TimedOut(_))) {
-            resume().await.map_err(Err)?;
+            resume().await?;
             greeted = greet(ADOPT).await;
         }
-        let greeted = greeted.map_err(Ok)?;
-        save::runs(&dir).map_err(Err)?;
+        let greeted = greeted?;
+        save::runs(&dir)?;
         Ok(greeted)
     }
 
@@ -244,10 +239,8 @@ impl Gvisor {
         process: Option<Process>,
         greeted: Greeted,
         group: Group,
-    ) -> Result<Raised, String> {
-        let process = process
-            .and_then(|process| process.open())
-            .ok_or("its process is gone")?;
+    ) -> Result<Raised, Cause> {
+        let process = process.and_then(|process| process.open()).ok_or_else(gone)?;
         let dir = self.dirs.dir(id);
         let pids = group.clone();
         let explain = move || match pids.pids_refused() {
@@ -264,6 +257,10 @@ impl Gvisor {
             end,
         })
     }
+}
+
+fn gone() -> Cause {
+    Cause::new(Kind::State, "its process is gone")
 }
 
 /// The limits of the cgroup for a guest with these limits.
@@ -313,7 +310,7 @@ impl Runtime for Gvisor {
         };
         self.group(id)?
             .resize(&host_limits(&record.resources))
-            .map_err(|error| Error::io(format!("resizing {id}"), std::io::Error::other(error)))?;
+            .map_err(|error| Error::io(format!("resizing {id}"), error))?;
         self.dirs
             .update(&record)
             .map_err(|error| Error::io(format!("recording the size of {id}"), error))
@@ -323,7 +320,7 @@ impl Runtime for Gvisor {
         let group = self.group(id)?;
         let usage = group.usage().map_err(|error| {
             if group.exists() {
-                Error::io(format!("reading the usage of {id}"), std::io::Error::other(error))
+                Error::io(format!("reading the usage of {id}"), error)
             } else {
                 Error::NotFound(id.clone())
             }
@@ -358,9 +355,7 @@ impl Runtime for Gvisor {
     async fn destroy(&self, id: &InstanceId) -> Result<(), Error> {
         self.residents.leave(id);
         let group = self.group(id)?;
-        let fail = |error: crate::cgroup::CgroupError| {
-            Error::io(format!("destroying {id}"), std::io::Error::other(error))
-        };
+        let fail = |error: CgroupError| Error::io(format!("destroying {id}"), error);
         group.kill_all().await.map_err(fail)?;
         group.remove().await.map_err(fail)?;
         uids::release(&self.config.state_dir, id)
@@ -391,46 +386,40 @@ fn layer_bytes(sentry: u32, dir: &Path) -> Option<u64> {
 #[async_trait]
 impl Raiser for Gvisor {
     async fn raise(&self, spec: InstanceSpec, greeter: Arc<dyn Greeter>) -> Result<Raised, Error> {
-        let fail = |reason| Error::Start {
+        let fail = |source| Error::Start {
             isolation: Isolation::Gvisor,
-            reason,
+            source,
         };
         let record = launch::claim(&self.dirs, &spec)
-            .map_err(|error| fail(format!("making the directory of {}: {error}", spec.id)))?;
+            .doing(|| format!("making the directory of {}", spec.id))
+            .map_err(fail)?;
         match self.boot(&spec, record, &greeter).await {
             Ok(raised) => Ok(raised),
-            Err(reason) => Err(fail(match self.destroy(&spec.id).await {
-                Ok(()) => reason,
-                Err(error) => format!("{reason}; and cleaning up failed: {error}"),
-            })),
+            Err(cause) => {
+                let uncleaned = self.destroy(&spec.id).await.err();
+                let uncleaned = uncleaned.map(|error| Told::new(error.kind(), error.to_string()));
+                Err(fail(cause.with("; and cleaning up failed: ", uncleaned)))
+            }
         }
     }
 
     async fn take_over(&self, id: &InstanceId, greeter: Arc<dyn Greeter>) -> Result<Raised, Error> {
-        let fail = |reason: String| Error::Adopt {
-            id: id.clone(),
-            reason,
-        };
-        let record = match self.dirs.read(id) {
+        let fail = |cause: Cause| Error::adopt(id, cause);
+        let unfit = |why| fail(Cause::new(Kind::State, why));
+        let record = match self.dirs.read(id).doing(|| "its record cannot be read") {
             Ok(Some(record)) if record.isolation == Isolation::Gvisor => record,
             Ok(None) if !self.dirs.dir(id).exists() => return Err(Error::NotFound(id.clone())),
-            Ok(Some(_)) => return Err(fail("it belongs to another tier".into())),
-            Ok(None) => return Err(fail("it has no record".into())),
-            Err(error) => return Err(fail(format!("its record cannot be read: {error}"))),
+            Ok(Some(_)) => return Err(unfit("it belongs to another tier")),
+            Ok(None) => return Err(unfit("it has no record")),
+            Err(cause) => return Err(fail(cause)),
         };
         // Before the greeting, which a dead instance would never answer.
         if record.process.as_ref().and_then(Process::open).is_none() {
-            return Err(fail("its process is gone".into()));
+            return Err(fail(gone()));
         }
         let group = self.group(id)?;
         let fifos = Fifos::in_dir(&self.dirs.dir(id));
-        let greeted = self
-            .greet_again(id, &fifos, &greeter)
-            .await
-            .map_err(|error| match error {
-                Ok(refused) => Error::adopt(id, &refused),
-                Err(reason) => fail(reason),
-            })?;
+        let greeted = self.greet_again(id, &fifos, &greeter).await.map_err(fail)?;
         // The server may have died while it was booting, or being saved.
         let limits = host_limits(&record.resources);
         if group.resize(&limits).is_err() {

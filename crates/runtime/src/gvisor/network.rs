@@ -25,7 +25,8 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::{Value, json};
 
-use crate::Network;
+use crate::cause::Doing;
+use crate::{Cause, Network};
 
 /// The namespace of a sentry that we start ourselves: a new one, in which there is nothing.
 pub(super) const NAMESPACE: libc::c_int = libc::CLONE_NEWNET;
@@ -53,7 +54,7 @@ impl Wire {
     pub(super) const LOOPBACK: Self = Self { cable: None };
 
     /// Takes the namespace's end of the cable for a sentry. Blocking, about a millisecond.
-    pub(super) fn plug(network: Option<&Network>) -> Result<Self, String> {
+    pub(super) fn plug(network: Option<&Network>) -> Result<Self, Cause> {
         let Some(network) = network else {
             return Ok(Self::LOOPBACK);
         };
@@ -67,7 +68,7 @@ impl Wire {
                     .unwrap_or_else(|_| Err(io::Error::other("a thread died")))
             })
         });
-        let socket = taken.map_err(|error| format!("taking its end of the network: {error}"))?;
+        let socket = taken.doing(|| "taking its end of the network")?;
         Ok(Self {
             cable: Some((network.clone(), socket)),
         })

@@ -31,8 +31,9 @@ use super::launch::{self, Starting};
 use super::network::Wire;
 use super::save::{DISK, LAYER, MEMORY, PAGES, blocking};
 use super::{Gvisor, bundle};
+use crate::cause::Doing;
 use crate::channel::{Guest, Incoming};
-use crate::{InstanceSpec, Restore, SaveSource};
+use crate::{Cause, InstanceSpec, Kind, Restore, SaveSource, Told};
 
 /// How long the sentry or the agent may take to read gigabytes.
 pub(super) const READING: Duration = Duration::from_secs(600);
@@ -54,7 +55,7 @@ pub(super) enum Boot {
 
 impl Gvisor {
     /// What to start for this specification.
-    pub(super) async fn prepare(&self, spec: &InstanceSpec) -> Result<Boot, String> {
+    pub(super) async fn prepare(&self, spec: &InstanceSpec) -> Result<Boot, Cause> {
         let Some(Restore { kind, source }) = &spec.restore else {
             return Ok(Boot::Fresh);
         };
@@ -69,28 +70,30 @@ impl Gvisor {
         require(source, &names)?;
         if spec.resources.disk_backing == DiskBacking::Memory {
             // The sentry would boot with an empty layer and say nothing.
-            return Err(
-                "what was saved was on disk, and comes back only with the disk backing `disk`".into(),
-            );
+            let why = "what was saved was on disk, and comes back only with the disk backing `disk`";
+            return Err(Cause::new(Kind::Saved, why));
         }
         Ok(Boot::Layer(parts(source, &names).await?))
     }
 }
 
 /// Says before anything is started that a save is of another sort.
-fn require(source: &Arc<dyn SaveSource>, names: &[&str]) -> Result<(), String> {
+fn require(source: &Arc<dyn SaveSource>, names: &[&str]) -> Result<(), Cause> {
     let has = source.names();
     match names.iter().all(|name| has.iter().any(|has| has == name)) {
         true => Ok(()),
-        false => Err(format!(
-            "the saved state consists of {}; needed are {} (was it saved by another tier?)",
-            has.join(", "),
-            names.join(", ")
+        false => Err(Cause::new(
+            Kind::Saved,
+            format!(
+                "the saved state consists of {}; needed are {} (was it saved by another tier?)",
+                has.join(", "),
+                names.join(", ")
+            ),
         )),
     }
 }
 
-async fn parts(source: &Arc<dyn SaveSource>, names: &[&str]) -> Result<Vec<File>, String> {
+async fn parts(source: &Arc<dyn SaveSource>, names: &[&str]) -> Result<Vec<File>, Cause> {
     let mut files = Vec::with_capacity(names.len());
     for name in names {
         // Where in its pages something is, the sentry knows from their metadata.
@@ -98,7 +101,7 @@ async fn parts(source: &Arc<dyn SaveSource>, names: &[&str]) -> Result<Vec<File>
             PAGES => source.at_least(name).await,
             _ => source.file(name).await,
         };
-        files.push(file.map_err(|error| format!("reading the saved {name}: {error}"))?);
+        files.push(file.doing(|| format!("reading the saved {name}"))?);
     }
     Ok(files)
 }
@@ -110,12 +113,12 @@ pub(super) async fn fill(
     starting: &mut Starting,
     wire: &Arc<Wire>,
     source: &Arc<dyn SaveSource>,
-) -> Result<(), String> {
+) -> Result<(), Cause> {
     let began = Instant::now();
     let created = async {
         starting.up(dir, id).await?;
         tracing::debug!(instance = %id, after = ?began.elapsed(), "a sentry waits for its image");
-        Ok::<_, String>(())
+        Ok::<_, Cause>(())
     };
     let read = async {
         let files = parts(source, &MEMORY).await?;
@@ -130,18 +133,13 @@ pub(super) async fn fill(
     });
     let filled = filled.await;
     tracing::debug!(after = ?began.elapsed(), "filled");
-    filled.map_err(|reason| match launch::complaint(dir) {
-        complaint if complaint.is_empty() => reason,
-        complaint => format!("{reason}; {complaint}"),
-    })
+    filled.map_err(|cause| cause.with("; ", launch::complaint(dir)))
 }
 
 /// Lets the agent unpack a saved layer over its root.
-pub async fn apply(guest: &Guest, source: &Arc<dyn SaveSource>) -> Result<(), String> {
-    let mut layer = source.file(LAYER).await.map(tokio::fs::File::from_std);
-    let layer = layer
-        .as_mut()
-        .map_err(|error| format!("reading the saved {LAYER}: {error}"))?;
+pub async fn apply(guest: &Guest, source: &Arc<dyn SaveSource>) -> Result<(), Cause> {
+    let reading = || format!("reading the saved {LAYER}");
+    let mut layer = tokio::fs::File::from_std(source.file(LAYER).await.doing(reading)?);
     layer.set_max_buf_size(PIECE);
     let exec = Exec {
         command: "apply-layer".into(),
@@ -157,16 +155,12 @@ pub async fn apply(guest: &Guest, source: &Arc<dyn SaveSource>) -> Result<(), St
         // Also: forgotten afterwards.
         kill_on_close: true,
     };
-    let stream = guest
-        .open(&Request::Exec(exec))
-        .await
-        .map_err(|error| error.to_string())?;
+    let stream = guest.open(&Request::Exec(exec)).await?;
     let (mut into, mut from) = stream.split();
     let feed = async {
         let mut piece = vec![0; PIECE];
         loop {
-            let count = layer.read(&mut piece).await;
-            let count = count.map_err(|error| format!("reading the saved {LAYER}: {error}"))?;
+            let count = layer.read(&mut piece).await.doing(reading)?;
             let sent = match count {
                 0 => into.send_end().await,
                 _ => into.send_data(Bytes::copy_from_slice(&piece[..count])).await,
@@ -180,23 +174,26 @@ pub async fn apply(guest: &Guest, source: &Arc<dyn SaveSource>) -> Result<(), St
     let listen = async {
         let mut said = Vec::new();
         while let Some(incoming) = from.next().await {
-            match incoming.map_err(|error| error.to_string())? {
+            match incoming? {
                 Incoming::Data { bytes, .. } if said.len() < LONGEST_COMPLAINT => {
                     said.extend_from_slice(&bytes);
                 }
                 Incoming::Message(Message::Exited(CommandState::Exited { code: 0 })) => return Ok(()),
                 Incoming::Message(Message::Exited(state)) => {
                     let said = String::from_utf8_lossy(&said);
-                    return Err(format!("{} ({state:?})", said.trim()));
+                    // If it has found a disk full, then that of its instance.
+                    let said = format!("{} ({state:?})", said.trim());
+                    return Err(Told::by(Kind::Agent, &said).into());
                 }
                 Incoming::Data { .. } | Incoming::Message(_) => {}
             }
         }
-        Err("the agent did not say whether the saved layer was unpacked".to_owned())
+        let why = "the agent did not say whether the saved layer was unpacked";
+        Err(Cause::new(Kind::Agent, why))
     };
     let applied = tokio::time::timeout(READING, async { tokio::try_join!(feed, listen) });
     applied
         .await
-        .map_err(|_| "unpacking the saved layer takes too long".to_owned())?
+        .map_err(|_| Cause::new(Kind::TimedOut, "unpacking the saved layer takes too long"))?
         .map(drop)
 }

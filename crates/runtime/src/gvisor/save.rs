@@ -32,9 +32,10 @@ use atoll_types::{DiskBacking, InstanceId, MIB, Resources, SaveKind};
 use super::control::Control;
 use super::{Gvisor, host_limits};
 use crate::agent::Agent;
+use crate::cause::Doing;
 use crate::cgroup::{CgroupError, Group};
 use crate::instance_dir::Record;
-use crate::{Error, SaveSink};
+use crate::{Cause, Error, Kind, SaveSink};
 
 /// The memory itself.
 pub(super) const PAGES: &str = "pages";
@@ -135,18 +136,18 @@ impl Mark {
         }
     }
 
-    fn write(self, dir: &Path) -> Result<(), String> {
+    fn write(self, dir: &Path) -> Result<(), Cause> {
         let mark = dir.join(MARK);
         let written = match self {
             Self::Still => fs::write(mark, STILL),
             Self::Unsure => fs::write(mark, UNSURE),
             Self::Runs => fs::remove_file(mark),
         };
-        written.map_err(|error| format!("noting whether it is paused: {error}"))
+        written.doing(|| "noting whether it is paused")
     }
 }
 
-fn pause(dir: &Path, id: &InstanceId) -> Result<(), String> {
+fn pause(dir: &Path, id: &InstanceId) -> Result<(), Cause> {
     if Mark::read(dir) == Mark::Still {
         return Ok(());
     }
@@ -157,7 +158,7 @@ fn pause(dir: &Path, id: &InstanceId) -> Result<(), String> {
 }
 
 /// Of one that is known to be paused.
-pub(super) fn resume(dir: &Path, id: &InstanceId) -> Result<(), String> {
+pub(super) fn resume(dir: &Path, id: &InstanceId) -> Result<(), Cause> {
     let mut control = Control::connect(dir, id)?;
     Mark::Unsure.write(dir)?;
     control.resume()?;
@@ -165,7 +166,7 @@ pub(super) fn resume(dir: &Path, id: &InstanceId) -> Result<(), String> {
 }
 
 /// A guest answered, so it runs, whatever the mark says.
-pub(super) fn runs(dir: &Path) -> Result<(), String> {
+pub(super) fn runs(dir: &Path) -> Result<(), Cause> {
     match Mark::read(dir) {
         Mark::Runs => Ok(()),
         _ => Mark::Runs.write(dir),
@@ -180,13 +181,13 @@ impl Gvisor {
         sink: Arc<dyn SaveSink>,
     ) -> Result<(), Error> {
         let record = self.record(id)?;
-        let fail = |reason| Error::Save {
+        let fail = |source| Error::Save {
             id: id.clone(),
-            reason,
+            source,
         };
         let resident = self.residents.get(id);
         let agent = resident.agent.filter(|agent| agent.is_open());
-        let agent = agent.ok_or_else(|| fail("it was not adopted".into()))?;
+        let agent = agent.ok_or_else(|| fail(unadopted("it was not adopted")))?;
         let (this, id) = (self.clone(), id.clone());
         // Its own task: if nobody waits for it any more, it must still come to an end that is known.
         let saving = tokio::spawn(async move {
@@ -195,14 +196,11 @@ impl Gvisor {
             if saved.is_err()
                 && let Err(error) = this.let_go(&id, Some(&*agent)).await
             {
-                tracing::warn!(instance = %id, error, "an instance that could not be saved does not go on");
+                tracing::warn!(instance = %id, %error, "an instance that could not be saved does not go on");
             }
             saved
         });
-        saving
-            .await
-            .map_err(|error| fail(error.to_string()))?
-            .map_err(fail)
+        saving.await.map_err(Cause::from).flatten().map_err(fail)
     }
 
     async fn save_still(
@@ -211,7 +209,7 @@ impl Gvisor {
         kind: SaveKind,
         sink: Arc<dyn SaveSink>,
         agent: &dyn Agent,
-    ) -> Result<(), String> {
+    ) -> Result<(), Cause> {
         let names: Vec<&'static str> = match (kind, record.resources.disk_backing) {
             (SaveKind::Memory, _) => MEMORY.to_vec(),
             (SaveKind::Filesystem, DiskBacking::Disk) => DISK.map(|(name, _)| name).to_vec(),
@@ -238,7 +236,7 @@ impl Gvisor {
                 sink.scratch()
             })
             .collect::<Result<_, _>>()
-            .map_err(|error| format!("making room for it: {error}"))?;
+            .doing(|| "making room for it")?;
         agent.hold().await;
         agent.taken(TAKING).await;
         {
@@ -246,21 +244,20 @@ impl Gvisor {
             blocking(move || pause(&dir, &id)).await?;
         }
         if !agent.delivered(READING).await {
-            return Err("what its agent has said could not be read in time".into());
+            let why = "what its agent has said could not be read in time";
+            return Err(Cause::new(Kind::TimedOut, why));
         }
-        let group = self.group(&id).map_err(|error| error.to_string())?;
+        let group = Group::named(&self.config.cgroup_parent, id.as_str())?;
         let roomy = while_saving(&record.resources);
-        let usage = group.usage().map_err(|error| error.to_string())?;
+        let usage = group.usage()?;
         self.residents.note_charged(&id, usage.memory_bytes);
         let written = blocking(move || {
-            group.resize(&roomy).map_err(|error| error.to_string())?;
+            group.resize(&roomy)?;
             write(&dir, &id, &files)?;
             if in_order {
                 return Ok(());
             }
-            let keeping = |name, kept: std::io::Result<()>| {
-                kept.map_err(|error| format!("keeping its {name}: {error}"))
-            };
+            let keeping = |name, kept: std::io::Result<()>| kept.doing(|| format!("keeping its {name}"));
             // Those that grow come last in the list, and are the largest.
             if let Some(growing) = &growing {
                 files.pop();
@@ -282,24 +279,24 @@ impl Gvisor {
         let _one_at_a_time = resident.stillness.lock().await;
         self.let_go(id, agent.as_deref())
             .await
-            .map_err(|reason| Error::io(format!("letting {id} go on"), std::io::Error::other(reason)))
+            .map_err(|cause| Error::io(format!("letting {id} go on"), cause))
     }
 
-    async fn let_go(&self, id: &InstanceId, agent: Option<&dyn Agent>) -> Result<(), String> {
+    async fn let_go(&self, id: &InstanceId, agent: Option<&dyn Agent>) -> Result<(), Cause> {
         let (dir, id) = (self.dirs.dir(id), id.clone());
         let mark = Mark::read(&dir);
         if mark != Mark::Runs
             && let (Ok(Some(record)), Ok(group)) = (self.dirs.read(&id), self.group(&id))
         {
             // Before it goes on; afterwards it could fill the room.
-            let usage = group.usage().map_err(|error| error.to_string())?;
+            let usage = group.usage()?;
             let resident = self.residents.get(&id);
             let extra = usage.memory_bytes.saturating_sub(resident.charged.unwrap_or(0));
             tighten(&group, record.resources.memory_bytes, extra, resident.stillness)?;
         }
         match (mark, agent) {
             (Mark::Runs, _) => {}
-            (Mark::Unsure, None) => return Err("it has to be adopted first".into()),
+            (Mark::Unsure, None) => return Err(unadopted("it has to be adopted first")),
             (Mark::Unsure, Some(agent))
                 if {
                     agent.release().await;
@@ -325,7 +322,11 @@ impl Gvisor {
     }
 }
 
-fn write(dir: &Path, id: &InstanceId, files: &[File]) -> Result<(), String> {
+fn unadopted(why: &str) -> Cause {
+    Cause::new(Kind::State, why)
+}
+
+fn write(dir: &Path, id: &InstanceId, files: &[File]) -> Result<(), Cause> {
     let mut control = Control::connect(dir, id)?;
     match files {
         [layer] => control.tar_layer(id, layer.as_fd(), WRITING),
@@ -353,12 +354,10 @@ fn while_saving(resources: &Resources) -> Resources {
 ///
 /// The sentry frees memory when it thinks fit, after minutes maybe. A limit below what it holds and the guest may use would
 /// kill a guest that did no wrong; a guest that uses the extra for itself is not let have it for long.
-pub(super) fn tighten(group: &Group, limit: u64, extra: u64, stillness: Stillness) -> Result<(), String> {
+pub(super) fn tighten(group: &Group, limit: u64, extra: u64, stillness: Stillness) -> Result<(), Cause> {
     const SLACK: u64 = 16 * MIB;
     const TRIES: u32 = 600;
-    let lowered = group
-        .lower_memory(limit.saturating_add(extra))
-        .map_err(|error| error.to_string())?;
+    let lowered = group.lower_memory(limit.saturating_add(extra))?;
     if lowered && extra == 0 {
         return Ok(());
     }
@@ -389,9 +388,7 @@ pub(super) fn tighten(group: &Group, limit: u64, extra: u64, stillness: Stillnes
 }
 
 pub(super) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, String> + Send + 'static,
-) -> Result<T, String> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .map_err(|error| error.to_string())?
+    work: impl FnOnce() -> Result<T, Cause> + Send + 'static,
+) -> Result<T, Cause> {
+    tokio::task::spawn_blocking(work).await?
 }

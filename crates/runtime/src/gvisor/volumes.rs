@@ -29,7 +29,8 @@ use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags};
 use rustix::mount::{MountAttrFlags, OpenTreeFlags, open_tree};
 use serde_json::{Value, json};
 
-use crate::{Mount, MountSource, uids};
+use crate::cause::Doing;
+use crate::{Cause, Mount, MountSource, uids};
 
 /// A copy of a mount that is still to be attached.
 #[derive(Debug)]
@@ -88,18 +89,18 @@ pub(super) fn need_gofer(mounts: &[Mount]) -> bool {
 }
 
 /// Takes copies of the volumes' mounts for an instance with these ids.
-pub(super) fn take(mounts: &[Mount], dir: &Path, first_uid: u32) -> Result<Vec<Volume>, String> {
+pub(super) fn take(mounts: &[Mount], dir: &Path, first_uid: u32) -> Result<Vec<Volume>, Cause> {
     if !need_gofer(mounts) {
         return Ok(Vec::new());
     }
-    let ids = user_namespace(first_uid).map_err(|error| format!("mapping the ids of volumes: {error}"))?;
+    let ids = user_namespace(first_uid).doing(|| "mapping the ids of volumes")?;
     let mut volumes = Vec::new();
     for (number, mount) in mounts.iter().enumerate() {
         let MountSource::Directory(path) = &mount.source else {
             continue;
         };
         let volume = volume(path, mount.read_only, ids.as_fd(), &point(dir, number));
-        volumes.push(volume.map_err(|error| format!("lending {}: {error}", path.display()))?);
+        volumes.push(volume.doing(|| format!("lending {}", path.display()))?);
     }
     Ok(volumes)
 }

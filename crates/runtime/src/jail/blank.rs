@@ -12,6 +12,7 @@ use std::process::Command;
 use rustix::fs::SeekFrom;
 
 use super::ABANDONED;
+use crate::Told;
 use crate::instance_dir::age;
 
 /// The smallest that is worth formatting.
@@ -75,10 +76,7 @@ fn format(blank: &Path, bytes: u64) -> io::Result<()> {
             })?;
         if !output.status.success() {
             let complaint = String::from_utf8_lossy(&output.stderr);
-            return Err(io::Error::other(format!(
-                "mkfs.ext4 failed: {}",
-                complaint.trim()
-            )));
+            return Err(Told::by_host(&format!("mkfs.ext4 failed: {}", complaint.trim())).into());
         }
         fs::rename(&unfinished, blank)
     })();

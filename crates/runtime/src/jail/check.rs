@@ -8,7 +8,7 @@ use std::sync::Arc;
 use atoll_types::{InstanceId, Resources};
 
 use super::{Jail, Privilege};
-use crate::cgroup::{Group, Hierarchy};
+use crate::cgroup::{CgroupError, Group, Hierarchy};
 use crate::{Config, InstanceSpec, Runtime};
 
 /// Why there can be no jails here, and what a person can do about it.
@@ -59,9 +59,9 @@ pub fn check(config: &Config) -> Result<String, Lacking> {
     }
     let cgroups =
         "run as root, or have a cgroup of all controllers delegated to this user and mounted writable";
-    limits_hold(config).map_err(|reason| {
+    limits_hold(config).map_err(|error| {
         Lacking::new(
-            format!("CPU, memory and process limits cannot be enforced: {reason}"),
+            format!("CPU, memory and process limits cannot be enforced: {error}"),
             cgroups,
         )
     })?;
@@ -119,12 +119,12 @@ pub async fn trial(config: &Config) -> Result<String, Lacking> {
 }
 
 /// Makes a cgroup with limits and removes it.
-fn limits_hold(config: &Config) -> Result<(), String> {
+fn limits_hold(config: &Config) -> Result<(), CgroupError> {
     let name = format!("probe-{}", std::process::id());
-    let group = Group::create(&config.cgroup_parent, &name, &Resources::default())
-        .map_err(|error| error.to_string())?;
+    let group = Group::create(&config.cgroup_parent, &name, &Resources::default())?;
     for dir in group.procs_files().iter().filter_map(|file| file.parent()) {
-        std::fs::remove_dir(dir).map_err(|error| format!("removing {}: {error}", dir.display()))?;
+        std::fs::remove_dir(dir)
+            .map_err(|error| CgroupError::io(format!("removing {}", dir.display()), error))?;
     }
     Ok(())
 }

@@ -12,6 +12,7 @@ use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
 use super::ABANDONED;
+use crate::Told;
 use crate::instance_dir::age;
 
 #[derive(Debug)]
@@ -102,10 +103,11 @@ fn extract(image: &Path, to: &Path) -> io::Result<()> {
         })?;
     if !output.status.success() {
         let complaint = String::from_utf8_lossy(&output.stderr);
-        return Err(io::Error::other(format!(
+        return Err(Told::by_host(&format!(
             "fsck.erofs could not extract {source}: {}",
             complaint.trim()
-        )));
+        ))
+        .into());
     }
     Ok(())
 }

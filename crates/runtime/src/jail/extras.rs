@@ -13,7 +13,8 @@ use atoll_jailer::spec::{self, Spec};
 
 use super::shared::SharedMount;
 use super::{BOOT_WITHIN, Jail, Privilege, blocking, save};
-use crate::{InstanceSpec, Mount, MountSource, Restore, SaveKind};
+use crate::cause::Doing;
+use crate::{Cause, InstanceSpec, Kind, Mount, MountSource, Restore, SaveKind};
 
 /// What the jailer itself mounts on.
 const TAKEN: [&str; 4] = ["/proc", "/dev", "/sys", "/.atoll"];
@@ -29,18 +30,20 @@ pub(super) struct Extras {
 }
 
 impl Extras {
-    pub(super) async fn of(jail: &Jail, spec: &InstanceSpec) -> Result<Self, String> {
+    pub(super) async fn of(jail: &Jail, spec: &InstanceSpec) -> Result<Self, Cause> {
         let mut extras = Self::default();
         if let Some(restore) = &spec.restore {
             extras.layer = Some(layer(restore).await?);
         }
         check(&spec.mounts)?;
         if !spec.mounts.is_empty() && jail.privilege == Privilege::Ordinary {
-            return Err("volumes and inputs in a jail need a server run by root".into());
+            return Err(unsupported(
+                "volumes and inputs in a jail need a server run by root",
+            ));
         }
         if let Some(network) = &spec.network {
             if jail.privilege == Privilege::Ordinary {
-                return Err("a jail with a network needs a server run by root".into());
+                return Err(unsupported("a jail with a network needs a server run by root"));
             }
             extras.network = Some(network.namespace.clone());
         }
@@ -50,7 +53,7 @@ impl Extras {
                 MountSource::Erofs(image) => {
                     let (mounts, path) = (Arc::clone(&jail.mounts), image.clone());
                     let shared = blocking(move || Ok(mounts.get(&path))).await;
-                    match shared.map_err(|error| error.to_string())? {
+                    match shared.doing(|| format!("mounting {}", image.display()))? {
                         Some(shared) => {
                             let source = spec::MountSource::Tree(shared.path());
                             extras._held.push(shared);
@@ -83,19 +86,25 @@ impl Extras {
     }
 }
 
-async fn layer(restore: &Restore) -> Result<File, String> {
+async fn layer(restore: &Restore) -> Result<File, Cause> {
     if restore.kind == SaveKind::Memory {
-        return Err("a jail cannot go on from saved memory; restore its filesystem only".into());
+        let why = "a jail cannot go on from saved memory; restore its filesystem only";
+        return Err(Cause::new(Kind::Saved, why));
     }
     if !restore.source.names().iter().any(|name| name == save::LAYER) {
-        return Err("what was saved is not of a jail: it has no stream `layer`".into());
+        let why = "what was saved is not of a jail: it has no stream `layer`";
+        return Err(Cause::new(Kind::Saved, why));
     }
     let opened = restore.source.file(save::LAYER).await;
-    opened.map_err(|error| format!("what was saved cannot be read: {error}"))
+    opened.doing(|| "what was saved cannot be read")
+}
+
+fn unsupported(why: impl Into<String>) -> Cause {
+    Cause::new(Kind::Unsupported, why)
 }
 
 /// For every tier.
-pub(crate) fn check(mounts: &[Mount]) -> Result<(), String> {
+pub(crate) fn check(mounts: &[Mount]) -> Result<(), Cause> {
     for (at, mount) in mounts.iter().enumerate() {
         let path = Path::new(&mount.path);
         let plain = |part: std::path::Component<'_>| {
@@ -109,18 +118,24 @@ pub(crate) fn check(mounts: &[Mount]) -> Result<(), String> {
             || !path.components().all(plain)
             || mount.path.contains('\0')
         {
-            return Err(format!("`{}` is not an absolute path of plain names", mount.path));
+            return Err(unsupported(format!(
+                "`{}` is not an absolute path of plain names",
+                mount.path
+            )));
         }
         if let Some(taken) = TAKEN.iter().find(|taken| path.starts_with(taken)) {
-            return Err(format!(
+            return Err(unsupported(format!(
                 "nothing can be mounted on {}: {taken} is the sandbox's own",
                 mount.path
-            ));
+            )));
         }
         let within =
             |other: &&Mount| path.starts_with(&other.path) || Path::new(&other.path).starts_with(path);
         if let Some(other) = mounts[..at].iter().find(within) {
-            return Err(format!("{} and {} lie within each other", other.path, mount.path));
+            return Err(unsupported(format!(
+                "{} and {} lie within each other",
+                other.path, mount.path
+            )));
         }
     }
     Ok(())
@@ -148,7 +163,7 @@ mod tests {
         }
         for (one, two) in [("/a", "/a/b"), ("/a/b", "/a"), ("/a", "/a/")] {
             let error = check(&[mount(one), mount(two)]).unwrap_err();
-            assert!(error.contains("within each other"), "{error}");
+            assert!(error.to_string().contains("within each other"), "{error}");
         }
     }
 }

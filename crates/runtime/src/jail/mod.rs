@@ -37,11 +37,15 @@ use atoll_jailer::spec::{Ids, Lower, Spec, Upper};
 use atoll_types::{DiskBacking, InstanceId, Isolation, Resources, Usage};
 
 use crate::agent::{Greeted, Greeter, Here, Raised, Raiser};
+use crate::cause::Doing;
 use crate::cgroup::{CgroupError, Group};
 use crate::channel::{AgentState, Connect, Fifos};
 use crate::instance_dir::{InstanceDirs, Record};
 use crate::process::Process;
-use crate::{Config, Error, Instance, InstanceSpec, Runtime, SaveKind, SaveSink, Saves, ending, uids};
+use crate::{
+    Cause, Config, Error, Instance, InstanceSpec, Kind, Runtime, SaveKind, SaveSink, Saves, Told, ending,
+    uids,
+};
 
 pub use check::{Lacking, check, trial};
 
@@ -107,37 +111,29 @@ impl Jail {
         dir: &Path,
         wanted: &InstanceSpec,
         greeter: &Arc<dyn Greeter>,
-    ) -> Result<Raised, String> {
-        let text = |error: &dyn std::fmt::Display| error.to_string();
-        let group = Group::create(&self.config.cgroup_parent, record.id.as_str(), &record.resources)
-            .map_err(|error| text(&error))?;
+    ) -> Result<Raised, Cause> {
+        let group = Group::create(&self.config.cgroup_parent, record.id.as_str(), &record.resources)?;
         let extras = extras::Extras::of(self, wanted).await?;
-        let (mut spec, _mounts) = self
-            .plan(&record, dir, &group)
-            .await
-            .map_err(|error| text(&error))?;
+        let (mut spec, _mounts) = self.plan(&record, dir, &group).await?;
         extras.add_to(&mut spec);
         let fifos = Fifos::in_dir(dir);
         let connect = Connect {
             agent: AgentState::Booting,
             within: extras.within(),
         };
-        let connected = async {
-            greeter
-                .greet(&wanted.id, &fifos, connect)
-                .await
-                .map_err(|error| text(&error))
-        };
+        let connected = greeter.greet(&wanted.id, &fifos, connect);
         let started = run_jailer(&self.config.jailer_binary, &spec);
         tokio::pin!(connected, started);
         // The greeting waits in the pipe while the jail is built; the agent may answer before the jailer is gone.
         let (process, guest) = tokio::select! {
             process = &mut started => {
                 let process = process?;
-                let running = process.open().ok_or("the agent ended at once")?;
+                let running = process.open().ok_or_else(ended_at_once)?;
                 let guest = tokio::select! {
                     guest = connected => guest?,
-                    _ = running.ended() => return Err("the agent ended before it answered".into()),
+                    _ = running.ended() => {
+                        return Err(Cause::new(Kind::Agent, "the agent ended before it answered"));
+                    }
                 };
                 (process, guest)
             }
@@ -147,7 +143,7 @@ impl Jail {
             }
         };
         record.process = Some(process.clone());
-        self.dirs.update(&record).map_err(|error| text(&error))?;
+        self.dirs.update(&record).doing(|| "recording its process")?;
         instance(record.id, &process, guest, group)
     }
 
@@ -157,12 +153,13 @@ impl Jail {
         record: &Record,
         dir: &Path,
         group: &Group,
-    ) -> io::Result<(Spec, Vec<shared::SharedMount>)> {
+    ) -> Result<(Spec, Vec<shared::SharedMount>), Cause> {
         let image = record.image.clone();
         let (lower, agent) = match self.privilege {
             Privilege::Root => {
                 let (mounts, guest) = (Arc::clone(&self.mounts), self.config.guest_image.clone());
-                blocking(move || Ok((mounts.get(&image), mounts.get(&guest)))).await?
+                let both = blocking(move || Ok((mounts.get(&image), mounts.get(&guest)))).await;
+                both.doing(|| "mounting its images")?
             }
             Privilege::Ordinary => (None, None),
         };
@@ -171,7 +168,8 @@ impl Jail {
             (None, Privilege::Root) => Lower::Image(record.image.clone()),
             (None, Privilege::Ordinary) => {
                 let (extracted, image) = (Arc::clone(&self.extracted), record.image.clone());
-                Lower::Directory(blocking(move || extracted.get(&image)).await?)
+                let got = blocking(move || extracted.get(&image)).await;
+                Lower::Directory(got.doing(|| "extracting its template")?)
             }
         };
         let upper = match record.resources.disk_backing {
@@ -179,9 +177,8 @@ impl Jail {
                 bytes: record.resources.disk_bytes,
             },
             DiskBacking::Disk if self.privilege == Privilege::Ordinary => {
-                return Err(io::Error::other(
-                    "a writable layer on disk needs a server run by root; ask for one in memory",
-                ));
+                let why = "a writable layer on disk needs a server run by root; ask for one in memory";
+                return Err(Cause::new(Kind::Unsupported, why));
             }
             DiskBacking::Disk => {
                 let (blanks, file, bytes) = (
@@ -189,13 +186,8 @@ impl Jail {
                     dir.join("disk.ext4"),
                     record.resources.disk_bytes,
                 );
-                Upper::File(
-                    blocking(move || {
-                        blanks.copy_to(&file, bytes)?;
-                        Ok(file)
-                    })
-                    .await?,
-                )
+                let made = blocking(move || blanks.copy_to(&file, bytes).map(|()| file)).await;
+                Upper::File(made.doing(|| "making its writable layer")?)
             }
         };
         let fifos = Fifos::in_dir(dir);
@@ -270,7 +262,7 @@ impl Runtime for Jail {
             disk_backing: record.resources.disk_backing,
             ..*resources
         };
-        let fail = |error: CgroupError| Error::io(format!("resizing {id}"), io::Error::other(error));
+        let fail = |error: CgroupError| Error::io(format!("resizing {id}"), error);
         self.group(id)
             .and_then(|group| group.resize(&record.resources))
             .map_err(fail)?;
@@ -281,8 +273,7 @@ impl Runtime for Jail {
 
     async fn usage(&self, id: &InstanceId) -> Result<Usage, Error> {
         let record = self.record(id)?;
-        let fail =
-            |error: CgroupError| Error::io(format!("reading the usage of {id}"), io::Error::other(error));
+        let fail = |error: CgroupError| Error::io(format!("reading the usage of {id}"), error);
         let usage = self.group(id).and_then(|group| group.usage()).map_err(fail)?;
         // An overlay answers for its writable layer.
         let disk_bytes = record
@@ -313,12 +304,7 @@ impl Runtime for Jail {
     }
 
     async fn destroy(&self, id: &InstanceId) -> Result<(), Error> {
-        let fail = |what: &str, error: &dyn std::fmt::Display| {
-            Error::io(
-                format!("destroying {id}: {what}"),
-                io::Error::other(error.to_string()),
-            )
-        };
+        let fail = |what: &str, error: io::Error| Error::io(format!("destroying {id}: {what}"), error);
         // A record that cannot be read names nobody; the cgroup still does.
         let record = self.dirs.read(id).ok().flatten();
         if record
@@ -335,32 +321,32 @@ impl Runtime for Jail {
             // Takes everything in its pid namespace along, at once; `kill_all` waits until it is gone.
             process
                 .kill()
-                .map_err(|error| fail("killing its first process", &error))?;
+                .map_err(|error| fail("killing its first process", error))?;
         }
         let group = self
             .group(id)
-            .map_err(|error| fail("finding its cgroup", &error))?;
+            .map_err(|error| fail("finding its cgroup", error.into()))?;
         group
             .kill_all()
             .await
-            .map_err(|error| fail("killing what is left", &error))?;
+            .map_err(|error| fail("killing what is left", error.into()))?;
         group
             .remove()
             .await
-            .map_err(|error| fail("removing its cgroup", &error))?;
-        uids::release(&self.config.state_dir, id).map_err(|error| fail("releasing its ids", &error))?;
+            .map_err(|error| fail("removing its cgroup", error.into()))?;
+        uids::release(&self.config.state_dir, id).map_err(|error| fail("releasing its ids", error))?;
         self.dirs
             .remove(id)
-            .map_err(|error| fail("removing its directory", &error))
+            .map_err(|error| fail("removing its directory", error))
     }
 }
 
 #[async_trait]
 impl Raiser for Jail {
     async fn raise(&self, spec: InstanceSpec, greeter: Arc<dyn Greeter>) -> Result<Raised, Error> {
-        let fail = |reason: String| Error::Start {
+        let fail = |source| Error::Start {
             isolation: Isolation::Jail,
-            reason,
+            source,
         };
         let mut record = Record {
             id: spec.id.clone(),
@@ -377,40 +363,36 @@ impl Raiser for Jail {
                 Fifos::create(dir)?;
                 std::fs::create_dir(dir.join("root"))
             })
-            .map_err(|error| fail(format!("its directory could not be made: {error}")))?;
+            .doing(|| "its directory could not be made")
+            .map_err(fail)?;
         // After the directory, so that whatever a crash leaves is found by it.
-        let booted = match self.take_ids(&mut record) {
+        let booted = match self.take_ids(&mut record).doing(|| "its user ids") {
             Ok(()) => self.boot(record, &dir, &spec, &greeter).await,
-            Err(error) => Err(format!("its user ids: {error}")),
+            Err(cause) => Err(cause),
         };
         match booted {
             Ok(raised) => Ok(raised),
-            Err(reason) => {
+            Err(cause) => {
                 let log = last_words(&dir.join("agent.log"));
                 if let Err(error) = self.destroy(&spec.id).await {
                     tracing::error!(%error, id = %spec.id, "a failed start could not be cleaned up");
                 }
-                Err(fail(format!("{reason}{log}")))
+                Err(fail(cause.with("; the agent said: ", log)))
             }
         }
     }
 
     async fn take_over(&self, id: &InstanceId, greeter: Arc<dyn Greeter>) -> Result<Raised, Error> {
-        let fail = |reason: String| Error::Adopt {
-            id: id.clone(),
-            reason,
-        };
+        let fail = |cause: Cause| Error::adopt(id, cause);
         let record = self.record(id)?;
         let process = record
             .process
-            .ok_or_else(|| fail("its start was interrupted".into()))?;
+            .ok_or_else(|| fail(Cause::new(Kind::State, "its start was interrupted")))?;
         // Before the greeting, which a dead instance would never answer.
-        process
-            .open()
-            .ok_or_else(|| fail("its first process is gone".into()))?;
-        let group = self.group(id).map_err(|error| fail(error.to_string()))?;
+        process.open().ok_or_else(|| fail(gone()))?;
+        let group = self.group(id).map_err(|error| fail(error.into()))?;
         // Whoever held it still to save it is gone, and it could not answer.
-        group.thaw().map_err(|error| fail(error.to_string()))?;
+        group.thaw().map_err(|error| fail(error.into()))?;
         let fifos = Fifos::in_dir(&self.dirs.dir(id));
         let connect = Connect {
             agent: AgentState::Running,
@@ -419,14 +401,14 @@ impl Raiser for Jail {
         let guest = greeter
             .greet(id, &fifos, connect)
             .await
-            .map_err(|error| Error::adopt(id, &error))?;
+            .map_err(|error| Error::adopt(id, error))?;
         instance(id.clone(), &process, guest, group).map_err(fail)
     }
 }
 
 /// A running jail and what looks after it until its end.
-fn instance(id: InstanceId, process: &Process, greeted: Greeted, group: Group) -> Result<Raised, String> {
-    let open = || process.open().ok_or("its first process is gone");
+fn instance(id: InstanceId, process: &Process, greeted: Greeted, group: Group) -> Result<Raised, Cause> {
+    let open = || process.open().ok_or_else(gone);
     memory::guard(id.clone(), open()?, group.clone());
     let end = ending::watch(open()?, group, Arc::clone(&greeted.agent), || {
         "the jail's first process is gone".into()
@@ -439,8 +421,16 @@ fn instance(id: InstanceId, process: &Process, greeted: Greeted, group: Group) -
     })
 }
 
+fn gone() -> Cause {
+    Cause::new(Kind::State, "its first process is gone")
+}
+
+fn ended_at_once() -> Cause {
+    Cause::new(Kind::Agent, "the agent ended at once")
+}
+
 /// Starts the jailer and waits until it has done its work and gone.
-async fn run_jailer(jailer: &Path, spec: &Spec) -> Result<Process, String> {
+async fn run_jailer(jailer: &Path, spec: &Spec) -> Result<Process, Cause> {
     // No `pre_exec`, no inherited descriptors: so the standard library uses `posix_spawn`, whose cost does not grow with
     // the server's memory.
     let output = tokio::process::Command::new(jailer)
@@ -451,24 +441,26 @@ async fn run_jailer(jailer: &Path, spec: &Spec) -> Result<Process, String> {
         .stderr(Stdio::piped())
         .output()
         .await
-        .map_err(|error| format!("{} could not be run: {error}", jailer.display()))?;
+        .doing(|| format!("{} could not be run", jailer.display()))?;
     let said = String::from_utf8_lossy(&output.stdout);
     if !output.status.success() {
         let complaint = String::from_utf8_lossy(&output.stderr);
         let why = format!("{}{}", said.trim_end(), complaint.trim_end());
-        return Err(match why.as_str() {
+        let why = match why.as_str() {
             // By the kernel, most likely: what it restores counts as the jail's memory.
             "" => format!(
                 "the jailer ended with {}; is the memory limit too low?",
                 output.status
             ),
             _ => why,
-        });
+        };
+        // If it has found a disk full, then that of the jail.
+        return Err(Told::by(Kind::Program, &why).into());
     }
     said.strip_prefix("pid ")
         .and_then(|pid| pid.trim_end().parse().ok())
         .and_then(Process::of)
-        .ok_or_else(|| "the agent ended at once".into())
+        .ok_or_else(ended_at_once)
 }
 
 /// The file through which the jailer enters a cgroup cheaply; see [`Spec::cgroups`].
@@ -478,15 +470,11 @@ fn entrance(procs: &Path) -> PathBuf {
 }
 
 /// What the agent said before it died, for the error message.
-fn last_words(log: &Path) -> String {
+fn last_words(log: &Path) -> Option<Told> {
     const MOST: usize = 2000;
-    match std::fs::read(log) {
-        Ok(bytes) if !bytes.is_empty() => {
-            let tail = &bytes[bytes.len().saturating_sub(MOST)..];
-            format!("; the agent said: {}", String::from_utf8_lossy(tail).trim())
-        }
-        _ => String::new(),
-    }
+    let bytes = std::fs::read(log).ok().filter(|bytes| !bytes.is_empty())?;
+    let tail = &bytes[bytes.len().saturating_sub(MOST)..];
+    Some(Told::by(Kind::Agent, String::from_utf8_lossy(tail).trim()))
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {

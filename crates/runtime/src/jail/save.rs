@@ -15,12 +15,13 @@ use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
 
-use atoll_jailer::layer::Order;
+use atoll_jailer::layer::{FULL, Order};
 use atoll_jailer::spec::Ids;
 use atoll_types::InstanceId;
 
-use super::{Jail, blocking};
-use crate::{Error, SaveKind, SaveSink};
+use super::{Jail, blocking, gone};
+use crate::cause::Doing;
+use crate::{Cause, Error, Kind, SaveKind, SaveSink, Told};
 
 /// The one stream of a saved jail.
 pub(super) const LAYER: &str = "layer";
@@ -32,27 +33,26 @@ impl Jail {
         kind: SaveKind,
         sink: Arc<dyn SaveSink>,
     ) -> Result<(), Error> {
-        let fail = |reason: String| Error::Save {
+        let fail = |source| Error::Save {
             id: id.clone(),
-            reason,
+            source,
         };
         let record = self.record(id)?;
         if kind == SaveKind::Memory {
-            return Err(fail(
-                "a jail's memory cannot be saved, only its filesystem; ask for `filesystem`, or use gvisor"
-                    .into(),
-            ));
+            let why =
+                "a jail's memory cannot be saved, only its filesystem; ask for `filesystem`, or use gvisor";
+            return Err(fail(Cause::new(Kind::Unsupported, why)));
         }
         let process = record
             .process
-            .ok_or_else(|| fail("it has not started yet".into()))?;
-        let group = self.group(id).map_err(|error| fail(error.to_string()))?;
-        group.freeze().await.map_err(|error| fail(error.to_string()))?;
+            .ok_or_else(|| fail(Cause::new(Kind::State, "it has not started yet")))?;
+        let group = self.group(id).map_err(|error| fail(error.into()))?;
+        group.freeze().await.map_err(|error| fail(error.into()))?;
         let saved = async {
             // Before the check that the process is still the one: then the pid cannot have passed to another.
-            let namespace = std::fs::File::open(format!("/proc/{}/ns/mnt", process.pid))
-                .map_err(|error| format!("its mount namespace: {error}"));
-            process.open().ok_or("its first process is gone")?;
+            let namespace =
+                std::fs::File::open(format!("/proc/{}/ns/mnt", process.pid)).doing(|| "its mount namespace");
+            process.open().ok_or_else(gone)?;
             let namespace = namespace?;
             let order = Order {
                 namespace: format!("/proc/{}/fd/{}", std::process::id(), namespace.as_raw_fd()).into(),
@@ -61,16 +61,16 @@ impl Jail {
             // It may have to wait for a disk.
             let stream = blocking(move || sink.stream(LAYER))
                 .await
-                .map_err(|error| format!("there is no place for it: {error}"))?;
+                .doing(|| "there is no place for it")?;
             run(&self.config.jailer_binary, &order, stream, id).await
         };
         match saved.await {
             Ok(()) => Ok(()),
-            Err(reason) => {
+            Err(cause) => {
                 if let Err(error) = group.thaw() {
                     tracing::error!(%error, instance = %id, "a jail that could not be saved stands still");
                 }
-                Err(fail(reason))
+                Err(fail(cause))
             }
         }
     }
@@ -79,12 +79,12 @@ impl Jail {
         self.record(id)?;
         self.group(id)
             .and_then(|group| group.thaw())
-            .map_err(|error| Error::io(format!("letting {id} go on"), std::io::Error::other(error)))
+            .map_err(|error| Error::io(format!("letting {id} go on"), error))
     }
 }
 
-async fn run(jailer: &Path, order: &Order, stream: OwnedFd, id: &InstanceId) -> Result<(), String> {
-    let failed = |error: std::io::Error| format!("{} could not be run: {error}", jailer.display());
+async fn run(jailer: &Path, order: &Order, stream: OwnedFd, id: &InstanceId) -> Result<(), Cause> {
+    let running = || format!("{} could not be run", jailer.display());
     // Not `output`, which would put a pipe of its own in place of the stream. The command goes before the wait: it holds
     // the stream open.
     let child = tokio::process::Command::new(jailer)
@@ -95,16 +95,20 @@ async fn run(jailer: &Path, order: &Order, stream: OwnedFd, id: &InstanceId) -> 
         .stderr(Stdio::piped())
         .kill_on_drop(true)
         .spawn()
-        .map_err(failed)?;
-    let output = child.wait_with_output().await.map_err(failed)?;
+        .doing(running)?;
+    let output = child.wait_with_output().await.doing(running)?;
     let said = String::from_utf8_lossy(&output.stderr);
     let said = said.trim_end();
     if !output.status.success() {
-        return Err(if said.is_empty() {
-            format!("the helper ended with {}", output.status)
-        } else {
-            said.to_owned()
-        });
+        let kind = match output.status.code() {
+            Some(code) if code == i32::from(FULL) => Kind::HostFull,
+            _ => Kind::Program,
+        };
+        let why = match said {
+            "" => format!("the helper ended with {}", output.status),
+            _ => said.to_owned(),
+        };
+        return Err(Told::by(kind, &why).into());
     }
     tracing::debug!(instance = %id, layer = said, "saved");
     Ok(())

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use super::{How, Look, Machine, Step, lock};
 use crate::channel::line::{Hears, Line};
 use crate::channel::{Guest, WeakGuest};
-use crate::{InstanceEnd, SaveKind};
+use crate::{Cause, InstanceEnd, Kind, SaveKind};
 
 /// A command with this name goes on until it is signalled.
 const SLEEP: &[u8] = b"sleep";
@@ -32,8 +32,8 @@ impl Memory {
         encode(self)
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Result<Self, String> {
-        decode(bytes).map_err(|error| error.to_string())
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, Cause> {
+        decode(bytes).map_err(|error| Cause::new(Kind::Saved, error.to_string()))
     }
 }
 
@@ -308,7 +308,7 @@ impl Agent {
         let (agent, line) = (self.clone(), Arc::clone(line));
         let act = move |how| match how {
             How::Works | How::Hangs => work(&agent, &line),
-            How::Fails => end(&line, stream, &Err(refusal(FailureKind::Io))),
+            How::Fails | How::Full => end(&line, stream, &Err(refusal(FailureKind::Io))),
             How::Dies => agent.body.end(InstanceEnd::Died("its agent died".into())),
         };
         if answer.after.is_zero() && answer.how != How::Hangs {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use atoll_runtime::jail::Jail;
-use atoll_runtime::{Error, Instance, InstanceSpec, Restore, Runtime, SaveKind, SaveSink, SaveSource};
+use atoll_runtime::{Error, Instance, InstanceSpec, Kind, Restore, Runtime, SaveKind, SaveSink, SaveSource};
 use atoll_types::{DiskBacking, GIB, MIB, Resources};
 
 use crate::house::{House, Traces, before_is_gone, ok, sh, sh_as};
@@ -316,6 +316,7 @@ async fn what_cannot_be_saved_runs_on() {
         .await
         .unwrap_err();
     assert!(error.to_string().contains("No space left"), "{error}");
+    assert_eq!(error.kind(), Kind::HostFull, "{error}");
     assert_eq!(ok(&instance, "echo alive").await, "alive\n");
     // The layer itself stays out of sight.
     let devices = ok(&instance, "ls -A /dev").await;

@@ -1,11 +1,11 @@
 //! What happens in one known order: the runtime does as it is told, step by step.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use atoll_runtime::InstanceEnd;
 use atoll_runtime::scripted::{Answer, How, Step};
-use atoll_sandboxes::{CreateSandbox, Sandbox};
+use atoll_sandboxes::{CreateSandbox, ForkSandbox, Sandbox};
 use atoll_types::{Code, Fault, SandboxSpec, SandboxState};
 
 use crate::world::{Home, Server, TEMPLATE, Trace, World};
@@ -126,6 +126,33 @@ fn a_resume_that_fails_is_told_to_all_and_can_be_tried_again() {
         assert_eq!(one.unwrap_err().code, Code::RuntimeFailed);
         assert_eq!(other.unwrap_err().code, Code::RuntimeFailed);
         assert_eq!(resume().await.unwrap().state, SandboxState::Running);
+    });
+    world.gone(server, "done", Duration::ZERO);
+}
+
+#[test]
+fn a_full_disk_of_the_host_is_told_as_such_and_not_as_the_runtime_s_failure() {
+    let home = Home::new();
+    let full = [Step::Start, Step::Save, Step::Save, Step::Restore];
+    let mut world = world(&home, full.map(|step| (step, 10, How::Full)));
+    let server = world.start().unwrap();
+    server.runtime.block_on(async {
+        let (sandboxes, caller) = (&server.sandboxes, &server.caller);
+        let code = Code::ServerDiskFull;
+        let copies = ForkSandbox {
+            count: 1,
+            kind: None,
+            timeout_millis: None,
+            labels: BTreeMap::new(),
+        };
+        assert_eq!(make(&server, None).await.unwrap_err().code, code);
+        let id = make(&server, None).await.unwrap().id;
+        assert_eq!(sandboxes.pause(caller, &id, None).await.unwrap_err().code, code);
+        let forked = sandboxes.fork(caller, &id, copies).await;
+        assert_eq!(forked.unwrap_err().code, code);
+        sandboxes.pause(caller, &id, None).await.unwrap();
+        assert_eq!(sandboxes.resume(caller, &id, None).await.unwrap_err().code, code);
+        sandboxes.resume(caller, &id, None).await.unwrap();
     });
     world.gone(server, "done", Duration::ZERO);
 }

@@ -15,6 +15,7 @@ use std::ptr::null;
 use rustix::process::Pid;
 
 use super::super::network;
+use crate::Cause;
 use crate::cgroup::Entry;
 
 /// New for every sentry; its own user namespace owns them all.
@@ -47,7 +48,7 @@ enum Step {
 }
 
 /// What a report means, after its first byte.
-pub(super) fn explain([step, errno @ ..]: [u8; FAILURE - 1]) -> String {
+pub(super) fn explain([step, errno @ ..]: [u8; FAILURE - 1]) -> Cause {
     const WHAT: [&str; 8] = [
         "entering the cgroup",
         "taking its user ids",
@@ -59,8 +60,10 @@ pub(super) fn explain([step, errno @ ..]: [u8; FAILURE - 1]) -> String {
         "executing runsc",
     ];
     let what = usize::from(step).checked_sub(1).and_then(|step| WHAT.get(step));
-    let error = io::Error::from_raw_os_error(i32::from_le_bytes(errno));
-    format!("{}: {error}", what.unwrap_or(&"starting"))
+    Cause::Io {
+        what: (*what.unwrap_or(&"starting")).to_owned(),
+        source: io::Error::from_raw_os_error(i32::from_le_bytes(errno)),
+    }
 }
 
 /// Descriptors that the child needs for itself.

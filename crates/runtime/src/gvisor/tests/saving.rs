@@ -370,8 +370,11 @@ async fn a_failed_save_leaves_a_running_instance() {
         for kind in [SaveKind::Memory, SaveKind::Filesystem] {
             for broken in [Broken::NoRoom, Broken::Full, Broken::Refuses] {
                 let why = format!("{broken:?}");
+                let full = !matches!(broken, Broken::Refuses);
                 let error = bench.gvisor.save(&parent.id, kind, Arc::new(broken)).await;
-                eprintln!("{kind} {why}: {}", error.unwrap_err());
+                let error = error.unwrap_err();
+                eprintln!("{kind} {why}: {error}");
+                assert_eq!(error.kind() == Kind::HostFull, full, "{kind} {why}: {error}");
                 assert_eq!(
                     sh(&parent.guest, "echo unharmed").await,
                     "unharmed",

@@ -136,7 +136,7 @@ impl Reference {
             .stdout(Stdio::from(stdout))
             .stderr(Stdio::null())
             .status();
-        assert!(done.await.unwrap().success(), "{}", launch::complaint(&dir));
+        assert!(done.await.unwrap().success(), "{:?}", launch::complaint(&dir));
         let pid = fs::read_to_string(dir.join("pid")).unwrap();
         Self(pid.trim().parse().unwrap())
     }
