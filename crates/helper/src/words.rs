@@ -365,3 +365,45 @@ impl From<Failure> for Error {
 pub(crate) fn confused() -> io::Error {
     io::Error::other("the other half of the server answered something else")
 }
+
+#[cfg(test)]
+mod tests {
+    use atoll_runtime::{Cause, Kind};
+
+    use super::*;
+
+    #[test]
+    fn a_failure_arrives_as_it_was_sent() {
+        let full = || io::Error::from(io::ErrorKind::StorageFull);
+        let id = InstanceId::from_entropy([1; 20]);
+        let cause = |what: &str, source| Cause::Io {
+            what: what.into(),
+            source,
+        };
+        let errors = [
+            Error::Start {
+                isolation: Isolation::Jail,
+                source: cause("making its writable layer", full()),
+            },
+            // What the sink of the front said, on its way back.
+            Error::Save {
+                id: id.clone(),
+                source: cause("making room for it", Told::from(&full()).into()),
+            },
+            Error::Adopt {
+                id,
+                source: Cause::new(Kind::TimedOut, "no answer within 30 s"),
+            },
+            Error::Io {
+                what: "recording its size".into(),
+                source: full(),
+            },
+        ];
+        for error in errors {
+            let (kind, text) = (error.kind(), error.to_string());
+            let arrived = Error::from(Failure::from(error));
+            assert_eq!((arrived.kind(), arrived.to_string()), (kind, text));
+            assert!(matches!(kind, Kind::HostFull | Kind::TimedOut), "{kind:?}");
+        }
+    }
+}

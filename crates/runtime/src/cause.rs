@@ -169,6 +169,12 @@ impl From<Cause> for io::Error {
     }
 }
 
+impl From<CgroupError> for io::Error {
+    fn from(error: CgroupError) -> Self {
+        Cause::from(error).into()
+    }
+}
+
 impl From<Told> for io::Error {
     fn from(told: Told) -> Self {
         Cause::from(told).into()

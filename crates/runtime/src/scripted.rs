@@ -382,7 +382,7 @@ impl Runtime for Scripted {
         }
         let how = machine.wait(machine.answer(Step::Destroy, id)).await;
         if matches!(how, How::Fails | How::Full) {
-            return Err(Error::io(format!("destroying {id}"), how.cause().into()));
+            return Err(Error::io(format!("destroying {id}"), how.cause()));
         }
         let gone = lock(&machine.instances).remove(id);
         if let Some(body) = gone {

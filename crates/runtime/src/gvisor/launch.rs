@@ -324,7 +324,7 @@ fn spawn(
     fifos: &Fifos,
 ) -> io::Result<Child> {
     let (stdin, stdout) = fifos.open_for_guest()?;
-    let entry = group.entry().map_err(io::Error::other)?;
+    let entry = group.entry()?;
     let meminfo = CString::new(meminfo.as_os_str().as_bytes())?;
     command
         .stdin(Stdio::from(stdin))

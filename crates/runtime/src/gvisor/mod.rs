@@ -45,7 +45,7 @@ use atoll_types::{DiskBacking, InstanceId, Isolation, Resources, Usage};
 
 use crate::agent::{Greeted, Greeter, Here, Raised, Raiser};
 use crate::cause::Doing;
-use crate::cgroup::Group;
+use crate::cgroup::{CgroupError, Group};
 use crate::channel::{AgentState, ChannelError, Connect, Fifos};
 use crate::instance_dir::{InstanceDirs, Record};
 use crate::process::Process;
@@ -97,7 +97,7 @@ impl Gvisor {
 
     fn group(&self, id: &InstanceId) -> Result<Group, Error> {
         Group::named(&self.config.cgroup_parent, id.as_str())
-            .map_err(|error| Error::io("finding the cgroup", std::io::Error::other(error)))
+            .map_err(|error| Error::io("finding the cgroup", error))
     }
 
     /// Everything after the directory exists; the caller cleans up after an error.
@@ -310,7 +310,7 @@ impl Runtime for Gvisor {
         };
         self.group(id)?
             .resize(&host_limits(&record.resources))
-            .map_err(|error| Error::io(format!("resizing {id}"), std::io::Error::other(error)))?;
+            .map_err(|error| Error::io(format!("resizing {id}"), error))?;
         self.dirs
             .update(&record)
             .map_err(|error| Error::io(format!("recording the size of {id}"), error))
@@ -320,7 +320,7 @@ impl Runtime for Gvisor {
         let group = self.group(id)?;
         let usage = group.usage().map_err(|error| {
             if group.exists() {
-                Error::io(format!("reading the usage of {id}"), std::io::Error::other(error))
+                Error::io(format!("reading the usage of {id}"), error)
             } else {
                 Error::NotFound(id.clone())
             }
@@ -355,9 +355,7 @@ impl Runtime for Gvisor {
     async fn destroy(&self, id: &InstanceId) -> Result<(), Error> {
         self.residents.leave(id);
         let group = self.group(id)?;
-        let fail = |error: crate::cgroup::CgroupError| {
-            Error::io(format!("destroying {id}"), std::io::Error::other(error))
-        };
+        let fail = |error: CgroupError| Error::io(format!("destroying {id}"), error);
         group.kill_all().await.map_err(fail)?;
         group.remove().await.map_err(fail)?;
         uids::release(&self.config.state_dir, id)

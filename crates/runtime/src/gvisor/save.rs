@@ -279,7 +279,7 @@ impl Gvisor {
         let _one_at_a_time = resident.stillness.lock().await;
         self.let_go(id, agent.as_deref())
             .await
-            .map_err(|cause| Error::io(format!("letting {id} go on"), cause.into()))
+            .map_err(|cause| Error::io(format!("letting {id} go on"), cause))
     }
 
     async fn let_go(&self, id: &InstanceId, agent: Option<&dyn Agent>) -> Result<(), Cause> {

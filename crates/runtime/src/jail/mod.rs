@@ -262,7 +262,7 @@ impl Runtime for Jail {
             disk_backing: record.resources.disk_backing,
             ..*resources
         };
-        let fail = |error: CgroupError| Error::io(format!("resizing {id}"), io::Error::other(error));
+        let fail = |error: CgroupError| Error::io(format!("resizing {id}"), error);
         self.group(id)
             .and_then(|group| group.resize(&record.resources))
             .map_err(fail)?;
@@ -273,8 +273,7 @@ impl Runtime for Jail {
 
     async fn usage(&self, id: &InstanceId) -> Result<Usage, Error> {
         let record = self.record(id)?;
-        let fail =
-            |error: CgroupError| Error::io(format!("reading the usage of {id}"), io::Error::other(error));
+        let fail = |error: CgroupError| Error::io(format!("reading the usage of {id}"), error);
         let usage = self.group(id).and_then(|group| group.usage()).map_err(fail)?;
         // An overlay answers for its writable layer.
         let disk_bytes = record
@@ -305,12 +304,7 @@ impl Runtime for Jail {
     }
 
     async fn destroy(&self, id: &InstanceId) -> Result<(), Error> {
-        let fail = |what: &str, error: &dyn std::fmt::Display| {
-            Error::io(
-                format!("destroying {id}: {what}"),
-                io::Error::other(error.to_string()),
-            )
-        };
+        let fail = |what: &str, error: io::Error| Error::io(format!("destroying {id}: {what}"), error);
         // A record that cannot be read names nobody; the cgroup still does.
         let record = self.dirs.read(id).ok().flatten();
         if record
@@ -327,23 +321,23 @@ impl Runtime for Jail {
             // Takes everything in its pid namespace along, at once; `kill_all` waits until it is gone.
             process
                 .kill()
-                .map_err(|error| fail("killing its first process", &error))?;
+                .map_err(|error| fail("killing its first process", error))?;
         }
         let group = self
             .group(id)
-            .map_err(|error| fail("finding its cgroup", &error))?;
+            .map_err(|error| fail("finding its cgroup", error.into()))?;
         group
             .kill_all()
             .await
-            .map_err(|error| fail("killing what is left", &error))?;
+            .map_err(|error| fail("killing what is left", error.into()))?;
         group
             .remove()
             .await
-            .map_err(|error| fail("removing its cgroup", &error))?;
-        uids::release(&self.config.state_dir, id).map_err(|error| fail("releasing its ids", &error))?;
+            .map_err(|error| fail("removing its cgroup", error.into()))?;
+        uids::release(&self.config.state_dir, id).map_err(|error| fail("releasing its ids", error))?;
         self.dirs
             .remove(id)
-            .map_err(|error| fail("removing its directory", &error))
+            .map_err(|error| fail("removing its directory", error))
     }
 }
 

@@ -79,7 +79,7 @@ impl Jail {
         self.record(id)?;
         self.group(id)
             .and_then(|group| group.thaw())
-            .map_err(|error| Error::io(format!("letting {id} go on"), std::io::Error::other(error)))
+            .map_err(|error| Error::io(format!("letting {id} go on"), error))
     }
 }
 
