@@ -391,7 +391,7 @@ mod tests {
                 source: cause("making room for it", Told::from(&full()).into()),
             },
             Error::Adopt {
-                id: id.clone(),
+                id,
                 source: Cause::new(Kind::TimedOut, "no answer within 30 s"),
             },
             Error::Io {
