@@ -177,11 +177,9 @@ impl Sandboxes {
         source: Arc<dyn SaveSource>,
     ) -> Result<(), Fault> {
         let row = copy.last_seen();
-        let id = row
-            .record
-            .instance
-            .clone()
-            .ok_or_else(|| Fault::internal("a new sandbox names no instance"))?;
+        let Some(id) = row.record.instance.clone() else {
+            return Err(copy.explain_end().await);
+        };
         let _held = self.hold(id.clone());
         let instance = self.boot_saved(&row, &id, kind, source).await?;
         let template = self.resolve_template(row.template.as_str())?.manifest;
@@ -194,10 +192,10 @@ impl Sandboxes {
     async fn commit_started(&self, copies: &[Arc<Cell>]) -> Result<Vec<SandboxRow>, Fault> {
         let mut changes = Vec::with_capacity(copies.len());
         for copy in copies {
-            let instance = copy
-                .record()
-                .instance
-                .ok_or_else(|| Fault::internal("a copy names no instance"))?;
+            // It may have ended since.
+            let Some(instance) = copy.record().instance else {
+                return Err(copy.explain_end().await);
+            };
             changes.push((Arc::clone(copy), Input::Started { instance }));
         }
         let rows = self.apply_all(changes).await?;
