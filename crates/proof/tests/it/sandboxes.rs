@@ -370,7 +370,7 @@ async fn labels_times_and_limits_can_be_changed(server: &Server) {
             "timeout_out_of_range",
         ),
         (
-            json!({"resources": {"memory_bytes": 1 << 60}}),
+            json!({"resources": {"memory_bytes": 1_u64 << 60}}),
             "resources_out_of_range",
         ),
         (
