@@ -653,7 +653,7 @@ mod tests {
                 line
             })
             .collect();
-        let [open, idle, upgraded, own, shared] = [0, 1, 2, 3, 4].map(|n| &lines[n]);
+        let [_open, idle, upgraded, own, shared] = [0, 1, 2, 3, 4].map(|n| &lines[n]);
         // Over HTTP/2 a key is used by several requests at once.
         own.used("key_1").unwrap();
         idle.unused("key_1");
@@ -669,7 +669,6 @@ mod tests {
                 .map(|line| line.cut().is_cancelled())
                 .collect::<Vec<_>>()
         };
-        let _ = (open, idle, upgraded, shared);
         assert_eq!(cut(), [true, false, true, false, false]);
         // The answer has been written: what else was open there ends.
         tokio::time::sleep(ANSWERED_WITHIN * 2).await;

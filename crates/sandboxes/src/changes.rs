@@ -16,6 +16,9 @@ use crate::cell::Cell;
 use crate::faults::{from_runtime, from_store};
 use crate::{Caller, Sandbox, Sandboxes, views};
 
+/// Labels that begin so say which API or workflow made a sandbox: who may enter it and whose money it spends follow from them.
+const OWN: &str = "atoll.";
+
 /// What is to be different; `None` leaves a thing as it is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ChangeSandbox {
@@ -48,6 +51,11 @@ impl ChangeSandbox {
         ];
         let changed = fields.into_iter().filter(|(_, changed)| *changed);
         changed.map(|(name, _)| name.to_owned()).collect()
+    }
+
+    /// A label that it must not touch.
+    fn own_label(&self) -> Option<&String> {
+        self.labels.keys().find(|label| label.starts_with(OWN))
     }
 
     /// What a spec becomes by it.
@@ -158,6 +166,11 @@ impl Sandboxes {
 
     /// The spec that it would have, if it may have it.
     fn admitted(&self, change: &ChangeSandbox, row: &SandboxRow) -> Result<SandboxSpec, Fault> {
+        if let Some(label) = change.own_label() {
+            let message =
+                format!("the label `{label}` is the server's own, and stays as the sandbox was created");
+            return Err(Fault::new(Code::LabelInvalid, message));
+        }
         let spec = change.applied_to(row.spec.clone());
         let disk = row.spec.resources.disk_bytes;
         // Its disk is as large as it was made, and one in memory counts as memory.
@@ -176,5 +189,24 @@ impl Sandboxes {
         let kept = spec.clone();
         atoll_lifecycle::admit(spec, &self.settings().limits, &self.tiers())?;
         Ok(kept)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn labels(names: &[&str]) -> ChangeSandbox {
+        ChangeSandbox {
+            labels: names.iter().map(|name| ((*name).to_owned(), None)).collect(),
+            ..ChangeSandbox::default()
+        }
+    }
+
+    #[test]
+    fn labels_that_say_whose_a_sandbox_is_stay() {
+        assert_eq!(labels(&["stage", "atollx"]).own_label(), None);
+        let found = labels(&["stage", "atoll.workflow"]);
+        assert_eq!(found.own_label().map(String::as_str), Some("atoll.workflow"));
     }
 }

@@ -11,7 +11,6 @@ use crate::{Caller, Sandboxes};
 #[derive(Debug, Clone)]
 pub struct Labelled {
     pub project: ProjectId,
-    /// As it was created with.
     pub labels: BTreeMap<String, String>,
 }
 
