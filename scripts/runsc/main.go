@@ -1,4 +1,4 @@
-// Command runsc is gVisor's, with four things of our own:
+// Command runsc is gVisor's, with five things of our own:
 //
 //   - The sentry's seccomp filters are compiled ahead, as in gVisor's own releases; `go build` of the module alone would
 //     compile them at every start and every restore, which is a quarter of the work of each. The file with them
@@ -7,9 +7,10 @@
 //   - A sentry has a few threads of Go's more than the machine has processors. Goroutines that wait in host system calls
 //     hold on to theirs until the runtime notices, which takes up to 10 ms; on a machine with two processors two such
 //     waiters are enough to stop the rest, and a restored sandbox begins with just that.
-//   - Whether the sentry and its stubs wait for each other by spinning is decided by trying both, and
-//   - only system calls that are made often are replaced by jumps. These two are changes of gVisor's source, made by ./amend
-//     during the build.
+//   - Whether the sentry and its stubs wait for each other by spinning is decided by trying both,
+//   - only system calls that are made often are replaced by jumps, and
+//   - a port that was used before a restore can be used again after it. These three are changes of gVisor's source, made by
+//     ./amend during the build.
 package main
 
 import (

@@ -205,7 +205,7 @@ fn find_runsc() -> Option<PathBuf> {
 }
 
 /// The version that the suite passes on; `scripts/setup.bash` builds it.
-pub(crate) const RUNSC_VERSION: &str = "20260905.3";
+pub(crate) const RUNSC_VERSION: &str = "20260905.4";
 
 #[cfg(test)]
 mod tests {

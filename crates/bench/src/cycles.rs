@@ -1,7 +1,7 @@
 //! `atoll bench cycles`: one sandbox, paused with its memory and resumed many times. A process in it holds a block of random
 //! memory, a tree of files and a counter, and answers on a port. What must hold: each resume finds the counter exactly where
 //! it was, memory and files have the sums that were told when they were last changed, and neither the disk nor the server
-//! grows.
+//! grows. If it does not answer any more, what can be found out about it is kept ([`diagnosis`]).
 
 use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
@@ -16,6 +16,8 @@ use crate::Place;
 use crate::host::{self, SandboxGroup};
 use crate::row::Samples;
 use crate::subject::{Subject, create, kill};
+
+mod diagnosis;
 
 /// Holds, counts, sums and changes. Small programs start often; this one must never start again.
 const HOLDER: &str = r#"
@@ -54,6 +56,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_): pass
 http.server.HTTPServer(("127.0.0.1", 8000), Handler).serve_forever()
 "#;
+
+/// So few ports to connect from that those of connections before a restore are used again after it. One of 50,000 would be
+/// after some hundred cycles, once.
+const FEW_PORTS: &str = "echo 40000 40063 > /proc/sys/net/ipv4/ip_local_port_range";
 
 /// The first cycles fill what is filled once.
 const WARM: u64 = 10;
@@ -216,6 +222,13 @@ struct Holder<'a> {
 impl<'a> Holder<'a> {
     async fn start(subject: &'a Subject, id: &str, mebibytes: u64) -> Result<Self> {
         let client = &subject.client;
+        let body = json!({"argv": ["sh", "-c", FEW_PORTS], "user": "root"});
+        let limited = client.post(&format!("/v1/sandboxes/{id}/exec"), &body).await?;
+        if limited["exit_code"] != json!(0) {
+            return Err(Error::new(format!(
+                "the sandbox's ports cannot be limited: {limited}"
+            )));
+        }
         let body = json!({"argv": ["python3", "-c", HOLDER, mebibytes.to_string()], "background": true});
         client.post(&format!("/v1/sandboxes/{id}/exec"), &body).await?;
         let access = client.get(&format!("/v1/sandboxes/{id}/ports/8000")).await?;
@@ -298,10 +311,16 @@ async fn cycle(subject: &Subject, group: &SandboxGroup, options: CyclesOptions) 
             .await?;
         resume.push(asked.elapsed().as_secs_f64() * 1000.0);
         let whole = round % options.every == 0 || round == options.count;
-        let now = holder
-            .next(if whole { "/sums" } else { "/count" })
-            .await
-            .map_err(|error| Error::new(format!("cycle {round}: {error}")))?;
+        let now = match holder.next(if whole { "/sums" } else { "/count" }).await {
+            Ok(now) => now,
+            Err(error) => {
+                let found = diagnosis::write(&holder, &id).await?;
+                return Err(Error::new(format!(
+                    "cycle {round}: {error}; what was found out about it is in {}",
+                    found.display()
+                )));
+            }
+        };
         if whole {
             for what in ["memory", "files"] {
                 if now[what] != sums[what] {

@@ -24,6 +24,8 @@ type edit struct {
 const (
 	fastPath = "pkg/sentry/platform/systrap/metrics.go"
 	patching = "pkg/sentry/platform/systrap/usertrap/usertrap_amd64.go"
+	loading  = "pkg/tcpip/transport/tcp/endpoint_state.go"
+	received = "pkg/tcpip/transport/tcp/rcv.go"
 )
 
 var edits = []edit{
@@ -55,6 +57,13 @@ var edits = []edit{
 
 	sysno := ac.SyscallNo()
 	patchAddr :=`},
+	// restored.go
+	{loading, "AfterFunc(e.getTimeWaitDuration(), e.timeWaitTimerExpired)", "AfterFunc(restoredTimeWait, e.timeWaitTimerExpired)"},
+	{received, `
+	if s.flags.Contains(header.TCPFlagSyn) && r.RcvNxt.LessThan(segSeq) {
+`, `
+	if s.flags.Contains(header.TCPFlagSyn) && (r.RcvNxt.LessThan(segSeq) || r.ep.wasRestored()) {
+`},
 }
 
 func main() {

@@ -13,6 +13,7 @@ use crate::InstanceEnd;
 use crate::channel::{ChannelError, Guest, Incoming};
 use crate::probe::{Verdict, probe};
 
+mod ports;
 mod saving;
 mod walls;
 

@@ -17,7 +17,7 @@ use crate::channel::Stream;
 
 /// Keeps what is saved in files without names.
 #[derive(Debug, Default)]
-struct Parts {
+pub(super) struct Parts {
     files: Mutex<BTreeMap<String, File>>,
     /// And without a disk: what is encrypted at rest is written like this.
     in_memory: bool,
@@ -86,7 +86,7 @@ impl SaveSink for Broken {
     }
 }
 
-fn resources(backing: DiskBacking) -> Resources {
+pub(super) fn resources(backing: DiskBacking) -> Resources {
     Resources {
         disk_backing: backing,
         memory_bytes: 256 * MIB,
@@ -96,7 +96,7 @@ fn resources(backing: DiskBacking) -> Resources {
 }
 
 impl Bench {
-    async fn save(&self, id: &InstanceId, kind: SaveKind) -> Arc<Parts> {
+    pub(super) async fn save(&self, id: &InstanceId, kind: SaveKind) -> Arc<Parts> {
         let parts = Arc::new(Parts::default());
         let began = Instant::now();
         self.gvisor.save(id, kind, parts.clone()).await.unwrap();
@@ -115,7 +115,7 @@ impl Bench {
         }
     }
 
-    async fn bring_back(
+    pub(super) async fn bring_back(
         &self,
         byte: u8,
         kind: SaveKind,
@@ -131,7 +131,7 @@ impl Bench {
 }
 
 /// A shell command that goes on when nobody listens.
-async fn background(guest: &Guest, command: &str, script: &str) -> Stream {
+pub(super) async fn background(guest: &Guest, command: &str, script: &str) -> Stream {
     let exec = Exec {
         command: command.to_owned(),
         argv: ["/bin/busybox", "sh", "-c", script]
@@ -169,7 +169,7 @@ fn numbers(text: &[u8]) -> Vec<u64> {
     text.lines().map(|line| line.parse().unwrap()).collect()
 }
 
-const LONG: Duration = Duration::from_secs(10);
+pub(super) const LONG: Duration = Duration::from_secs(10);
 const SHORT: Duration = Duration::from_millis(300);
 
 #[tokio::test(flavor = "multi_thread")]
