@@ -116,6 +116,9 @@ use pool::Pools;
 /// Bytes on their way, with back-pressure.
 pub type ByteStream = Pin<Box<dyn futures_util::Stream<Item = Result<bytes::Bytes, Fault>> + Send>>;
 
+/// Lets whoever asked pay for so many bytes more that are gathered for them, or says why not.
+pub type Pay<'a> = dyn FnMut(u64) -> Result<(), Fault> + Send + 'a;
+
 /// The service. Cheap to clone; every clone is the same.
 #[derive(Debug, Clone)]
 pub struct Sandboxes {
