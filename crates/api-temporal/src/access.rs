@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use atoll_front::body::Awaited;
-use atoll_front::{Front, Line, Refused, Visit, status};
+use atoll_front::{Front, Refused, Visit, status};
 use atoll_identity::{Action, Identity};
 use atoll_types::Fault;
 use atoll_workflow_core::Refusal;
@@ -29,6 +29,8 @@ use tonic::{Status, async_trait};
 use tower_layer::Layer;
 use tower_service::Service;
 use tracing::Instrument as _;
+
+use crate::connection::Place;
 
 /// Knows who holds a key.
 #[async_trait]
@@ -164,6 +166,17 @@ impl<S> Layer<S> for Gate {
 }
 
 #[derive(Debug, Clone)]
+/// The answer, given up with its connection if there is no room for it for too long.
+fn watched(place: Option<&Place>, response: Response<Body>) -> Response<Body> {
+    match place {
+        // A status alone is in the head, for which there is always room.
+        Some(place) if !response.body().is_end_stream() => {
+            response.map(|body| Body::new(place.unread.watch(body)))
+        }
+        _ => response,
+    }
+}
+
 pub(crate) struct Guarded<S> {
     inner: S,
     access: Access,
@@ -197,7 +210,8 @@ where
             project = tracing::field::Empty
         );
         let answered = async move {
-            let visit = front.visit(request.extensions().get::<Line>().cloned());
+            let place = request.extensions().get::<Place>().cloned();
+            let visit = front.visit(place.as_ref().map(|place| place.line.clone()));
             let caller = match &access {
                 Access::Open => Ok(Caller::Anyone),
                 // Asks nothing and tells nothing of anybody, so it does not matter who calls it.
@@ -220,7 +234,10 @@ where
                     request.extensions_mut().insert(caller);
                     let answered = VISIT.scope(visit.clone(), inner.call(request)).await;
                     visit.answered();
-                    answered.map(|response| settle(&visit, crate::oversize::retell(response)))
+                    answered.map(|response| {
+                        let response = settle(&visit, crate::oversize::retell(response));
+                        watched(place.as_ref(), response)
+                    })
                 }
                 Err(status) => Ok(status.into_http()),
             }
