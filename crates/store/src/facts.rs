@@ -219,7 +219,7 @@ pub enum Fact {
     #[serde(rename = "model.refused")]
     ModelRefused {
         model: String,
-        /// Why: `budget`, `rate` or `not_allowed`.
+        /// Why: `budget`, `rate`, `not_allowed` or `token`.
         code: String,
         reason: String,
     },
