@@ -52,7 +52,15 @@ impl IdentityStore for Rows {
         Ok(self.projects.lock().unwrap().clone())
     }
 
-    async fn insert_key(&self, key: NewKey) -> Result<Key, StoreError> {
+    async fn insert_key(&self, key: NewKey, most: usize) -> Result<Option<Key>, StoreError> {
+        let working = |(known, _): &&(Key, [u8; 32])| {
+            known.project == key.project
+                && known.revoked_at.is_none()
+                && known.expires_at.is_none_or(|at| at > key.created_at)
+        };
+        if self.keys().iter().filter(working).count() >= most {
+            return Ok(None);
+        }
         let made = Key {
             id: key.id,
             project: key.project,
@@ -67,7 +75,7 @@ impl IdentityStore for Rows {
             last_used_at: None,
         };
         self.keys().push((made.clone(), key.hash));
-        Ok(made)
+        Ok(Some(made))
     }
 
     async fn find_active_key(&self, hash: [u8; 32]) -> Result<Option<Key>, StoreError> {
@@ -208,6 +216,24 @@ async fn a_key_is_found_until_it_is_revoked_and_the_rows_are_asked_once() {
     let revoked = identity.revoke_key(&caller, &key.project, &key.id).await.unwrap();
     assert!(revoked.revoked_at.is_some());
     assert!(identity.authenticate(&secret).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_project_has_a_bounded_number_of_keys() {
+    let world = World::new(still).await;
+    let (_, _, maker) = world.holder(world.wanted()).await;
+    let make = async || world.identity.create_key(&maker, world.wanted()).await;
+    let (first, _) = make().await.unwrap();
+    for _ in 2..1000 {
+        make().await.unwrap();
+    }
+    let refused = make().await.unwrap_err();
+    assert_eq!(refused.code, Code::TooManyKeys);
+    let revoked = world.identity.revoke_key(&maker, &first.project, &first.id);
+    revoked.await.unwrap();
+    make().await.unwrap();
+    // The server itself makes one whenever it must.
+    world.holder(world.wanted()).await;
 }
 
 #[tokio::test]
