@@ -383,7 +383,10 @@ impl Sandboxes {
 
     /// Queues a fact that goes with no row. The ledger gets it within a moment.
     fn append(&self, cell: &Cell, fact: Fact) {
-        let fact = self.fact(cell, fact);
+        self.queue_fact(self.fact(cell, fact));
+    }
+
+    fn queue_fact(&self, fact: NewFact) {
         if let Err(mpsc::error::TrySendError::Full(fact)) = self.inner.facts.try_send(fact) {
             let queue = self.inner.facts.clone();
             self.inner.tasks.spawn(async move {
@@ -394,6 +397,16 @@ impl Sandboxes {
 
     fn fact(&self, cell: &Cell, fact: Fact) -> NewFact {
         NewFact {
+    /// The same for a fact of a project that is about no sandbox.
+    pub fn note(&self, project: &ProjectId, fact: Fact) {
+        self.queue_fact(NewFact {
+            at: self.now(),
+            project: project.clone(),
+            sandbox: None,
+            fact,
+        });
+    }
+
             at: self.now(),
             project: cell.project.clone(),
             sandbox: Some(cell.id.clone()),

@@ -243,6 +243,22 @@ pub enum Fact {
     ModelKeyCreated { key: KeyId, name: String },
     #[serde(rename = "model_key.revoked")]
     ModelKeyRevoked { key: KeyId },
+    /// Somebody has answered what a workflow asked. What it asked for, and what they said about it, is not told here.
+    #[serde(rename = "approval.answered")]
+    ApprovalAnswered {
+        approval: String,
+        namespace: String,
+        workflow: String,
+        run: String,
+        /// Of the action that was asked about.
+        digest: String,
+        granted: bool,
+        /// What they call themselves.
+        by: String,
+        /// The key that they showed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        key: Option<KeyId>,
+    },
     /// A kind, or a form of one, that this version does not know.
     #[serde(untagged)]
     Other { kind: String, data: Value },
@@ -610,3 +626,4 @@ impl Fact {
         serde_json::from_value(whole).unwrap_or(Self::Other { kind, data })
     }
 }
+            Self::ApprovalAnswered { .. } => "approval.answered",

@@ -223,6 +223,16 @@ fn one_of_each() -> Vec<Fact> {
         Fact::ModelKeyRevoked {
             key: KeyId::from_entropy([1; 20]),
         },
+        Fact::ApprovalAnswered {
+            approval: "apr_x".into(),
+            namespace: "default".into(),
+            workflow: "w".into(),
+            run: "r".into(),
+            digest: "sha256:0".into(),
+            granted: true,
+            by: "Ada".into(),
+            key: Some(KeyId::from_entropy([1; 20])),
+        },
         Fact::Other {
             kind: "egress.denied".into(),
             data: serde_json::json!({"host": "example.com"}),
