@@ -164,6 +164,7 @@ struct Inner {
     facts: mpsc::Sender<NewFact>,
     artifact_lock: tokio::sync::Mutex<()>,
     uploads: Arc<uploads::Uploads>,
+    usage: views::Summed,
     identity: Identity,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -223,6 +224,7 @@ impl Sandboxes {
                 held_secrets: Mutex::default(),
                 facts,
                 uploads: Arc::default(),
+                usage: views::Summed::default(),
                 artifact_lock: tokio::sync::Mutex::new(()),
                 identity,
                 tasks: TaskTracker::new(),
@@ -395,8 +397,6 @@ impl Sandboxes {
         }
     }
 
-    fn fact(&self, cell: &Cell, fact: Fact) -> NewFact {
-        NewFact {
     /// The same for a fact of a project that is about no sandbox.
     pub fn note(&self, project: &ProjectId, fact: Fact) {
         self.queue_fact(NewFact {
@@ -407,6 +407,8 @@ impl Sandboxes {
         });
     }
 
+    fn fact(&self, cell: &Cell, fact: Fact) -> NewFact {
+        NewFact {
             at: self.now(),
             project: cell.project.clone(),
             sandbox: Some(cell.id.clone()),
