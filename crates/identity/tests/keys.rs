@@ -467,3 +467,41 @@ async fn a_session_may_what_its_key_may_and_ends_with_it() {
         .unwrap();
     assert!(identity.find_session(&second.secret).await.unwrap().is_none());
 }
+
+#[tokio::test]
+async fn a_step_may_no_more_than_whoever_started_its_workflow() {
+    let world = World::new(still).await;
+    let project = world.identity.default_project();
+    for role in Role::ALL {
+        for scopes in [
+            vec![],
+            vec![Scope::Workflows],
+            vec![Scope::Workflows, Scope::Sandboxes],
+            vec![Scope::Models],
+        ] {
+            let wanted = CreateKey {
+                role: Some(role),
+                scopes,
+                ..world.wanted()
+            };
+            let (_, _, starter) = world.holder(wanted).await;
+            let step = world.identity.step(project.clone(), &starter.rights()).unwrap();
+            for action in Action::ALL {
+                let may = step.may(action, None).is_ok();
+                assert!(!may || starter.may(action, None).is_ok(), "{role} {action}");
+            }
+        }
+    }
+    let may = |rights: &str, action| {
+        let step = world.identity.step(project.clone(), rights).unwrap();
+        step.may(action, None).is_ok()
+    };
+    // As before where nobody has said; and an operator's steps do not run the server.
+    assert!(may("", Action::CreateSandboxes) && may("operator", Action::CreateSandboxes));
+    assert!(!may("operator", Action::RunServer));
+    assert!(!may("member workflows", Action::CreateSandboxes));
+    assert!(may("member workflows sandboxes", Action::CreateSandboxes));
+    for broken in ["king", "member everything"] {
+        assert!(world.identity.step(project.clone(), broken).is_err(), "{broken}");
+    }
+}
