@@ -1,10 +1,11 @@
 //! The AI SDK's gateway protocol: calls, the catalogue, credits, one call looked up, and reports.
 
 use atoll_dialects::Dialect;
+use atoll_front::Visit;
 use atoll_models::{ModelView, Who};
 use atoll_store::{SpendBy, SpendQuery};
 use atoll_types::{Code, Fault, KeyId, ModelCallId, SandboxId, Timestamp, Usd};
-use axum::extract::{Query, Request, State};
+use axum::extract::{Extension, Query, Request, State};
 use axum::http::{HeaderMap, Uri};
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
@@ -35,8 +36,8 @@ pub(crate) async fn embedding_model(State(app): State<App>, request: Request) ->
 }
 
 /// Who asks for something that is no call, which counts against a key's rate all the same.
-async fn who(app: &App, headers: &HeaderMap) -> Result<Who, Failure> {
-    let who = auth::who(app, headers)
+async fn who(app: &App, headers: &HeaderMap, visit: &Visit) -> Result<Who, Failure> {
+    let who = auth::payer(app, headers, visit)
         .await
         .map_err(|refusal| WIRE.refuse(refusal))?;
     let taken = app.models.take_rate(&who, 0);
@@ -46,10 +47,11 @@ async fn who(app: &App, headers: &HeaderMap) -> Result<Who, Failure> {
 
 pub(crate) async fn config(
     State(app): State<App>,
+    Extension(visit): Extension<Visit>,
     uri: Uri,
     headers: HeaderMap,
 ) -> Result<Response, Failure> {
-    let who = who(&app, &headers).await?;
+    let who = who(&app, &headers, &visit).await?;
     // Each version of the client insists on its own.
     let version = if uri.path().starts_with("/v3/") {
         "v3"
@@ -97,8 +99,12 @@ fn entry(view: &ModelView, version: &str) -> Value {
 /// What may still be spent, which is what is left of the tightest budget that applies to the caller, and what was ever spent: by
 /// the project, for its own keys; by themselves alone for sandboxes and holders of virtual keys. The clients want a text that
 /// is a number, so where no budget applies it is `Infinity`.
-pub(crate) async fn credits(State(app): State<App>, headers: HeaderMap) -> Result<Response, Failure> {
-    let who = who(&app, &headers).await?;
+pub(crate) async fn credits(
+    State(app): State<App>,
+    Extension(visit): Extension<Visit>,
+    headers: HeaderMap,
+) -> Result<Response, Failure> {
+    let who = who(&app, &headers, &visit).await?;
     let project = &who.spender.project;
     let (sandbox, key) = only(&who);
     let left = app.models.left_for(&who);
@@ -136,10 +142,11 @@ pub(crate) struct GenerationQuery {
 
 pub(crate) async fn generation(
     State(app): State<App>,
+    Extension(visit): Extension<Visit>,
     headers: HeaderMap,
     query: Result<Query<GenerationQuery>, axum::extract::rejection::QueryRejection>,
 ) -> Result<Response, Failure> {
-    let who = who(&app, &headers).await?;
+    let who = who(&app, &headers, &visit).await?;
     let Ok(Query(query)) = query else {
         return Err(WIRE.refuse(Fault::new(Code::IdMissing, "`id` names the generation")));
     };
@@ -204,10 +211,11 @@ pub(crate) struct ReportQuery {
 
 pub(crate) async fn report(
     State(app): State<App>,
+    Extension(visit): Extension<Visit>,
     headers: HeaderMap,
     query: Result<Query<ReportQuery>, axum::extract::rejection::QueryRejection>,
 ) -> Result<Response, Failure> {
-    let who = who(&app, &headers).await?;
+    let who = who(&app, &headers, &visit).await?;
     let Ok(Query(query)) = query else {
         return Err(WIRE.refuse(Fault::new(
             Code::DatesMissing,

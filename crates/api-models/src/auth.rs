@@ -1,13 +1,14 @@
 //! Who asks: a project with its key, a holder of a virtual key, or a sandbox.
 //!
-//! What must hold: a sandbox speaks for itself alone. It cannot name a workflow or a run of others: those come from the
-//! labels that it was created with.
+//! What must hold: a sandbox speaks for itself alone. Which one it is follows from the cable that it comes by; its token has to
+//! be the right one as well, and opens nothing anywhere else. It cannot name a workflow or a run of others: those come from
+//! the labels that it was created with.
 
 use atoll_front::{Refused, Visit};
 use atoll_gateway_core::Spender;
-use atoll_identity::{Action, Caller, Opens};
+use atoll_identity::{Action, Caller};
 use atoll_models::{Refusal, Who};
-use atoll_types::{Code, Fault};
+use atoll_types::{Code, Fault, SandboxId};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
 
@@ -17,37 +18,34 @@ use crate::App;
 const WORKFLOW: &str = "workflow";
 const RUN: &str = "run";
 
-/// Who asks, and pays for what the request holds.
-pub(crate) async fn payer(app: &App, parts: &Parts) -> Result<(Who, Visit), Refusal> {
-    let (caller, who) = known(app, &parts.headers).await?;
-    let visit = visit(parts)?;
+/// Who asks, and pays for what the request holds and what is answered.
+pub(crate) async fn payer(app: &App, headers: &HeaderMap, visit: &Visit) -> Result<Who, Refusal> {
+    let (caller, who) = known(app, headers, visit).await?;
     visit.admit_caller(&caller)?;
-    Ok((who, visit))
+    Ok(who)
 }
 
-fn visit(parts: &Parts) -> Result<Visit, Refusal> {
+/// What is known of a request before anybody has looked at it.
+pub(crate) fn visit(parts: &Parts) -> Result<Visit, Refusal> {
     let visit = parts.extensions.get::<Visit>().cloned();
     Ok(visit.ok_or_else(|| Refused::Unpaid.fault())?)
 }
 
-pub(crate) async fn who(app: &App, headers: &HeaderMap) -> Result<Who, Refusal> {
-    let (_, who) = known(app, headers).await?;
-    Ok(who)
+fn unknown(message: &str) -> Refusal {
+    Fault::new(Code::InvalidKey, message)
+        .hint("send `Authorization: Bearer atm_…` or `x-api-key`; `atoll model key create` makes a key")
+        .into()
 }
 
-async fn known(app: &App, headers: &HeaderMap) -> Result<(Caller, Who), Refusal> {
-    let unknown = |message: &str| {
-        Fault::new(Code::InvalidKey, message)
-            .hint("send `Authorization: Bearer atm_…` or `x-api-key`; `atoll model key create` makes a key")
-    };
+async fn known(app: &App, headers: &HeaderMap, visit: &Visit) -> Result<(Caller, Who), Refusal> {
     let Some(secret) = secret(headers) else {
-        return Err(unknown("this request carries no key").into());
+        return Err(unknown("this request carries no key"));
     };
     if secret.starts_with("ats_") {
-        return sandbox(app, secret).ok_or_else(|| unknown("this token is of no sandbox that lives").into());
+        return sandbox(app, visit, secret);
     }
     if app.for_sandboxes {
-        return Err(unknown("from inside a sandbox only its own token is accepted").into());
+        return Err(unknown("from inside a sandbox only its own token is accepted"));
     }
     let of_models = app.identity.authenticate_for_models(secret).await?;
     let (caller, key) = match of_models {
@@ -59,7 +57,7 @@ async fn known(app: &App, headers: &HeaderMap) -> Result<(Caller, Who), Refusal>
         None => (app.identity.authenticate(secret).await?, None),
     };
     let Some(caller) = caller else {
-        return Err(unknown("this key is unknown, was revoked or has expired").into());
+        return Err(unknown("this key is unknown, was revoked or has expired"));
     };
     caller.may(Action::CallModels, None)?;
     let who = Who {
@@ -76,24 +74,42 @@ async fn known(app: &App, headers: &HeaderMap) -> Result<(Caller, Who), Refusal>
     Ok((caller, who))
 }
 
-/// The sandbox whose token this is, if it lives.
-fn sandbox(app: &App, token: &str) -> Option<(Caller, Who)> {
-    let sandbox = app.identity.sandbox_of_model_token(token)?;
-    let proof = app.identity.prove(&Opens::Models { sandbox: &sandbox }, token)?;
-    let found = app.sandboxes.labelled(&sandbox)?;
-    let label = |name: &str| found.labels.get(name).cloned();
-    let who = Who {
-        spender: Spender {
-            project: found.project.clone(),
+/// The sandbox by whose cable the request came, if the token is its own. Programs that ran on in a copy hold the token of the
+/// sandbox that they began in: it is good for the copy, which spends in its own name.
+fn sandbox(app: &App, visit: &Visit, token: &str) -> Result<(Caller, Who), Refusal> {
+    let nobodys = || unknown("this token is of no sandbox that lives");
+    let of = app.identity.sandbox_of_model_token(token).ok_or_else(nobodys)?;
+    let speaks = |id: &SandboxId| {
+        let found = app.sandboxes.labelled(id)?;
+        let label = |name: &str| found.labels.get(name).cloned();
+        let who = Who {
+            spender: Spender {
+                project: found.project.clone(),
+                key: None,
+                workflow: label(WORKFLOW),
+                run: label(RUN),
+                sandbox: Some(id.clone()),
+            },
             key: None,
-            workflow: label(WORKFLOW),
-            run: label(RUN),
-            sandbox: Some(sandbox),
-        },
-        key: None,
-        tags: Vec::new(),
+            tags: Vec::new(),
+        };
+        Some((found.family, who))
     };
-    Some((proof.acting_for(found.project), who))
+    let Some(cable) = visit.cable() else {
+        let (_, who) = speaks(&of).ok_or_else(nobodys)?;
+        app.models
+            .note_stray_token(&who, "its token was used from outside of it");
+        return Err(unknown("a sandbox's token is good inside that sandbox alone"));
+    };
+    let (family, who) = speaks(cable).ok_or_else(nobodys)?;
+    let is_own = of == *cable || of == family || speaks(&of).is_some_and(|(others, _)| others == family);
+    if !is_own {
+        let reason = format!("the token of {of} was used from this sandbox");
+        app.models.note_stray_token(&who, &reason);
+        return Err(unknown("this token is of another sandbox"));
+    }
+    let project = who.spender.project.clone();
+    Ok((app.identity.visitor(project, cable.clone()), who))
 }
 
 /// The secret where either wire puts it; a key of one's own wins over what else is there.

@@ -54,7 +54,8 @@ pub(crate) async fn count_tokens(
 ) -> Result<Response, Failure> {
     let wire = Wire::Anthropic;
     let (parts, body) = request.into_parts();
-    let (who, visit) = auth::payer(&app, &parts)
+    let visit = auth::visit(&parts).map_err(|refusal| wire.refuse(refusal))?;
+    let who = auth::payer(&app, &parts.headers, &visit)
         .await
         .map_err(|refusal| wire.refuse(refusal))?;
     let body = read(&visit, &parts.headers, body)
@@ -78,7 +79,8 @@ pub(crate) async fn serve(
 ) -> Result<Response, Failure> {
     let (parts, body) = request.into_parts();
     let headers = &parts.headers;
-    let (who, visit) = auth::payer(app, &parts)
+    let visit = auth::visit(&parts).map_err(|refusal| wire.refuse(refusal))?;
+    let who = auth::payer(app, headers, &visit)
         .await
         .map_err(|refusal| wire.refuse(refusal))?;
     let body = read(&visit, headers, body)

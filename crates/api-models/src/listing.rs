@@ -1,8 +1,9 @@
 //! `/v1/models`: one path, two wires. Anthropic's clients say who they are in a header.
 
+use atoll_front::Visit;
 use atoll_models::ModelView;
 use atoll_types::{Code, Fault};
-use axum::extract::{Path, State};
+use axum::extract::{Extension, Path, State};
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
@@ -18,9 +19,13 @@ fn wire(headers: &HeaderMap) -> Wire {
     }
 }
 
-pub(crate) async fn list(State(app): State<App>, headers: HeaderMap) -> Result<Response, Failure> {
+pub(crate) async fn list(
+    State(app): State<App>,
+    Extension(visit): Extension<Visit>,
+    headers: HeaderMap,
+) -> Result<Response, Failure> {
     let wire = wire(&headers);
-    let models: Vec<Value> = allowed(&app, &headers, wire)
+    let models: Vec<Value> = allowed(&app, &headers, &visit, wire)
         .await?
         .iter()
         .map(|view| write(view, wire))
@@ -39,11 +44,12 @@ pub(crate) async fn list(State(app): State<App>, headers: HeaderMap) -> Result<R
 
 pub(crate) async fn one(
     State(app): State<App>,
+    Extension(visit): Extension<Visit>,
     headers: HeaderMap,
     Path(id): Path<String>,
 ) -> Result<Response, Failure> {
     let wire = wire(&headers);
-    let models = allowed(&app, &headers, wire).await?;
+    let models = allowed(&app, &headers, &visit, wire).await?;
     match models.iter().find(|view| view.name == id) {
         Some(view) => Ok(axum::Json(write(view, wire)).into_response()),
         None => {
@@ -56,8 +62,13 @@ pub(crate) async fn one(
     }
 }
 
-async fn allowed(app: &App, headers: &HeaderMap, wire: Wire) -> Result<Vec<ModelView>, Failure> {
-    let who = auth::who(app, headers)
+async fn allowed(
+    app: &App,
+    headers: &HeaderMap,
+    visit: &Visit,
+    wire: Wire,
+) -> Result<Vec<ModelView>, Failure> {
+    let who = auth::payer(app, headers, visit)
         .await
         .map_err(|refusal| wire.refuse(refusal))?;
     let taken = app.models.take_rate(&who, 0);

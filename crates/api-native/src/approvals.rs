@@ -1,6 +1,7 @@
 //! `/v1/approvals`: what workflows ask people, and what people answer.
 
 use atoll_identity::Caller;
+use atoll_store::Fact;
 use atoll_types::Timestamp;
 use atoll_workflows::{Approval, Verdict};
 use axum::extract::State;
@@ -209,5 +210,19 @@ async fn decide(
     let decided = engine
         .decide_approval(caller.project().as_str(), id, verdict)
         .await;
-    Ok(axum::Json(ApprovalItem::of(decided.map_err(refused)?)))
+    let decided = decided.map_err(refused)?;
+    if let Some(decision) = &decided.decision {
+        let answered = Fact::ApprovalAnswered {
+            approval: decided.id.clone(),
+            namespace: decided.namespace.clone(),
+            workflow: decided.workflow_id.clone(),
+            run: decided.run_id.clone(),
+            digest: decided.digest.clone(),
+            granted: decision.granted,
+            by: decision.by.clone(),
+            key: caller.key().cloned(),
+        };
+        app.sandboxes.note(caller.project(), answered);
+    }
+    Ok(axum::Json(ApprovalItem::of(decided)))
 }

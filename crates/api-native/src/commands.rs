@@ -17,7 +17,7 @@ use utoipa_axum::routes;
 
 use crate::error::{Answer, Failure};
 use crate::exec::{ExitView, Follow};
-use crate::extract::{Args, As, At, Json, wants_events};
+use crate::extract::{Args, As, At, Json, Paying, wants_events};
 use crate::{App, wire};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
@@ -174,9 +174,14 @@ pub(crate) struct SignalRequest {
 pub(crate) async fn list_commands(
     State(app): State<App>,
     As(caller): As,
+    Paying(visit): Paying,
     At(id): At<SandboxId>,
 ) -> Answer<axum::Json<CommandList>> {
-    let commands = app.sandboxes.commands(&caller, &id).await?;
+    let mut permit = visit.permit()?;
+    let commands = app
+        .sandboxes
+        .commands(&caller, &id, &mut |bytes| permit.grow(bytes))
+        .await?;
     Ok(axum::Json(CommandList {
         items: commands.iter().map(CommandView::of).collect(),
     }))
@@ -220,8 +225,7 @@ pub(crate) async fn command_logs(
 
 /// How much a command has written: where its log ends for those who do not follow.
 async fn written(app: &App, caller: &Caller, id: &SandboxId, command: &CommandId) -> Answer<u64> {
-    let commands = app.sandboxes.commands(caller, id).await?;
-    match commands.iter().find(|known| known.id == *command) {
+    match app.sandboxes.command(caller, id, command).await? {
         Some(known) => Ok(known.output_bytes),
         None => Err(Fault::new(
             Code::CommandNotFound,

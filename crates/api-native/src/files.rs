@@ -1,12 +1,15 @@
 //! `/v1/sandboxes/{id}/files`: look, list, change, watch. Content and archives are in [`crate::transfer`].
 
-use atoll_guest_protocol::{EntryKind, FileStat, WatchEvent, WatchKind};
+use atoll_front::Permit;
+use atoll_guest_protocol::{EntryKind, FileEntry, FileStat, WatchEvent, WatchKind};
 use atoll_sandboxes::{FileChange, FilePath, Watch};
 use atoll_types::{SandboxId, Timestamp};
+use axum::body::Body;
 use axum::extract::State;
-use axum::http::StatusCode;
-use axum::response::Response;
+use axum::http::{StatusCode, header};
 use axum::response::sse::Event;
+use axum::response::{IntoResponse as _, Response};
+use bytes::Bytes;
 use futures_util::{Stream, StreamExt as _, stream};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -15,11 +18,13 @@ use utoipa_axum::routes;
 
 use crate::error::{Answer, ErrorDetail};
 use crate::exec::{event, sse};
-use crate::extract::{Args, As, At, Json};
+use crate::extract::{Args, As, At, Json, Paying};
 use crate::{App, wire};
 
 /// How deep a listing may go.
 const MAX_DEPTH: u64 = 64;
+/// So much of a listing is written at once.
+const PIECE: usize = 64 * 1024;
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -228,7 +233,8 @@ impl FileView {
     }
 }
 
-#[derive(Debug, Serialize, ToSchema)]
+#[expect(dead_code, reason = "read by the OpenAPI generator only")]
+#[derive(Debug, ToSchema)]
 pub(crate) struct FileList {
     items: Vec<FileView>,
 }
@@ -294,20 +300,47 @@ impl ChangeView {
 pub(crate) async fn list_files(
     State(app): State<App>,
     As(caller): As,
+    Paying(visit): Paying,
     At(id): At<SandboxId>,
     Args(query): Args<ListQuery>,
-) -> Answer<axum::Json<FileList>> {
+) -> Answer<Response> {
     let depth = wire::within("depth", query.depth.unwrap_or(1), 1..=MAX_DEPTH)?;
     let depth = u32::try_from(depth).unwrap_or(1);
     let at = path(query.path, query.path_base64, query.user)?;
-    let entries = app.sandboxes.list_files(&caller, &id, at, depth).await?;
-    let items = entries.iter().map(|entry| FileView {
-        depth: Some(entry.depth),
-        ..FileView::of(&entry.stat)
-    });
-    Ok(axum::Json(FileList {
-        items: items.collect(),
-    }))
+    let mut permit = visit.permit()?;
+    let entries = app
+        .sandboxes
+        .list_files(&caller, &id, at, depth, &mut |bytes| permit.grow(bytes))
+        .await?;
+    let headers = [(header::CONTENT_TYPE, "application/json")];
+    Ok((headers, Body::from_stream(written(entries, permit))).into_response())
+}
+
+/// A [`FileList`] in pieces, so that there is never more of it than what it is made of, which is paid for, and one piece.
+fn written(
+    entries: Vec<FileEntry>,
+    permit: Permit,
+) -> impl Stream<Item = Result<Bytes, std::convert::Infallible>> + Send {
+    let begin = (entries.into_iter(), permit, br#"{"items":["#.to_vec());
+    stream::unfold(Some(begin), |state| async move {
+        let (mut entries, permit, mut piece) = state?;
+        while piece.len() < PIECE {
+            let Some(entry) = entries.next() else {
+                piece.extend_from_slice(b"]}");
+                return Some((Ok(Bytes::from(piece)), None));
+            };
+            let view = FileView {
+                depth: Some(entry.depth),
+                ..FileView::of(&entry.stat)
+            };
+            // Text and numbers can always be written.
+            piece.extend(serde_json::to_vec(&view).unwrap_or_default());
+            if entries.len() > 0 {
+                piece.push(b',');
+            }
+        }
+        Some((Ok(Bytes::from(piece)), Some((entries, permit, Vec::new()))))
+    })
 }
 
 /// Looks at a file without following a final symlink.

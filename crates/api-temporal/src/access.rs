@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use atoll_front::body::Awaited;
-use atoll_front::{Front, Line, Refused, Visit, status};
+use atoll_front::{Front, Refused, Visit, status};
 use atoll_identity::{Action, Identity};
 use atoll_types::Fault;
 use atoll_workflow_core::Refusal;
@@ -29,6 +29,8 @@ use tonic::{Status, async_trait};
 use tower_layer::Layer;
 use tower_service::Service;
 use tracing::Instrument as _;
+
+use crate::connection::Place;
 
 /// Knows who holds a key.
 #[async_trait]
@@ -57,10 +59,22 @@ pub enum Access {
 #[derive(Debug, Clone)]
 pub(crate) enum Caller {
     Anyone,
-    Project(Arc<str>),
+    Project {
+        id: Arc<str>,
+        /// What they may do, for what they start.
+        rights: Arc<str>,
+    },
 }
 
 impl Caller {
+    /// Of a project, who may do so much.
+    fn of_project(id: &str, rights: &str) -> Self {
+        Self::Project {
+            id: id.into(),
+            rights: rights.into(),
+        }
+    }
+
     /// Put there by the gate; without it nothing is answered.
     pub(crate) fn of<T>(request: &tonic::Request<T>) -> Result<Self, Status> {
         let known = request.extensions().get::<Self>().cloned();
@@ -70,7 +84,7 @@ impl Caller {
     pub(crate) fn may_see(&self, namespace: &Namespace) -> bool {
         match self {
             Self::Anyone => true,
-            Self::Project(project) => *namespace.project == **project,
+            Self::Project { id, .. } => *namespace.project == **id,
         }
     }
 
@@ -89,7 +103,14 @@ impl Caller {
     pub(crate) fn project(&self) -> String {
         match self {
             Self::Anyone => String::new(),
-            Self::Project(project) => project.to_string(),
+            Self::Project { id, .. } => id.to_string(),
+        }
+    }
+
+    fn rights(&self) -> String {
+        match self {
+            Self::Anyone => String::new(),
+            Self::Project { rights, .. } => rights.to_string(),
         }
     }
 }
@@ -145,6 +166,17 @@ fn settle(visit: &Visit, response: Response<Body>) -> Response<Body> {
     Response::from_parts(parts, Body::new(StreamBody::new(joined)))
 }
 
+/// The answer, given up with its connection if there is no room for it for too long.
+fn watched(place: Option<&Place>, response: Response<Body>) -> Response<Body> {
+    match place {
+        // A status alone is in the head, for which there is always room.
+        Some(place) if !response.body().is_end_stream() => {
+            response.map(|body| Body::new(place.unread.watch(body)))
+        }
+        _ => response,
+    }
+}
+
 #[derive(Debug, Clone)]
 pub(crate) struct Gate {
     pub(crate) access: Access,
@@ -197,12 +229,13 @@ where
             project = tracing::field::Empty
         );
         let answered = async move {
-            let visit = front.visit(request.extensions().get::<Line>().cloned());
+            let place = request.extensions().get::<Place>().cloned();
+            let visit = front.visit(place.as_ref().map(|place| place.line.clone()));
             let caller = match &access {
                 Access::Open => Ok(Caller::Anyone),
                 // Asks nothing and tells nothing of anybody, so it does not matter who calls it.
                 Access::WithKey(_) if request.uri().path().starts_with("/grpc.health.v1.Health/") => {
-                    Ok(Caller::Project(Arc::from("")))
+                    Ok(Caller::of_project("", ""))
                 }
                 Access::WithKey(keys) => {
                     let action = action(request.uri().path());
@@ -217,10 +250,15 @@ where
                         Ok(request) => request,
                         Err(status) => return Ok(status.into_http()),
                     };
+                    let rights = caller.rights();
                     request.extensions_mut().insert(caller);
-                    let answered = VISIT.scope(visit.clone(), inner.call(request)).await;
+                    let answering = VISIT.scope(visit.clone(), inner.call(request));
+                    let answered = atoll_workflows::acting_with(rights, answering).await;
                     visit.answered();
-                    answered.map(|response| settle(&visit, crate::oversize::retell(response)))
+                    answered.map(|response| {
+                        let response = settle(&visit, crate::oversize::retell(response));
+                        watched(place.as_ref(), response)
+                    })
                 }
                 Err(status) => Ok(status.into_http()),
             }
@@ -237,9 +275,9 @@ fn received(
     request: Request<Body>,
 ) -> Result<Request<Body>, Status> {
     match caller {
-        Caller::Project(project) if !project.is_empty() => {}
+        Caller::Project { id, .. } if !id.is_empty() => {}
         // Their messages are small, and whole ones.
-        Caller::Project(_) | Caller::Anyone => {
+        Caller::Project { .. } | Caller::Anyone => {
             let silence = front.patience.body;
             let awaited = |body| Awaited::new(body, silence).map_err(refused);
             return Ok(request.map(|body| Body::new(awaited(body))));
@@ -306,7 +344,7 @@ async fn admit(
         Ok(Some(caller)) => {
             visit.admit_caller(&caller).map_err(|fault| told(&fault))?;
             caller.may(action, None).map_err(|fault| told(&fault))?;
-            Ok(Caller::Project(caller.project().as_str().into()))
+            Ok(Caller::of_project(caller.project().as_str(), &caller.rights()))
         }
         Ok(None) => Err(Status::unauthenticated(
             "this API key is unknown, was revoked or has expired; `atoll key create` makes one",
@@ -524,16 +562,14 @@ mod tests {
             ..Namespace::default()
         };
         engine.register_namespace(theirs).await.unwrap();
-        let us = Caller::Project(Arc::from("prj"));
+        let us = Caller::of_project("prj", "");
         us.check(&engine, "default").unwrap();
         let refused = us.check(&engine, "theirs").unwrap_err();
         assert!(matches!(refused, Refusal::NamespaceNotFound(name) if name == "theirs"));
-        Caller::Project(Arc::from("other"))
-            .check(&engine, "theirs")
-            .unwrap();
+        Caller::of_project("other", "").check(&engine, "theirs").unwrap();
         assert!(us.check(&engine, "nobody's yet").is_err());
         // Nobody's key gives nobody's project.
-        assert!(Caller::Project(Arc::from("")).check(&engine, "default").is_err());
+        assert!(Caller::of_project("", "").check(&engine, "default").is_err());
         engine.close();
         store.close().await;
     }

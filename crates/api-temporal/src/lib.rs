@@ -88,7 +88,8 @@ pub async fn serve<C>(
 where
     C: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let incoming = connections.map(|connection| Ok::<_, std::io::Error>(Connection(connection)));
+    let patience = front.patience;
+    let incoming = connections.map(move |stream| Ok::<_, std::io::Error>(Connection::new(stream, patience)));
     // Clients compress by default, and do not connect to a server that cannot read it. Answers are not compressed: that is
     // work for the threads that serve everybody, of a size that a tenant chooses.
     let workflow = WorkflowServiceServer::new(workflow::Service::new(engine.clone()))

@@ -27,6 +27,8 @@ pub(crate) struct Needles(Vec<Needle>);
 
 struct Needle {
     text: Zeroizing<Vec<u8>>,
+    /// In small letters.
+    folded: Zeroizing<Vec<u8>>,
     /// Of each beginning of `text`: how long its longest proper beginning is that also ends it (Knuth, Morris, Pratt).
     borders: Vec<usize>,
 }
@@ -75,16 +77,16 @@ impl Needle {
             border += usize::from(text[at] == text[border]);
             borders[at] = border;
         }
-        Self { text, borders }
+        let folded = Zeroizing::new(text.to_ascii_lowercase());
+        Self {
+            text,
+            folded,
+            borders,
+        }
     }
 
     fn find(&self, data: &[u8], found: &mut Vec<Range<usize>>) {
-        let mut from = 0;
-        while let Some(at) = data.get(from..).and_then(|rest| memmem::find(rest, &self.text)) {
-            // Another one that begins within this one is broken with it.
-            found.push(from + at..from + at + self.text.len());
-            from += at + self.text.len();
-        }
+        find(&self.text, data, found);
     }
 
     /// Whether it stands in the name of a field, however its letters are written.
@@ -105,6 +107,15 @@ impl Needle {
             matched += usize::from(self.text[matched] == *byte);
         }
         matched
+    }
+}
+
+fn find(needle: &[u8], data: &[u8], found: &mut Vec<Range<usize>>) {
+    let mut from = 0;
+    while let Some(at) = data.get(from..).and_then(|rest| memmem::find(rest, needle)) {
+        // Another one that begins within this one is broken with it.
+        found.push(from + at..from + at + needle.len());
+        from += at + needle.len();
     }
 }
 
@@ -145,7 +156,7 @@ impl Redactor {
     }
 
     /// Fields whose name holds a value are left out whole: a name has no letters to spare. On the way it may have lost its
-    /// capitals.
+    /// capitals, and what became of a name (a cookie's, a host's) stands in values, too: so letters count as equal in either case.
     pub fn headers(&self, headers: &mut HeaderMap) {
         let telling: Vec<HeaderName> = headers
             .keys()
@@ -156,7 +167,11 @@ impl Redactor {
             headers.remove(name);
         }
         for value in headers.values_mut() {
-            let found = self.found(value.as_bytes());
+            let folded = Zeroizing::new(value.as_bytes().to_ascii_lowercase());
+            let mut found = Vec::new();
+            for needle in self.needles() {
+                find(&needle.folded, &folded, &mut found);
+            }
             if found.is_empty() {
                 continue;
             }
@@ -311,7 +326,13 @@ mod tests {
             HeaderValue::from_static("/x?key=0123456789abcdef&y=abc"),
         );
         headers.insert("x-other", HeaderValue::from_static("abc"));
+        // As what was made a name on its way.
+        headers.insert(
+            "set-cookie",
+            HeaderValue::from_static("S=0123456789ABCDEF; Path=/Abc"),
+        );
         redactor.headers(&mut headers);
+        assert_eq!(headers["set-cookie"], "S=****************; Path=/Abc");
         assert_eq!(headers["location"], "/x?key=****************&y=abc");
         assert_eq!(headers["x-other"], "abc");
     }

@@ -1,9 +1,11 @@
 //! Finds personal data in what is asked, before it leaves for a provider.
 //!
-//! It looks at every text of a request's JSON, on whichever wire, with its escapes undone; names of fields and numbers are not
-//! looked at. A pattern alone finds too much, so where a number carries check digits they have to be right.
+//! It looks at every text of a request's JSON, on whichever wire, with its escapes undone, and at the names of fields, which in
+//! arguments of tools are as much the caller's as what they hold; numbers are not looked at. A pattern alone finds too much, so
+//! where a number carries check digits they have to be right.
 //!
-//! What must hold: without a find not a byte changes. With one, nothing but the texts that it was in. What is found is named
+//! What must hold: without a find not a byte changes. With one, nothing but the texts and names that it was in; names that are
+//! redacted stay different from each other. What is found is named
 //! by its rule and never repeated. It is no proof: who wants to get something past it writes it in words.
 
 use bytes::Bytes;
@@ -119,15 +121,16 @@ impl Screen {
     /// The body as it may be sent.
     pub fn apply(&self, body: &Bytes) -> Result<Bytes, Stopped> {
         let mut changed: Vec<u8> = Vec::new();
-        let (mut kept, mut at) = (0, 0);
+        let (mut kept, mut at, mut names) = (0, 0, 0);
         while let Some(start) = memchr::memchr(b'"', &body[at..]).map(|found| at + found) {
             let end = end_of_text(body, start).ok_or(Stopped::Unreadable)?;
             at = end;
-            // A name of a field.
-            if body[end..].trim_ascii_start().first() == Some(&b':') {
-                continue;
-            }
-            if let Some(text) = self.screen(&body[start..end])? {
+            if let Some(mut text) = self.screen(&body[start..end])? {
+                let is_name = body[end..].trim_ascii_start().first() == Some(&b':');
+                if is_name {
+                    names += 1;
+                    text.insert_str(text.len() - 1, &format!(" {names}"));
+                }
                 changed.extend_from_slice(&body[kept..start]);
                 changed.extend_from_slice(text.as_bytes());
                 kept = end;
@@ -278,9 +281,20 @@ mod tests {
             redacted(r#"{ "x" : 1.50, "t":"a\u0040b.org \"q\"" ,"u":"\u00e9"}"#),
             r#"{ "x" : 1.50, "t":"[email] \"q\"" ,"u":"\u00e9"}"#
         );
-        // Names of fields and numbers are not texts.
-        let body = r#"{"a@b.org":4111111111111111}"#;
+        // Numbers are not texts.
+        let body = r#"{"t":4111111111111111}"#;
         assert_eq!(redacted(body), body);
+    }
+
+    #[test]
+    fn names_of_fields_are_looked_at_and_stay_apart() {
+        assert_eq!(
+            redacted(r#"{"input":{"ann@b.org" : 1,"b\u0040b.org":{"name":"c@b.org"}}}"#),
+            r#"{"input":{"[email] 1" : 1,"[email] 2":{"name":"[email]"}}}"#
+        );
+        let body = Bytes::from_static(br#"{"input":{"ann@b.org":1}}"#);
+        let stopped = screen(Action::Refuse).apply(&body).unwrap_err();
+        assert_eq!(stopped, Stopped::Found("email".into()));
     }
 
     #[test]

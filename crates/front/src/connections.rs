@@ -320,6 +320,14 @@ impl Line {
         &self.0.cut
     }
 
+    /// The sandbox by whose cable it came. Nothing that anybody says makes it another.
+    pub fn cable(&self) -> Option<&SandboxId> {
+        match &self.0.peer {
+            Peer::Sandbox(sandbox) => Some(sandbox),
+            Peer::Address(_) => None,
+        }
+    }
+
     /// Counts the connection for whoever is known by now; the first who is.
     pub fn known(&self, project: &ProjectId, sandbox: Option<&SandboxId>) -> Result<(), Fault> {
         let mut payer = self.0.payer.lock().unwrap_or_else(PoisonError::into_inner);

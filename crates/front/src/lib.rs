@@ -31,6 +31,7 @@ pub mod proxy;
 pub mod serve;
 mod slots;
 pub mod status;
+mod unread;
 mod visit;
 pub mod websocket;
 
@@ -43,6 +44,7 @@ pub use connections::{Connections, Line, Peer};
 pub use guarded::Guarded;
 pub use memory::{Account, Memory, Permit};
 pub use slots::{Slot, Slots};
+pub use unread::{Unread, Watched};
 pub use visit::Visit;
 
 /// What a server allows. The defaults are for a machine whose memory is not known.

@@ -7,12 +7,11 @@
 //! its other end is bounded: for the handshake, for heads, for bodies, for the next request, for an answer to a ping, for room
 //! for an answer. HTTP/2 has room of its own for each answer, which a client gives as it likes while it reads all else.
 
-use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, ready};
+use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 use std::{fmt, io};
 
@@ -29,7 +28,6 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
@@ -38,6 +36,7 @@ use tracing::Instrument as _;
 
 use crate::apis::{Api, Apis};
 use crate::body::Awaited;
+use crate::unread::{Unread, Watched};
 use crate::{Front, Guarded, Limits, Line, Peer, Visit, connections};
 
 /// The largest head of a request.
@@ -50,8 +49,6 @@ const PONG: Duration = Duration::from_secs(20);
 const STREAMS: u32 = 200;
 /// Requests that were taken back before they began, and those that we had to refuse: more of them at once end the connection.
 const RESETS: usize = 64;
-/// Answers go out in such pieces over HTTP/2: what h2 has taken is out of sight, and nobody knows whether it is read.
-const PIECE: usize = 64 * 1024;
 /// How long open requests may go on once the server stops.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -220,81 +217,24 @@ impl Connected {
         let doing = tracing::debug_span!("request", method = %request.method(), path = request.uri().path());
         let response = self.apis.answer(request).instrument(doing).await;
         Ok(response.map(|body| Answer {
-            body,
-            rest: None,
-            reading: self.unread.as_ref().map(Unread::begin),
+            body: match &self.unread {
+                Some(unread) => Answered::Watched(unread.watch(body)),
+                None => Answered::Plain(body),
+            },
             _visit: visit,
         }))
     }
 }
 
-/// The answers of a connection of HTTP/2 for which there is no room, by number, and since when.
-#[derive(Clone, Default)]
-struct Unread(Arc<Mutex<Waiting>>);
-
-#[derive(Default)]
-struct Waiting {
-    last: u64,
-    since: BTreeMap<u64, Instant>,
-}
-
-impl Unread {
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn begin(&self) -> Reading {
-        let mut waiting = self.lock();
-        waiting.last += 1;
-        let number = waiting.last;
-        waiting.since.insert(number, Instant::now());
-        drop(waiting);
-        let of = self.clone();
-        Reading { of, number }
-    }
-
-    /// Done once there was no room for one of them for so long.
-    async fn for_long(&self, time: Duration) {
-        loop {
-            let oldest = self.lock().since.values().min().copied();
-            let until = oldest.unwrap_or_else(Instant::now) + time;
-            if until <= Instant::now() {
-                return;
-            }
-            tokio::time::sleep_until(until).await;
-        }
-    }
-}
-
-/// Whether somebody reads an answer: the next piece is asked for when there is room for it.
-struct Reading {
-    of: Unread,
-    number: u64,
-}
-
-impl Reading {
-    fn asked(&self) {
-        self.of.lock().since.remove(&self.number);
-    }
-
-    fn given(&self) {
-        self.of.lock().since.insert(self.number, Instant::now());
-    }
-}
-
-impl Drop for Reading {
-    fn drop(&mut self) {
-        self.asked();
-    }
-}
-
 /// The body of an answer; the request is over when it is.
 struct Answer {
-    body: Body,
-    /// Of a piece that was too large.
-    rest: Option<Bytes>,
-    reading: Option<Reading>,
+    body: Answered,
     _visit: Visit,
+}
+
+enum Answered {
+    Plain(Body),
+    Watched(Watched<Body>),
 }
 
 impl HttpBody for Answer {
@@ -305,44 +245,24 @@ impl HttpBody for Answer {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        let this = &mut *self;
-        let Some(reading) = &this.reading else {
-            return Pin::new(&mut this.body).poll_frame(context);
-        };
-        reading.asked();
-        let frame = match this.rest.take() {
-            Some(rest) => Frame::data(rest),
-            None => match ready!(Pin::new(&mut this.body).poll_frame(context)) {
-                Some(Ok(frame)) => frame,
-                other => return Poll::Ready(other),
-            },
-        };
-        reading.given();
-        let frame = match frame.into_data() {
-            Ok(mut data) if data.len() > PIECE => {
-                let piece = data.split_to(PIECE);
-                this.rest = Some(data);
-                Frame::data(piece)
-            }
-            Ok(data) => Frame::data(data),
-            Err(frame) => frame,
-        };
-        Poll::Ready(Some(Ok(frame)))
+        match &mut self.body {
+            Answered::Plain(body) => Pin::new(body).poll_frame(context),
+            Answered::Watched(body) => Pin::new(body).poll_frame(context),
+        }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.rest.is_none() && self.body.is_end_stream()
+        match &self.body {
+            Answered::Plain(body) => body.is_end_stream(),
+            Answered::Watched(body) => body.is_end_stream(),
+        }
     }
 
     fn size_hint(&self) -> SizeHint {
-        let mut hint = self.body.size_hint();
-        let rest = self.rest.as_ref().map_or(0, |rest| rest.len() as u64);
-        let upper = hint.upper().map(|upper| upper + rest);
-        hint.set_lower(hint.lower() + rest);
-        if let Some(upper) = upper {
-            hint.set_upper(upper);
+        match &self.body {
+            Answered::Plain(body) => body.size_hint(),
+            Answered::Watched(body) => body.size_hint(),
         }
-        hint
     }
 }
 
@@ -456,6 +376,7 @@ mod tests {
     use std::sync::Mutex;
 
     use axum::routing::get;
+    use tokio::time::Instant;
 
     use super::*;
 

@@ -78,6 +78,11 @@ impl Visit {
             .get_or_init(|| self.0.front.memory.account(project, Some(sandbox)));
     }
 
+    /// The sandbox by whose cable the request came.
+    pub fn cable(&self) -> Option<&SandboxId> {
+        self.0.line.as_ref().and_then(Line::cable)
+    }
+
     /// A key was revoked: what is open with it ends.
     pub fn revoke(&self, key: &str) {
         let own = self.used().iter().filter(|used| *used == key).count();

@@ -203,11 +203,14 @@ impl Books {
         !self.applying(spender).is_empty()
     }
 
-    /// What a spender may still spend: what is left of the tightest budget that applies; `None`: none does.
-    pub fn left(&mut self, spender: &Spender, now: Timestamp) -> Option<Usd> {
+    /// What is left of the tightest budget that applies, among those whose scope is one of `told`; `None`: none does.
+    pub fn left(&mut self, spender: &Spender, told: fn(BudgetScope) -> bool, now: Timestamp) -> Option<Usd> {
         let applying = self.applying(spender);
         let left = applying.into_iter().filter_map(|(id, subject)| {
             let entry = self.entries.get_mut(&id)?;
+            if !told(entry.budget.scope) {
+                return None;
+            }
             let limit = entry.budget.limit;
             let counter = entry.counter(&subject, now);
             Some(limit.minus(counter.spent + counter.reserved).max(Usd::ZERO))
@@ -528,7 +531,7 @@ mod tests {
         assert!(!first.is_capped());
         books.set(budget(1, BudgetScope::Project, BudgetWindow::Day, 10), [], NOW);
         assert_eq!(now(&mut books), (0, 6));
-        assert_eq!(books.left(&spender("a"), NOW), Some(Usd::from_pico(4)));
+        assert_eq!(books.left(&spender("a"), |_| true, NOW), Some(Usd::from_pico(4)));
         assert!(books.reserve(&spender("b"), Usd::from_pico(5), NOW).is_err());
         let second = books.reserve(&spender("b"), Usd::from_pico(4), NOW).unwrap();
         // Another scope, another window, gone and back again: the calls stay, each once.
@@ -537,7 +540,7 @@ mod tests {
         books.set(budget(1, BudgetScope::Project, BudgetWindow::Total, 10), [], NOW);
         assert_eq!(now(&mut books), (0, 10));
         books.remove(&id);
-        assert_eq!(books.left(&spender("a"), NOW), None);
+        assert_eq!(books.left(&spender("a"), |_| true, NOW), None);
         books.set(budget(1, BudgetScope::Project, BudgetWindow::Day, 10), [], NOW);
         assert_eq!(now(&mut books), (0, 10));
         let _ = books.settle(&first, Usd::from_pico(5), NOW);

@@ -62,8 +62,32 @@ impl Caller {
         Self::unscoped(project, Role::Member, Means::Token { sandbox })
     }
 
-    pub(crate) fn step(project: ProjectId) -> Self {
-        Self::unscoped(project, Role::Member, Means::Step)
+    /// With what [`Caller::rights`] said of whoever started the workflow, and never with more than a member's.
+    pub(crate) fn step(project: ProjectId, rights: &str) -> Result<Self, Fault> {
+        let mut words = rights.split_ascii_whitespace();
+        let role = match words.next() {
+            None => Role::Member,
+            Some(role) => role.parse()?,
+        };
+        let role = if role.covers(Role::Member) {
+            Role::Member
+        } else {
+            role
+        };
+        let scopes = words.map(str::parse).collect::<Result<Vec<Scope>, Fault>>()?;
+        Ok(Self {
+            scopes: scopes.into(),
+            ..Self::unscoped(project, role, Means::Step)
+        })
+    }
+
+    /// Role and scopes, as a text that is kept with what acts later in the caller's place.
+    pub fn rights(&self) -> String {
+        let scopes = self.scopes.iter().map(Scope::to_string);
+        let words: Vec<String> = std::iter::once(self.role.name().to_owned())
+            .chain(scopes)
+            .collect();
+        words.join(" ")
     }
 
     pub(crate) fn server(project: ProjectId) -> Self {
@@ -97,7 +121,7 @@ impl Caller {
     /// A step of a workflow that there is not.
     #[cfg(feature = "testing")]
     pub fn step_for_test(project: ProjectId) -> Self {
-        Self::step(project)
+        Self::unscoped(project, Role::Member, Means::Step)
     }
 
     pub fn project(&self) -> &ProjectId {
@@ -257,7 +281,7 @@ mod tests {
             Caller::token_holder(project(), Some(sandbox.clone())),
             Caller::token_holder(project(), None),
             Caller::model_key_holder(project(), key.clone()),
-            Caller::step(project()),
+            Caller::step(project(), "").unwrap(),
             Caller::server(project()),
         ] {
             let refused = caller.may(Action::AnswerApprovals, Some(&sandbox)).unwrap_err();
@@ -266,7 +290,7 @@ mod tests {
         for caller in [
             Caller::token_holder(project(), Some(sandbox)),
             Caller::model_key_holder(project(), key.clone()),
-            Caller::step(project()),
+            Caller::step(project(), "").unwrap(),
         ] {
             // Nor do they make a key that could.
             assert!(caller.may(Action::ManageKeys, None).is_err(), "{caller:?}");

@@ -13,6 +13,9 @@ use crate::rights::MOST_SCOPES;
 use crate::tokens::{KEY_PREFIX, MODEL_KEY_PREFIX};
 use crate::{Action, Caller, Identity, Role, Scope, entropy};
 
+/// How many keys of a project may work at a time; as many that do not work any more are remembered. More are a program that
+/// makes one for each of its requests.
+const MOST_KEYS: usize = 1_000;
 /// Longer ones are none of ours.
 const LONGEST: usize = 100;
 
@@ -221,7 +224,20 @@ impl Identity {
             created_at: now,
             expires_at,
         };
-        let key = self.store().insert_key(key).await?;
+        // The server's own are never refused: without the admin key nobody could revoke another.
+        let most = if key.made_by.is_some() {
+            MOST_KEYS
+        } else {
+            usize::MAX
+        };
+        let made = self.store().insert_key(key, most).await?;
+        let key = made.ok_or_else(|| {
+            Fault::new(
+                Code::TooManyKeys,
+                format!("the project has {MOST_KEYS} keys that work, and may have no more"),
+            )
+            .hint("revoke keys that nobody uses: `atoll key list` says when each was used last")
+        })?;
         Ok((key, secret.text))
     }
 

@@ -92,9 +92,10 @@ impl Identity {
         Caller::server(project)
     }
 
-    /// A step of a workflow, on behalf of the project that its namespace belongs to.
-    pub fn step(&self, project: ProjectId) -> Caller {
-        Caller::step(project)
+    /// A step of a workflow, on behalf of the project that its namespace belongs to; it may do no more than what
+    /// [`Caller::rights`] said of whoever started the workflow. Nothing said: it was started before that was kept.
+    pub fn step(&self, project: ProjectId, rights: &str) -> Result<Caller, Fault> {
+        Caller::step(project, rights)
     }
 
     fn store(&self) -> &dyn IdentityStore {

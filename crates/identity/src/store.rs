@@ -20,7 +20,9 @@ pub trait IdentityStore: fmt::Debug + Send + Sync + 'static {
     /// All of them, by name.
     async fn projects(&self) -> Result<Vec<Project>, StoreError>;
 
-    async fn insert_key(&self, key: NewKey) -> Result<Key, StoreError>;
+    /// `None`: the project has `most` keys that work already. Of those that were revoked or have expired, only as many of the
+    /// latest need to be remembered; the ledger tells of all.
+    async fn insert_key(&self, key: NewKey, most: usize) -> Result<Option<Key>, StoreError>;
 
     /// The key whose secret has that hash, unless it was revoked.
     async fn find_active_key(&self, hash: [u8; 32]) -> Result<Option<Key>, StoreError>;

@@ -52,7 +52,15 @@ impl IdentityStore for Rows {
         Ok(self.projects.lock().unwrap().clone())
     }
 
-    async fn insert_key(&self, key: NewKey) -> Result<Key, StoreError> {
+    async fn insert_key(&self, key: NewKey, most: usize) -> Result<Option<Key>, StoreError> {
+        let working = |(known, _): &&(Key, [u8; 32])| {
+            known.project == key.project
+                && known.revoked_at.is_none()
+                && known.expires_at.is_none_or(|at| at > key.created_at)
+        };
+        if self.keys().iter().filter(working).count() >= most {
+            return Ok(None);
+        }
         let made = Key {
             id: key.id,
             project: key.project,
@@ -67,7 +75,7 @@ impl IdentityStore for Rows {
             last_used_at: None,
         };
         self.keys().push((made.clone(), key.hash));
-        Ok(made)
+        Ok(Some(made))
     }
 
     async fn find_active_key(&self, hash: [u8; 32]) -> Result<Option<Key>, StoreError> {
@@ -208,6 +216,24 @@ async fn a_key_is_found_until_it_is_revoked_and_the_rows_are_asked_once() {
     let revoked = identity.revoke_key(&caller, &key.project, &key.id).await.unwrap();
     assert!(revoked.revoked_at.is_some());
     assert!(identity.authenticate(&secret).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_project_has_a_bounded_number_of_keys() {
+    let world = World::new(still).await;
+    let (_, _, maker) = world.holder(world.wanted()).await;
+    let make = async || world.identity.create_key(&maker, world.wanted()).await;
+    let (first, _) = make().await.unwrap();
+    for _ in 2..1000 {
+        make().await.unwrap();
+    }
+    let refused = make().await.unwrap_err();
+    assert_eq!(refused.code, Code::TooManyKeys);
+    let revoked = world.identity.revoke_key(&maker, &first.project, &first.id);
+    revoked.await.unwrap();
+    make().await.unwrap();
+    // The server itself makes one whenever it must.
+    world.holder(world.wanted()).await;
 }
 
 #[tokio::test]
@@ -440,4 +466,42 @@ async fn a_session_may_what_its_key_may_and_ends_with_it() {
         .await
         .unwrap();
     assert!(identity.find_session(&second.secret).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_step_may_no_more_than_whoever_started_its_workflow() {
+    let world = World::new(still).await;
+    let project = world.identity.default_project();
+    for role in Role::ALL {
+        for scopes in [
+            vec![],
+            vec![Scope::Workflows],
+            vec![Scope::Workflows, Scope::Sandboxes],
+            vec![Scope::Models],
+        ] {
+            let wanted = CreateKey {
+                role: Some(role),
+                scopes,
+                ..world.wanted()
+            };
+            let (_, _, starter) = world.holder(wanted).await;
+            let step = world.identity.step(project.clone(), &starter.rights()).unwrap();
+            for action in Action::ALL {
+                let may = step.may(action, None).is_ok();
+                assert!(!may || starter.may(action, None).is_ok(), "{role} {action}");
+            }
+        }
+    }
+    let may = |rights: &str, action| {
+        let step = world.identity.step(project.clone(), rights).unwrap();
+        step.may(action, None).is_ok()
+    };
+    // As before where nobody has said; and an operator's steps do not run the server.
+    assert!(may("", Action::CreateSandboxes) && may("operator", Action::CreateSandboxes));
+    assert!(!may("operator", Action::RunServer));
+    assert!(!may("member workflows", Action::CreateSandboxes));
+    assert!(may("member workflows sandboxes", Action::CreateSandboxes));
+    for broken in ["king", "member everything"] {
+        assert!(world.identity.step(project.clone(), broken).is_err(), "{broken}");
+    }
 }

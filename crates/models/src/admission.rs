@@ -31,6 +31,13 @@ pub struct Who {
     pub tags: Vec<String>,
 }
 
+impl Who {
+    /// Whether it is the project itself that asks, with a key of its own: it knows how all of its budgets stand.
+    pub(crate) fn manages(&self) -> bool {
+        self.key.is_none() && self.spender.sandbox.is_none()
+    }
+}
+
 /// A call as a front end hands it in.
 #[derive(Debug)]
 pub struct Request {

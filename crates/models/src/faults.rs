@@ -84,8 +84,7 @@ impl Refusal {
             BudgetScope::Sandbox => spender.sandbox.as_ref().map(SandboxId::as_str) == Some(&refused.subject),
             BudgetScope::Project | BudgetScope::Workflow | BudgetScope::Run => false,
         };
-        let manages = who.key.is_none() && spender.sandbox.is_none();
-        if !is_own && !manages {
+        if !is_own && !who.manages() {
             return refused.into();
         }
         Fault::new(Code::BudgetExhausted, standing(&refused))

@@ -13,6 +13,9 @@ use atoll_types::{Code, Fault, KeyId, ProjectId, Timestamp};
 use crate::faults::from_store;
 use crate::{Models, fresh};
 
+/// How many keys of a project may work at a time.
+const MOST_KEYS: usize = 1_000;
+
 /// A key that works, as calls see it.
 #[derive(Debug)]
 pub struct ModelKey {
@@ -124,6 +127,16 @@ impl Models {
                 .parse::<Pattern>()
                 .map_err(|why| Fault::new(Code::ModelNameInvalid, why))?;
         }
+        let known = self.list_model_keys(project).await?;
+        let now = self.now();
+        let works = |key: &&ModelKeyRow| key.revoked_at.is_none() && key.expires_at.is_none_or(|at| at > now);
+        if known.iter().filter(works).count() >= MOST_KEYS {
+            return Err(Fault::new(
+                Code::TooManyKeys,
+                format!("the project has {MOST_KEYS} keys for models that work, and may have no more"),
+            )
+            .hint("revoke keys that nobody uses: `atoll model key list` names them"));
+        }
         let secret = NewSecret::for_models();
         let row = ModelKeyRow {
             id: fresh(),
@@ -134,7 +147,7 @@ impl Models {
             models: request.models,
             requests_per_minute: request.requests_per_minute,
             tokens_per_minute: request.tokens_per_minute,
-            created_at: self.now(),
+            created_at: now,
             expires_at: request.expires_at,
             revoked_at: None,
         };

@@ -239,6 +239,11 @@ impl Models {
         Ok(())
     }
 
+    /// Writes down that the token of a sandbox was shown where it is not good: somebody has taken it elsewhere.
+    pub fn note_stray_token(&self, who: &Who, reason: &str) {
+        self.note_refusal(who, "", "token", reason);
+    }
+
     /// Writes down that a call was refused, unless so many are being refused that this would be the larger harm.
     fn note_refusal(&self, who: &Who, model: &str, code: &'static str, reason: &str) {
         const AT_ONCE: u64 = 256;

@@ -11,7 +11,7 @@ use bytes::Bytes;
 
 use crate::cell::{Cell, InUse};
 use crate::faults::{ANSWER_WITHIN, from_channel, server_full, unexpected, unreachable_guest};
-use crate::{Caller, Command, ExecEvent, ExecSpec, OutputStream, Sandboxes};
+use crate::{Caller, Command, ExecEvent, ExecSpec, OutputStream, Pay, Sandboxes};
 
 /// What a command's log keeps for those who attach later.
 const LOG_BYTES: u32 = 1024 * 1024;
@@ -59,8 +59,7 @@ impl Sandboxes {
         command: &CommandId,
         argv: &[Vec<u8>],
     ) -> Result<Option<Execution>, Fault> {
-        let all = self.commands(caller, id).await?;
-        let Some(found) = all.into_iter().find(|known| known.id == *command) else {
+        let Some(found) = self.command(caller, id, command).await? else {
             return Ok(None);
         };
         if found.argv != argv {
@@ -179,11 +178,13 @@ impl Sandboxes {
         };
         // A command that is unknown fails at once; anything else waits until there is something to say. Ask the list
         // rather than wait, so that attaching to a silent command answers immediately.
-        if !list(&events.cell, &guest)
-            .await?
-            .iter()
-            .any(|info| info.command == command.as_str())
-        {
+        let mut is_known = false;
+        each(&events.cell, &guest, |info| {
+            is_known |= info.command == command.as_str();
+            Ok(())
+        })
+        .await?;
+        if !is_known {
             return Err(Fault::new(
                 Code::CommandNotFound,
                 format!("there is no command {command} in {id}"),
@@ -200,13 +201,67 @@ impl Sandboxes {
         })
     }
 
-    pub async fn commands(&self, caller: &Caller, id: &SandboxId) -> Result<Vec<Command>, Fault> {
+    /// All commands that its agent knows. What is gathered is paid for with `pay` before it is kept.
+    pub async fn commands(
+        &self,
+        caller: &Caller,
+        id: &SandboxId,
+        pay: &mut Pay<'_>,
+    ) -> Result<Vec<Command>, Fault> {
+        let mut commands = Vec::new();
+        self.each_command(caller, id, |command, weight| {
+            // The list grows by doubling, so each may take the place of two.
+            pay((weight + size_of::<Command>()) as u64)?;
+            commands.push(command);
+            Ok(())
+        })
+        .await?;
+        Ok(commands)
+    }
+
+    /// The one with this id, if its agent knows it.
+    pub async fn command(
+        &self,
+        caller: &Caller,
+        id: &SandboxId,
+        command: &CommandId,
+    ) -> Result<Option<Command>, Fault> {
+        self.find_command(caller, id, |known| known.id == *command).await
+    }
+
+    /// The first command that is the one looked for; no others are kept meanwhile.
+    pub async fn find_command(
+        &self,
+        caller: &Caller,
+        id: &SandboxId,
+        mut is_it: impl FnMut(&Command) -> bool + Send,
+    ) -> Result<Option<Command>, Fault> {
+        let mut found = None;
+        self.each_command(caller, id, |command, _| {
+            if found.is_none() && is_it(&command) {
+                found = Some(command);
+            }
+            Ok(())
+        })
+        .await?;
+        Ok(found)
+    }
+
+    /// Hands on every command with its weight.
+    async fn each_command(
+        &self,
+        caller: &Caller,
+        id: &SandboxId,
+        mut take: impl FnMut(Command, usize) -> Result<(), Fault> + Send,
+    ) -> Result<(), Fault> {
         let (cell, guest, _in_use) = self.enter(caller, id).await?;
-        let all = list(&cell, &guest).await?;
-        let commands = all.into_iter().filter_map(|info| {
+        each(&cell, &guest, |info| {
+            let weight = weigh(&info);
             // The guest may name its commands as it likes; what is not an id of ours is not listed.
-            let id = info.command.parse().ok()?;
-            Some(Command {
+            let Ok(id) = info.command.parse() else {
+                return Ok(());
+            };
+            let command = Command {
                 id,
                 argv: info.argv,
                 pid: info.pid,
@@ -215,9 +270,10 @@ impl Sandboxes {
                 started_at: timestamp(info.started_millis),
                 ended_at: info.ended_millis.map(timestamp),
                 output_bytes: info.output_bytes,
-            })
-        });
-        Ok(commands.collect())
+            };
+            take(command, weight)
+        })
+        .await
     }
 
     /// Signals a command's whole process group.
@@ -295,13 +351,16 @@ pub(crate) fn check_argv(argv: &[Vec<u8>]) -> Result<(), Fault> {
     }
 }
 
-/// All that the guest says of its commands, in as many messages as it takes.
-async fn list(cell: &Cell, guest: &Guest) -> Result<Vec<CommandInfo>, Fault> {
+/// Hands on all that the guest says of its commands, in as many messages as it takes.
+async fn each(
+    cell: &Cell,
+    guest: &Guest,
+    mut take: impl FnMut(CommandInfo) -> Result<(), Fault> + Send,
+) -> Result<(), Fault> {
     let mut stream = match guest.open(&Request::ListCommands).await {
         Ok(stream) => stream,
         Err(error) => return Err(from_channel(cell, error).await),
     };
-    let mut all: Vec<CommandInfo> = Vec::new();
     let mut weight = 0;
     // In all, since a guest could say nothing, slowly, for ever.
     let until = tokio::time::Instant::now() + ANSWER_WITHIN;
@@ -315,13 +374,15 @@ async fn list(cell: &Cell, guest: &Guest) -> Result<Vec<CommandInfo>, Fault> {
                 if weight > MAX_LISTED {
                     return Err(unexpected());
                 }
-                all.extend(batch);
+                for info in batch {
+                    take(info)?;
+                }
             }
             Ok(_) => return Err(unexpected()),
             Err(error) => return Err(from_channel(cell, error).await),
         }
     }
-    Ok(all)
+    Ok(())
 }
 
 /// What the news of a command takes in memory, nearly.

@@ -9,7 +9,7 @@ use futures_util::StreamExt as _;
 
 use crate::cell::{Cell, InUse};
 use crate::faults::{ANSWER_WITHIN, from_channel, unexpected, unreachable_guest};
-use crate::{ByteStream, Caller, FileChange, FileContent, FilePath, Sandboxes, WriteSpec};
+use crate::{ByteStream, Caller, FileChange, FileContent, FilePath, Pay, Sandboxes, WriteSpec};
 
 /// The most entries that one listing returns; more is a reason to list less deeply.
 const MAX_ENTRIES: usize = 200_000;
@@ -90,13 +90,15 @@ impl Sandboxes {
         }
     }
 
-    /// What is below a directory, sorted by path; `depth` 1 is the directory itself.
+    /// What is below a directory, sorted by path; `depth` 1 is the directory itself. What is gathered is paid for with `pay`
+    /// before it is kept: guests answer slowly, and many may be asked at once.
     pub async fn list_files(
         &self,
         caller: &Caller,
         id: &SandboxId,
         at: FilePath,
         depth: u32,
+        pay: &mut Pay<'_>,
     ) -> Result<Vec<FileEntry>, Fault> {
         if depth == 0 {
             return Err(Fault::new(Code::DepthInvalid, "depth must be at least 1"));
@@ -122,9 +124,9 @@ impl Sandboxes {
             if batch.is_empty() {
                 return Err(unexpected());
             }
-            weight += batch.iter().map(weigh).sum::<usize>();
-            entries.extend(batch);
-            if entries.len() > MAX_ENTRIES || weight > MAX_LISTED {
+            let more = batch.iter().map(weigh).sum::<usize>();
+            weight += more;
+            if entries.len() + batch.len() > MAX_ENTRIES || weight > MAX_LISTED {
                 return Err(Fault::new(
                     Code::ListingTooLarge,
                     format!(
@@ -134,6 +136,9 @@ impl Sandboxes {
                 )
                 .hint("list a smaller directory or with less depth, or download it as a tar stream"));
             }
+            // The list grows by doubling, so each may take the place of two.
+            pay((more + batch.len() * size_of::<FileEntry>()) as u64)?;
+            entries.extend(batch);
         }
         entries.sort_by(|a, b| a.stat.path.cmp(&b.stat.path));
         Ok(entries)

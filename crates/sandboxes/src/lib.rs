@@ -116,6 +116,9 @@ use pool::Pools;
 /// Bytes on their way, with back-pressure.
 pub type ByteStream = Pin<Box<dyn futures_util::Stream<Item = Result<bytes::Bytes, Fault>> + Send>>;
 
+/// Lets whoever asked pay for so many bytes more that are gathered for them, or says why not.
+pub type Pay<'a> = dyn FnMut(u64) -> Result<(), Fault> + Send + 'a;
+
 /// The service. Cheap to clone; every clone is the same.
 #[derive(Debug, Clone)]
 pub struct Sandboxes {
@@ -161,6 +164,7 @@ struct Inner {
     facts: mpsc::Sender<NewFact>,
     artifact_lock: tokio::sync::Mutex<()>,
     uploads: Arc<uploads::Uploads>,
+    usage: views::Summed,
     identity: Identity,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -220,6 +224,7 @@ impl Sandboxes {
                 held_secrets: Mutex::default(),
                 facts,
                 uploads: Arc::default(),
+                usage: views::Summed::default(),
                 artifact_lock: tokio::sync::Mutex::new(()),
                 identity,
                 tasks: TaskTracker::new(),
@@ -380,13 +385,26 @@ impl Sandboxes {
 
     /// Queues a fact that goes with no row. The ledger gets it within a moment.
     fn append(&self, cell: &Cell, fact: Fact) {
-        let fact = self.fact(cell, fact);
+        self.queue_fact(self.fact(cell, fact));
+    }
+
+    fn queue_fact(&self, fact: NewFact) {
         if let Err(mpsc::error::TrySendError::Full(fact)) = self.inner.facts.try_send(fact) {
             let queue = self.inner.facts.clone();
             self.inner.tasks.spawn(async move {
                 let _ = queue.send(fact).await;
             });
         }
+    }
+
+    /// The same for a fact of a project that is about no sandbox.
+    pub fn note(&self, project: &ProjectId, fact: Fact) {
+        self.queue_fact(NewFact {
+            at: self.now(),
+            project: project.clone(),
+            sandbox: None,
+            fact,
+        });
     }
 
     fn fact(&self, cell: &Cell, fact: Fact) -> NewFact {

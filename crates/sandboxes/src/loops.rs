@@ -262,8 +262,11 @@ impl Sandboxes {
                 tracing::warn!(%error, "ended sandboxes could not be forgotten");
             }
             let old = self.before(self.settings().ledger_retention_millis);
-            if let Err(error) = self.store().expire_facts(old, FACTS_FORGOTTEN).await {
-                tracing::warn!(%error, "old facts could not be forgotten");
+            match self.store().expire_facts(old, FACTS_FORGOTTEN).await {
+                Ok(0) => {}
+                // Sums are of the facts that there are.
+                Ok(_) => self.forget_usage(),
+                Err(error) => tracing::warn!(%error, "old facts could not be forgotten"),
             }
             self.destroy_orphans().await;
         }

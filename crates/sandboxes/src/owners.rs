@@ -12,6 +12,8 @@ use crate::{Caller, Sandboxes};
 pub struct Labelled {
     pub project: ProjectId,
     pub labels: BTreeMap<String, String>,
+    /// The first of those that began with the same memory, by forks and snapshots: itself, where none did.
+    pub family: SandboxId,
 }
 
 impl Sandboxes {
@@ -24,10 +26,12 @@ impl Sandboxes {
     /// The same, and its labels.
     pub fn labelled(&self, id: &SandboxId) -> Option<Labelled> {
         let cell = self.live_cell(id)?;
-        let labels = cell.seen.borrow().spec.labels.clone();
+        let seen = cell.seen.borrow();
+        let spec = &seen.spec;
         Some(Labelled {
             project: cell.project.clone(),
-            labels,
+            labels: spec.labels.clone(),
+            family: spec.lineage.clone().unwrap_or_else(|| id.clone()),
         })
     }
 

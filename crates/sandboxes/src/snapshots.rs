@@ -305,14 +305,15 @@ impl Sandboxes {
             .project_storage(project)
             .await
             .map_err(|e| from_store(&e))?;
-        if used.total() < limit {
+        let used = used.total().saturating_add(self.inner.uploads.of(project));
+        if used < limit {
             return Ok(());
         }
         Err(Fault::new(
             Code::StorageQuotaExceeded,
             format!(
                 "the project uses {} of its {} of storage",
-                atoll_types::format_bytes(used.total()),
+                atoll_types::format_bytes(used),
                 atoll_types::format_bytes(limit)
             ),
         )

@@ -1,5 +1,5 @@
-//! What is on its way: uploads lie in scratch until they are what they were sent for, and count as their project's storage
-//! meanwhile.
+//! What is on its way: uploads lie in scratch until they are what they were sent for, or for as long as they are kept there, and
+//! count as their project's storage meanwhile.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,6 +31,12 @@ impl Uploads {
         let ours = all.entry(project.clone()).or_default();
         *ours = ours.saturating_add(bytes);
         *ours
+    }
+
+    /// What a project has on its way, and what is kept for it in scratch.
+    pub(crate) fn of(&self, project: &ProjectId) -> u64 {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.get(project).copied().unwrap_or(0)
     }
 
     fn remove(&self, project: &ProjectId, bytes: u64) {
@@ -120,6 +126,7 @@ mod tests {
         // What is over makes room.
         drop(one);
         room(1, 30).take(39).unwrap();
+        assert_eq!(uploads.of(&ProjectId::from_entropy([1; 20])), 31);
         drop(other);
         assert!(uploads.0.lock().unwrap().is_empty());
         let mut unlimited = room(3, 0);

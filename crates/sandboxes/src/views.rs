@@ -1,5 +1,8 @@
 //! What callers see of rows, facts and the server.
 
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
 use atoll_runtime::probe::Verdict;
 use atoll_store::{FactQuery, SandboxRow, Scope};
 use atoll_types::{Fault, Isolation, ProjectId, SandboxId, Timestamp};
@@ -18,6 +21,12 @@ pub struct FactView {
 }
 
 pub use atoll_store::UsageTotal;
+
+/// How long a sum may tell of facts that are gone: summing all of a long ledger takes seconds, and some go all the time.
+const SUMS_STAND: u64 = 60 * 60 * 1000;
+
+/// What each project has used, and up to which fact that was summed; since when it is.
+pub(crate) type Summed = Mutex<HashMap<ProjectId, (Timestamp, Arc<tokio::sync::Mutex<(UsageTotal, i64)>>)>>;
 
 #[derive(Debug, Clone)]
 pub struct Overview {
@@ -117,14 +126,40 @@ impl Sandboxes {
         caller: &Caller,
         sandbox: Option<&SandboxId>,
     ) -> Result<UsageTotal, Fault> {
-        let scope = match sandbox {
-            Some(id) => Scope::Sandbox(caller.project().clone(), id.clone()),
-            None => Scope::Project(caller.project().clone()),
+        let project = caller.project();
+        let Some(sandbox) = sandbox else {
+            return self.usage_of_project(project).await;
         };
+        let scope = Scope::Sandbox(project.clone(), sandbox.clone());
         self.store()
             .usage_total(scope, Timestamp(0), Timestamp(i64::MAX))
             .await
             .map_err(|e| from_store(&e))
+    }
+
+    /// A project's ledger is long, so what was summed once is remembered, and facts that came since are added.
+    async fn usage_of_project(&self, project: &ProjectId) -> Result<UsageTotal, Fault> {
+        let known = {
+            let mut all = self.inner.usage.lock().unwrap_or_else(PoisonError::into_inner);
+            let begun = all.entry(project.clone());
+            Arc::clone(&begun.or_insert_with(|| (self.now(), Arc::default())).1)
+        };
+        // One at a time for each project: who waits finds the sum.
+        let mut known = known.lock().await;
+        let (more, last) = self
+            .store()
+            .usage_behind(project, known.1)
+            .await
+            .map_err(|e| from_store(&e))?;
+        *known = (known.0.plus(more), last);
+        Ok(known.0)
+    }
+
+    /// Facts are gone: what was summed a while ago is summed anew when somebody asks.
+    pub(crate) fn forget_usage(&self) {
+        let now = self.now();
+        let mut all = self.inner.usage.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|_, (since, _)| now.millis_since(*since) < SUMS_STAND);
     }
 
     /// How many sandboxes of a project run now.

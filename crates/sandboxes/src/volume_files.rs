@@ -16,7 +16,7 @@ pub use atoll_volumes::{
 };
 
 use crate::faults::from_volumes;
-use crate::{ByteStream, Caller, Sandboxes};
+use crate::{ByteStream, Caller, Pay, Sandboxes};
 
 /// An upload that stands still for so long is given up.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -34,18 +34,21 @@ impl Sandboxes {
             .await
     }
 
-    /// What is below a directory; `depth` 1 is the directory itself.
+    /// What is below a directory; `depth` 1 is the directory itself. It comes in one piece, so the most that it may take is
+    /// paid for before it is asked for.
     pub async fn volume_entries(
         &self,
         caller: &Caller,
         which: &str,
         path: String,
         depth: u32,
+        pay: &mut Pay<'_>,
     ) -> Result<Vec<VolumeEntry>, Fault> {
         if depth == 0 {
             return Err(Fault::new(Code::DepthInvalid, "depth must be at least 1"));
         }
         let id = self.volume_row(caller.project(), which).await?.id;
+        pay(atoll_volumes::LARGEST_LISTING)?;
         self.on_volumes(move |volumes| volumes.entries(id.as_str(), &path, depth))
             .await
     }

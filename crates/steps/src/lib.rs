@@ -136,11 +136,11 @@ impl Worker {
         }
     }
 
-    /// As the project that the step's namespace belongs to now.
+    /// As the project that the step's namespace belongs to now, with what whoever started the workflow may do.
     fn caller(&self, step: &Step) -> Option<Caller> {
         let project = self.engine.project_of_step(step)?;
         let project = project.parse::<ProjectId>().ok()?;
-        Some(self.identity.step(project))
+        self.identity.step(project, &step.rights).ok()
     }
 
     async fn carry_out(&self, step: Step) {

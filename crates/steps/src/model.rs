@@ -3,7 +3,7 @@
 
 use atoll_dialects::Dialect;
 use atoll_gateway_core::Spender;
-use atoll_identity::Caller;
+use atoll_identity::{Action, Caller};
 use atoll_models::{Models, Refusal, Request, Served, Who};
 use atoll_types::{Code, FaultKind};
 use atoll_workflows::{Step, StepEnd};
@@ -16,6 +16,10 @@ pub(crate) async fn call(models: &Models, step: &Step, caller: &Caller, input: V
         Ok(request) => request,
         Err(end) => return end,
     };
+    // No route asks on the way.
+    if let Err(fault) = caller.may(Action::CallModels, None) {
+        return failed(&Refusal::from(fault));
+    }
     let who = Who {
         spender: Spender {
             project: caller.project().clone(),

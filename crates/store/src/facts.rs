@@ -219,7 +219,7 @@ pub enum Fact {
     #[serde(rename = "model.refused")]
     ModelRefused {
         model: String,
-        /// Why: `budget`, `rate` or `not_allowed`.
+        /// Why: `budget`, `rate`, `not_allowed` or `token`.
         code: String,
         reason: String,
     },
@@ -243,6 +243,22 @@ pub enum Fact {
     ModelKeyCreated { key: KeyId, name: String },
     #[serde(rename = "model_key.revoked")]
     ModelKeyRevoked { key: KeyId },
+    /// Somebody has answered what a workflow asked. What it asked for, and what they said about it, is not told here.
+    #[serde(rename = "approval.answered")]
+    ApprovalAnswered {
+        approval: String,
+        namespace: String,
+        workflow: String,
+        run: String,
+        /// Of the action that was asked about.
+        digest: String,
+        granted: bool,
+        /// What they call themselves.
+        by: String,
+        /// The key that they showed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        key: Option<KeyId>,
+    },
     /// A kind, or a form of one, that this version does not know.
     #[serde(untagged)]
     Other { kind: String, data: Value },
@@ -336,6 +352,18 @@ pub struct UsageTotal {
     pub cpu_micros: u64,
     pub memory_byte_seconds: u64,
     pub disk_byte_seconds: u64,
+}
+
+impl UsageTotal {
+    /// Both together.
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            wall_millis: self.wall_millis.saturating_add(other.wall_millis),
+            cpu_micros: self.cpu_micros.saturating_add(other.cpu_micros),
+            memory_byte_seconds: self.memory_byte_seconds.saturating_add(other.memory_byte_seconds),
+            disk_byte_seconds: self.disk_byte_seconds.saturating_add(other.disk_byte_seconds),
+        }
+    }
 }
 
 impl Store {
@@ -454,16 +482,34 @@ impl Store {
                     USAGE_OF_PROJECT
                 },
                 &[&project.as_str(), &from.0, &to.0, &sandbox],
-                |row| {
-                    Ok(UsageTotal {
-                        wall_millis: wide_sum(row, 0)?,
-                        cpu_micros: wide_sum(row, 2)?,
-                        memory_byte_seconds: wide_sum(row, 4)?,
-                        disk_byte_seconds: wide_sum(row, 6)?,
-                    })
-                },
+                read_usage,
             )
             .map(Option::unwrap_or_default)
+        })
+        .await
+    }
+
+    /// Sums what a project used in the facts behind `seen`, and says which one is the last of those: whoever remembers both has
+    /// only new ones summed the next time.
+    pub async fn usage_behind(&self, project: &ProjectId, seen: i64) -> Result<(UsageTotal, i64), Error> {
+        let project = project.clone();
+        self.read("sum usage", move |db| {
+            let project = project.as_str();
+            let last = sql::row(
+                db,
+                "SELECT max(seq) AS last FROM facts WHERE project = ?1",
+                &[&project],
+                |row| row.get::<_, Option<i64>>("last"),
+            )?;
+            let last = last.flatten().unwrap_or(seen).max(seen);
+            // All of them along the index of those alone, a few along that of all facts.
+            let sums = if seen == 0 {
+                USAGE_OF_PROJECT_UNTIL
+            } else {
+                USAGE_OF_PROJECT_BEHIND
+            };
+            let total = sql::row(db, sums, &[&project, &seen, &last], read_usage)?;
+            Ok((total.unwrap_or_default(), last))
         })
         .await
     }
@@ -491,20 +537,33 @@ impl Store {
 
 /// Sums of the high and the low half of each number: byte-seconds of a busy year exceed what SQLite can add up at once.
 macro_rules! usage_sums {
-    ($filter:literal) => {
+    ($from:literal) => {
         concat!(
             "SELECT sum(wall >> 24), sum(wall & 16777215), sum(cpu >> 24), sum(cpu & 16777215),
                     sum(memory >> 24), sum(memory & 16777215), sum(disk >> 24), sum(disk & 16777215)
              FROM (SELECT data ->> 'wall_millis' AS wall, data ->> 'cpu_micros' AS cpu,
                           data ->> 'memory_byte_seconds' AS memory, data ->> 'disk_byte_seconds' AS disk
-                   FROM facts WHERE project = ?1 AND at >= ?2 AND at < ?3 AND kind = 'usage'",
-            $filter,
-            ")"
+                   FROM facts ",
+            $from,
+            " AND project = ?1 AND kind = 'usage')"
         )
     };
 }
-const USAGE_OF_PROJECT: &str = usage_sums!(" AND ?4 IS NULL");
-const USAGE_OF_SANDBOX: &str = usage_sums!(" AND sandbox = ?4");
+const USAGE_OF_PROJECT: &str =
+    usage_sums!("INDEXED BY facts_usage WHERE at >= ?2 AND at < ?3 AND ?4 IS NULL");
+const USAGE_OF_SANDBOX: &str =
+    usage_sums!("INDEXED BY facts_of_sandbox WHERE at >= ?2 AND at < ?3 AND sandbox = ?4");
+const USAGE_OF_PROJECT_UNTIL: &str = usage_sums!("INDEXED BY facts_usage WHERE seq > ?2 AND seq <= ?3");
+const USAGE_OF_PROJECT_BEHIND: &str = usage_sums!("INDEXED BY facts_of_project WHERE seq > ?2 AND seq <= ?3");
+
+fn read_usage(row: &Row<'_>) -> rusqlite::Result<UsageTotal> {
+    Ok(UsageTotal {
+        wall_millis: wide_sum(row, 0)?,
+        cpu_micros: wide_sum(row, 2)?,
+        memory_byte_seconds: wide_sum(row, 4)?,
+        disk_byte_seconds: wide_sum(row, 6)?,
+    })
+}
 
 pub(crate) fn wide_sum(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
     let high: Option<i64> = row.get(column)?;
@@ -585,6 +644,7 @@ impl Fact {
             Self::ProviderDeleted { .. } => "provider.deleted",
             Self::ModelKeyCreated { .. } => "model_key.created",
             Self::ModelKeyRevoked { .. } => "model_key.revoked",
+            Self::ApprovalAnswered { .. } => "approval.answered",
             Self::SecretSet { .. } => "secret.set",
             Self::SecretRotated { .. } => "secret.rotated",
             Self::SecretDeleted { .. } => "secret.deleted",

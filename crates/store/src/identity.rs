@@ -26,8 +26,8 @@ impl IdentityStore for Store {
             .map_err(|e| told(&e))
     }
 
-    async fn insert_key(&self, key: NewKey) -> Result<Key, StoreError> {
-        let made = self.write("create the key", move |db| keys::insert(db, key));
+    async fn insert_key(&self, key: NewKey, most: usize) -> Result<Option<Key>, StoreError> {
+        let made = self.write("create the key", move |db| keys::insert(db, key, most));
         made.await.map_err(|e| told(&e))
     }
 

@@ -6,7 +6,27 @@ use rusqlite::{Connection, Row};
 
 use crate::{Error, Fact, NewFact, facts, sql};
 
-pub(crate) fn insert(db: &Connection, key: NewKey) -> Result<Key, Error> {
+/// `None`: there are `most` that work already. Of those that do not work any more, as many of the latest are kept.
+pub(crate) fn insert(db: &Connection, key: NewKey, most: usize) -> Result<Option<Key>, Error> {
+    let (project, now, most) = (key.project.as_str(), key.created_at.0, sql::as_limit(most));
+    let working = sql::row(
+        db,
+        "SELECT count(*) AS working FROM keys
+         WHERE project = ?1 AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > ?2)",
+        &[&project, &now],
+        |row| row.get::<_, i64>("working"),
+    )?;
+    if working.is_some_and(|working| working >= most) {
+        return Ok(None);
+    }
+    sql::execute(
+        db,
+        "DELETE FROM keys WHERE id IN
+             (SELECT id FROM keys WHERE project = ?1 AND (revoked_at IS NOT NULL OR expires_at <= ?2)
+              ORDER BY coalesce(revoked_at, expires_at) DESC, id LIMIT -1 OFFSET ?3)
+         AND id NOT IN (SELECT key FROM sessions)",
+        &[&project, &now, &most],
+    )?;
     let scopes: Vec<String> = key.scopes.iter().map(Scope::to_string).collect();
     sql::execute(
         db,
@@ -34,7 +54,7 @@ pub(crate) fn insert(db: &Connection, key: NewKey) -> Result<Key, Error> {
         made_by: key.made_by.clone(),
     };
     facts::append(db, &[of_project(key.created_at, &key.project, created)])?;
-    Ok(Key {
+    Ok(Some(Key {
         id: key.id,
         project: key.project,
         name: key.name,
@@ -46,7 +66,7 @@ pub(crate) fn insert(db: &Connection, key: NewKey) -> Result<Key, Error> {
         expires_at: key.expires_at,
         revoked_at: None,
         last_used_at: None,
-    })
+    }))
 }
 
 pub(crate) fn find_active(db: &Connection, hash: &[u8; 32]) -> Result<Option<Key>, Error> {

@@ -140,6 +140,8 @@ codes! {
             "Use the scopes that the message names.";
         KeyScopesInvalid Invalid "key_scopes_invalid" "A key has too many scopes."
             "Use fewer, or a wider one.";
+        TooManyKeys LimitExceeded "too_many_keys" "The project has as many keys that work as it may have."
+            "Revoke keys that nobody uses (`atoll key list` says when each was used), or give them an expiry.";
         KeyExpiryInvalid Invalid "key_expiry_invalid" "A key would expire at a time that is past."
             "Give a time in the future, or none.";
         InvalidSession Unauthenticated "invalid_session" "The session of the browser is unknown or over."

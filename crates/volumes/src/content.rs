@@ -31,6 +31,8 @@ use path::Inside;
 /// The most entries of one listing, and the most bytes of their paths.
 pub const MOST_LISTED: usize = 50_000;
 const MOST_PATHS: usize = 16 << 20;
+/// What one listing may take in memory.
+pub const LARGEST_LISTING: u64 = (MOST_PATHS + MOST_LISTED * size_of::<Entry>()) as u64;
 /// A lookup below the root is asked to be repeated when something was moved meanwhile.
 const ATTEMPTS: usize = 64;
 const PIECE: usize = 256 * 1024;

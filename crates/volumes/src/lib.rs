@@ -47,7 +47,7 @@ use rustix::mount::UnmountFlags;
 use serde::{Deserialize, Serialize};
 
 pub use atoll_archive::{Skipped, Tally};
-pub use content::{Entry, EntryKind, MOST_LISTED, Metadata, WriteFile};
+pub use content::{Entry, EntryKind, LARGEST_LISTING, MOST_LISTED, Metadata, WriteFile};
 pub use disk::{LEAST, MOST, Usage};
 use elsewhere::{Answer, Elsewhere, Op, Streams, confused};
 use error::Doing;

@@ -151,6 +151,7 @@ impl Run {
             header: wanted.header.clone(),
             priority: wanted.priority.clone(),
             user_metadata: self.event(initiated_id)?.user_metadata.clone(),
+            rights: self.state.rights.clone(),
             parent: Some(Parent {
                 namespace: self.state.namespace.clone(),
                 workflow_id: self.state.workflow_id.clone(),

@@ -296,6 +296,7 @@ impl Run {
             last_result: started.last_completion_result.clone(),
             execution_expires_at: self.state.execution_expires_at,
             completion_callbacks: started.completion_callbacks.clone(),
+            rights: self.state.rights.clone(),
             ..Default::default()
         }
     }

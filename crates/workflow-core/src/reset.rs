@@ -116,6 +116,7 @@ impl Run {
             memo: started.memo.clone(),
             search_attributes: started.search_attributes.clone(),
             priority: self.state.priority.clone(),
+            rights: self.state.rights.clone(),
             reset_at: turn.now,
             copied_events: i64::try_from(events.len()).unwrap_or(0),
             ..Default::default()

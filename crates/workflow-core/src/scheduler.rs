@@ -66,6 +66,9 @@ pub struct Scheduler {
     pub last_failure: Option<failure::Failure>,
     #[prost(string, tag = "12")]
     pub request_id: String,
+    /// What whoever said last what it starts may do, and so what is started at most.
+    #[prost(string, tag = "13")]
+    pub rights: String,
 }
 
 /// A start that has its time, but not its turn.

@@ -36,6 +36,8 @@ pub struct Start {
     pub versioning_override: Option<workflow::VersioningOverride>,
     pub parent: Option<Parent>,
     pub eager: bool,
+    /// What whoever asks may do, in words of whoever knows; empty: nobody has said. See [`crate::state::State::rights`].
+    pub rights: String,
     pub completion_callbacks: Vec<common::Callback>,
 
     // What a run takes over from the one before it.
@@ -226,6 +228,7 @@ impl Run {
             memo: start.memo,
             search_attributes: start.search_attributes,
             priority: start.priority,
+            rights: start.rights,
             transitions: 1,
             ..Default::default()
         });

@@ -40,6 +40,10 @@ pub struct State {
     /// Requests that found this run already there and were attached to it.
     #[prost(string, repeated, tag = "13")]
     pub attached_request_ids: Vec<String>,
+    /// What whoever started the chain may do, and its steps at most: its children, runs that follow it and those that it is
+    /// reset to have the same. Empty in what was started before this was kept, and where nobody has said.
+    #[prost(string, tag = "14")]
+    pub rights: String,
 
     #[prost(message, optional, tag = "20")]
     pub task: Option<WorkflowTask>,

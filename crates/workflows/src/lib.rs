@@ -39,6 +39,7 @@ mod queries;
 mod queues;
 mod removal;
 mod requests;
+mod rights;
 mod schedules;
 mod shares;
 mod starts;
@@ -60,6 +61,7 @@ use tokio_util::sync::CancellationToken;
 pub use approvals::{Approval, DENIED, Decision, Question, Verdict, digest};
 pub use atoll_workflow_core::Refusal;
 pub use namespaces::Namespace;
+pub use rights::acting_with;
 pub use steps::{Step, StepEnd};
 pub use views::{ActivityView, EventView, WorkflowName, WorkflowView};
 

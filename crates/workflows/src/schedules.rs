@@ -31,7 +31,7 @@ use tokio::sync::{Notify, OwnedMutexGuard};
 
 use crate::cells::Key;
 use crate::starts::{Along, Policy};
-use crate::{Engine, shares, unavailable};
+use crate::{Engine, rights, shares, unavailable};
 
 const KIND: &str = "schedule";
 /// How many a namespace may have: they are all in memory.
@@ -403,6 +403,7 @@ impl Engine {
             versioning_override: workflow.versioning_override,
             last_result: scheduler.last_result.clone(),
             continued_failure: scheduler.last_failure.clone(),
+            rights: scheduler.rights.clone(),
             ..Default::default()
         };
         let policy = Policy::new(Reuse::AllowDuplicate.into(), Conflict::Fail.into())?;
@@ -580,6 +581,7 @@ impl Engine {
         })?;
         scheduler.memo = request.memo;
         scheduler.request_id = request.request_id;
+        scheduler.rights = rights::current();
         scheduler.search_attributes = self.typed(&request.namespace, request.search_attributes)?;
         if let Some(patch) = request.initial_patch {
             doing(&name, || scheduler.patch(&patch, now))?;
@@ -620,6 +622,7 @@ impl Engine {
         self.check_schedule(&name, request.encoded_len(), former)?;
         let attributes = self.typed(&request.namespace, request.search_attributes)?;
         let schedule = self.typed_action(&request.namespace, request.schedule.unwrap_or_default())?;
+        let rights = rights::current();
         self.change_schedule(&name, move |scheduler, now| {
             if !request.conflict_token.is_empty() && request.conflict_token != token(scheduler) {
                 return Err(Refusal::FailedPrecondition(
@@ -632,7 +635,9 @@ impl Engine {
             if request.memo.is_some() {
                 scheduler.memo = request.memo;
             }
-            scheduler.replace(schedule, now)
+            scheduler.replace(schedule, now)?;
+            scheduler.rights = rights;
+            Ok(())
         })
         .await?;
         Ok(service::UpdateScheduleResponse {})

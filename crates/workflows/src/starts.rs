@@ -11,6 +11,7 @@ use temporalio_protos::temporal::api::workflowservice::v1 as service;
 use crate::Engine;
 use crate::cells::{Key, Locked, finish};
 use crate::namespaces::Hold;
+use crate::rights;
 
 /// What to do if the id is taken.
 #[derive(Debug, Clone, Copy)]
@@ -291,6 +292,7 @@ impl Engine {
             links: request.links,
             priority: request.priority,
             versioning_override: request.versioning_override,
+            rights: rights::current(),
             ..Default::default()
         };
         let along = Along {
@@ -379,6 +381,7 @@ pub(crate) fn start_of(request: service::StartWorkflowExecutionRequest) -> Start
         completion_callbacks: request.completion_callbacks,
         continued_failure: request.continued_failure,
         last_result: request.last_completion_result,
+        rights: rights::current(),
         ..Default::default()
     }
 }

@@ -35,6 +35,8 @@ pub struct Step {
     pub activity_id: String,
     /// The event that scheduled it: what tells it from another of the same run with the same id.
     pub scheduled_id: i64,
+    /// What it may do at most: what whoever started its workflow might. Empty: nobody has said.
+    pub rights: String,
     /// How often it wants to hear that somebody is still at it.
     pub heartbeat: Option<Duration>,
     /// What answers name it by; opaque.
@@ -81,6 +83,10 @@ impl Engine {
         }
         let execution = polled.workflow_execution.unwrap_or_default();
         let heartbeat = u64::try_from(nanos(polled.heartbeat_timeout.as_ref())).unwrap_or(0);
+        let key = Key::new(namespace, &execution.workflow_id);
+        let rights = self
+            .see(&key, &execution.run_id, |slot| Ok(slot.run.state.rights.clone()))
+            .await?;
         let step = Step {
             name: polled.activity_type.map(|kind| kind.name).unwrap_or_default(),
             input: None,
@@ -90,6 +96,7 @@ impl Engine {
             run_id: execution.run_id,
             activity_id: polled.activity_id,
             scheduled_id: TaskToken::decode(namespace, &polled.task_token)?.scheduled_id,
+            rights,
             heartbeat: (heartbeat > 0).then(|| Duration::from_nanos(heartbeat).max(PACE)),
             token: polled.task_token,
         };

@@ -40,6 +40,8 @@ pub(crate) struct Builds {
     all: Mutex<HashMap<String, Arc<Build>>>,
     /// Uploads that are being received.
     pub(crate) receiving: Slots,
+    /// What they take once they are received.
+    pub(crate) kept: uploads::Kept,
 }
 
 impl Default for Builds {
@@ -47,6 +49,7 @@ impl Default for Builds {
         Self {
             all: Mutex::default(),
             receiving: Slots::new("uploads", uploads::AT_ONCE, uploads::OF_A_PROJECT),
+            kept: uploads::Kept::default(),
         }
     }
 }

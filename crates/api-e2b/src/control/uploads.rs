@@ -2,10 +2,13 @@
 //!
 //! What must hold: an upload is taken only with a link that this server made, for the project that it was made for; what
 //! arrives is complete or not there; sizes are bounded, and so is what is kept for one project: for a new archive those go
-//! that were not asked for the longest. At most until the server starts anew. What is on its way counts as the project's storage.
+//! that were not asked for the longest. At most until the server starts anew. What is on its way and what is kept counts as the
+//! project's storage.
 
+use std::collections::HashMap;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path as FilePath, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use atoll_identity::{Caller, Opens};
@@ -33,10 +36,39 @@ const KEPT: u64 = 32 * GIB;
 /// How many archives are received at once.
 pub(super) const AT_ONCE: usize = 64;
 pub(super) const OF_A_PROJECT: usize = 8;
+/// What nobody has asked for in so long goes: nobody can delete it, and it takes room that others of the project may need.
+const UNASKED: Duration = Duration::from_secs(24 * 3600);
 /// How long a link to upload to is good for, in seconds.
 const GOOD_FOR: i64 = 3600;
 /// An upload that stands still for so long is given up.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The room in their project's storage that archives take which are kept, by where they are.
+#[derive(Debug, Default)]
+pub(crate) struct Kept(Mutex<HashMap<PathBuf, UploadRoom>>);
+
+impl Kept {
+    /// Removes an archive that nobody has asked for in so long; `false`: it stays.
+    fn forget(&self, path: &FilePath, unasked: Duration) -> bool {
+        let mut kept = self.lock();
+        let asked = std::fs::metadata(path).and_then(|stat| stat.modified());
+        // Where the clock was set back it stays for longer.
+        let is_old = |asked: std::time::SystemTime| asked.elapsed().is_ok_and(|age| age >= unasked);
+        let goes = asked.map_or(true, is_old) && !std::fs::remove_file(path).is_err_and(is_still_there);
+        if goes {
+            kept.remove(path);
+        }
+        goes
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<PathBuf, UploadRoom>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn is_still_there(error: std::io::Error) -> bool {
+    error.kind() != std::io::ErrorKind::NotFound
+}
 
 /// Where the archive with this hash is kept for a project.
 pub(crate) fn path_of(app: &App, caller: &Caller, hash: &str) -> Answer<PathBuf> {
@@ -93,9 +125,9 @@ fn asked_for(path: &FilePath) -> bool {
     }
 }
 
-/// Removes what was not asked for the longest until `more` bytes fit into what a project may keep. A build that is using
-/// an archive has it open.
-fn make_room(dir: &FilePath, project: &str, more: u64, most: u64) -> std::io::Result<()> {
+/// Removes what was not asked for the longest until `more` bytes fit into what a project may keep; what was removed. A build
+/// that is using an archive has it open.
+fn make_room(dir: &FilePath, project: &str, more: u64, most: u64) -> std::io::Result<Vec<PathBuf>> {
     let prefix = format!("{project}-");
     let mut kept = Vec::new();
     for entry in std::fs::read_dir(dir)? {
@@ -108,14 +140,16 @@ fn make_room(dir: &FilePath, project: &str, more: u64, most: u64) -> std::io::Re
     }
     kept.sort_unstable();
     let mut total: u64 = kept.iter().map(|(_, size, _)| size).sum();
+    let mut removed = Vec::new();
     for (_, size, path) in kept {
         if total.saturating_add(more) <= most {
             break;
         }
-        std::fs::remove_file(path)?;
+        std::fs::remove_file(&path)?;
+        removed.push(path);
         total -= size;
     }
-    Ok(())
+    Ok(removed)
 }
 
 /// The address that a request came to.
@@ -158,15 +192,36 @@ pub(crate) async fn receive(
     save(
         Body::new(visit.upload(request.into_body())),
         dir,
-        to,
+        to.clone(),
         caller.project().as_str(),
-        &room,
+        room,
+        &app.builds.kept,
     )
     .await?;
+    let app = std::sync::Arc::downgrade(&app.0);
+    tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(UNASKED).await;
+            // With the server goes all of it.
+            if app
+                .upgrade()
+                .is_none_or(|app| app.builds.kept.forget(&to, UNASKED))
+            {
+                return;
+            }
+        }
+    });
     Ok(StatusCode::OK)
 }
 
-async fn save(body: Body, dir: PathBuf, to: PathBuf, project: &str, taken: &UploadRoom) -> Answer<()> {
+async fn save(
+    body: Body,
+    dir: PathBuf,
+    to: PathBuf,
+    project: &str,
+    taken: UploadRoom,
+    kept: &Kept,
+) -> Answer<()> {
     let failed = |error: &dyn std::fmt::Display| {
         Refusal::new(
             StatusCode::INTERNAL_SERVER_ERROR,
@@ -189,8 +244,14 @@ async fn save(body: Body, dir: PathBuf, to: PathBuf, project: &str, taken: &Uplo
         // A piece is some tens of kilobytes, into the page cache.
         file.write_all(&piece).map_err(|error| failed(&error))?;
     }
-    make_room(&dir, project, MOST - room, KEPT).map_err(|error| failed(&error))?;
-    file.persist(to).map_err(|error| failed(&error.error))?;
+    let removed = make_room(&dir, project, MOST - room, KEPT).map_err(|error| failed(&error))?;
+    // One lock for the file and its room, so that of two with the same hash the one that stays is counted.
+    let mut kept = kept.lock();
+    for path in removed {
+        kept.remove(&path);
+    }
+    file.persist(&to).map_err(|error| failed(&error.error))?;
+    kept.insert(to, taken);
     Ok(())
 }
 
@@ -210,13 +271,18 @@ mod tests {
                 .unwrap();
         }
         let here = || ["a-1", "a-2", "a-3", "b-1"].map(|name| path(name).exists());
-        make_room(dir.path(), "a", 100, 400).unwrap();
+        assert!(make_room(dir.path(), "a", 100, 400).unwrap().is_empty());
         assert_eq!(here(), [true; 4]);
         assert!(asked_for(&path("a-1")));
-        make_room(dir.path(), "a", 200, 400).unwrap();
+        assert_eq!(make_room(dir.path(), "a", 200, 400).unwrap(), [path("a-2")]);
         assert_eq!(here(), [true, false, true, true]);
         make_room(dir.path(), "a", 400, 400).unwrap();
         assert_eq!(here(), [false, false, false, true]);
         assert!(!asked_for(&path("a-1")));
+
+        let kept = Kept::default();
+        assert!(!kept.forget(&path("b-1"), UNASKED) && path("b-1").exists());
+        assert!(kept.forget(&path("b-1"), Duration::from_secs(60)) && !path("b-1").exists());
+        assert!(kept.forget(&path("b-1"), UNASKED), "it is gone already");
     }
 }

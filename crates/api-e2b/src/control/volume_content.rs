@@ -126,14 +126,30 @@ pub(crate) async fn remove(State(app): State<App>, opened: Opened, query: Query)
     Ok(StatusCode::NO_CONTENT)
 }
 
-pub(crate) async fn list(State(app): State<App>, opened: Opened, query: Query) -> Done<Json<Vec<Value>>> {
+pub(crate) async fn list(State(app): State<App>, opened: Opened, query: Query) -> Done<Response> {
     let query = query.only(&["path", "depth"])?;
     let depth = number(&query, "depth")?.unwrap_or(1);
+    let mut permit = opened.visit.permit()?;
     let found = app
         .sandboxes
-        .volume_entries(&opened.caller, opened.id.as_str(), path(&query)?, depth)
+        .volume_entries(
+            &opened.caller,
+            opened.id.as_str(),
+            path(&query)?,
+            depth,
+            &mut |bytes| permit.grow(bytes),
+        )
         .await?;
-    Ok(Json(found.iter().map(view).collect()))
+    // One by one: as a tree of JSON they would take many times what they are.
+    let mut text = vec![b'['];
+    for entry in &found {
+        if text.len() > 1 {
+            text.push(b',');
+        }
+        text.extend_from_slice(view(entry).to_string().as_bytes());
+    }
+    text.push(b']');
+    Ok(([(header::CONTENT_TYPE, "application/json")], text).into_response())
 }
 
 pub(crate) async fn make_dir(State(app): State<App>, opened: Opened, query: Query) -> Done<Response> {

@@ -14,7 +14,7 @@ pub(crate) const METADATA: &str = "user.e2b.";
 /// Symlinks in a row, as in the kernel.
 const LINKS: usize = 40;
 /// How many files are asked for their attributes at once.
-const ASKED: usize = 256;
+pub(crate) const ASKED: usize = 256;
 
 impl Call {
     /// A path as the clients write it: `~` and the empty one are where relative paths begin.
@@ -65,18 +65,12 @@ impl Call {
         Ok(None)
     }
 
+    /// The metadata of at most [`ASKED`] files.
     pub(crate) async fn attributes(&self, paths: Vec<Vec<u8>>) -> Result<Vec<Attributes>, Fault> {
-        let mut all = Vec::with_capacity(paths.len());
-        for asked in paths.chunks(ASKED) {
-            let (caller, id) = (&self.target.caller, &self.target.id);
-            let user = self.user.clone();
-            let found = self
-                .app
-                .sandboxes
-                .attributes(caller, id, asked.to_vec(), user, METADATA);
-            all.extend(found.await?);
-        }
-        Ok(all)
+        let (caller, id) = (&self.target.caller, &self.target.id);
+        let user = self.user.clone();
+        let found = self.app.sandboxes.attributes(caller, id, paths, user, METADATA);
+        found.await
     }
 
     pub(crate) async fn entry(&self, at: FilePath) -> Result<EntryInfo, Fault> {

@@ -5,12 +5,14 @@ use atoll_sandboxes::FileChange;
 use atoll_types::{Fault, FaultKind};
 use axum::extract::Request;
 use axum::response::Response;
+use prost::Message as _;
 
 use super::Call;
 use super::connect::{self, Code, Error, Kind};
-use super::entries::entry;
+use super::entries::{ASKED, entry};
 use super::messages::{
-    EntryResponse, ListDirRequest, ListDirResponse, MoveRequest, Nothing, PathRequest, WatchRequest, Watcher,
+    EntryInfo, EntryResponse, ListDirRequest, ListDirResponse, MoveRequest, Nothing, PathRequest,
+    WatchRequest, Watcher,
 };
 use super::watch;
 
@@ -137,6 +139,8 @@ async fn list_dir(call: &Call, request: &ListDirRequest) -> Result<ListDirRespon
             request.path
         )));
     }
+    // The agent is asked many times, and all that it has said meanwhile is held: what was found, and what is made of it.
+    let (mut of_found, mut of_entries) = (call.visit.permit()?, call.visit.permit()?);
     let found = call
         .app
         .sandboxes
@@ -145,22 +149,39 @@ async fn list_dir(call: &Call, request: &ListDirRequest) -> Result<ListDirRespon
             &call.target.id,
             call.exactly(&resolved.path),
             request.depth.max(1),
+            &mut |bytes| of_found.grow(bytes),
         )
         .await?;
-    let paths = found.iter().map(|entry| entry.stat.path.clone()).collect();
-    let attributes = call.attributes(paths).await?;
-    let mut entries = Vec::with_capacity(found.len());
-    for (found, attributes) in found.into_iter().zip(attributes) {
-        let mut stat = found.stat;
-        if let Some(leads) = call.resolve(&stat).await? {
-            // Entries are named below what was asked for, not below what it leads to.
-            if top.path != resolved.path
-                && let Some(below) = stat.path.strip_prefix(&resolved.path[..])
-            {
-                stat.path = [&top.path[..], below].concat();
+    let mut entries = Vec::new();
+    let mut found = found.into_iter();
+    loop {
+        let asked: Vec<_> = found.by_ref().take(ASKED).collect();
+        if asked.is_empty() {
+            break;
+        }
+        let paths = asked.iter().map(|entry| entry.stat.path.clone()).collect();
+        let attributes = call.attributes(paths).await?;
+        for (found, attributes) in asked.into_iter().zip(attributes) {
+            let mut stat = found.stat;
+            if let Some(leads) = call.resolve(&stat).await? {
+                // Entries are named below what was asked for, not below what it leads to.
+                if top.path != resolved.path
+                    && let Some(below) = stat.path.strip_prefix(&resolved.path[..])
+                {
+                    stat.path = [&top.path[..], below].concat();
+                }
+                let entry = entry(&stat, Some(&leads), attributes);
+                of_entries.grow(weight(&entry))?;
+                entries.push(entry);
             }
-            entries.push(entry(&stat, Some(&leads), attributes));
         }
     }
+    call.visit.keep(of_entries);
     Ok(ListDirResponse { entries })
+}
+
+/// What an entry takes, in a list that may have twice the room that it needs.
+fn weight(entry: &EntryInfo) -> u64 {
+    let metadata = entry.metadata.len() * 4 * size_of::<String>();
+    (2 * size_of::<EntryInfo>() + entry.encoded_len() + metadata) as u64
 }

@@ -218,10 +218,13 @@ fn follow(
 
 async fn list(call: &Call) -> Result<ProcessList, Error> {
     let known = call.app.processes.of(&call.target.id);
+    let mut permit = call.visit.permit()?;
     let commands = call
         .app
         .sandboxes
-        .commands(&call.target.caller, &call.target.id)
+        .commands(&call.target.caller, &call.target.id, &mut |bytes| {
+            permit.grow(bytes)
+        })
         .await?;
     let processes = commands
         .into_iter()

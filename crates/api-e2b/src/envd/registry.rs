@@ -289,15 +289,14 @@ pub(crate) async fn find(call: &Call, selector: Option<&Selector>) -> Result<Arc
 
 /// A process that was started before this server, or before the sandbox rested.
 async fn rediscover(call: &Call, pid: u32) -> Result<Arc<Process>, Error> {
-    let commands = call
+    let found = call
         .app
         .sandboxes
-        .commands(&call.target.caller, &call.target.id)
+        .find_command(&call.target.caller, &call.target.id, |command| {
+            command.pid == pid && command.state == CommandState::Running
+        })
         .await?;
-    let command = commands
-        .into_iter()
-        .find(|command| command.pid == pid && command.state == CommandState::Running)
-        .ok_or_else(|| Error::not_found(format!("process with pid {pid} not found")))?;
+    let command = found.ok_or_else(|| Error::not_found(format!("process with pid {pid} not found")))?;
     let execution = call
         .app
         .sandboxes

@@ -188,9 +188,15 @@ impl Models {
         Ok(())
     }
 
-    /// What a caller may still spend: what is left of the tightest budget that applies to it; `None`: none does.
+    /// What a caller may still spend, as far as they may know: what is left of the tightest budget that applies to them;
+    /// `None`: none does. Sandboxes and holders of virtual keys hear of budgets of their own alone: what is left of one that
+    /// they share says what others spend.
     pub fn left_for(&self, who: &Who) -> Option<Usd> {
-        self.books().left(&who.spender, self.now())
+        let told: fn(BudgetScope) -> bool = match who.manages() {
+            true => |_| true,
+            false => |scope| matches!(scope, BudgetScope::Key | BudgetScope::Sandbox),
+        };
+        self.books().left(&who.spender, told, self.now())
     }
 
     fn budget_view(&self, row: &ModelBudgetRow) -> BudgetView {

@@ -333,7 +333,13 @@ async fn a_budget_is_for_somebody_who_exists() {
         .set_budget(&context.project, tighter)
         .await
         .unwrap();
-    assert_eq!(context.models.left_for(&with_key), Some("0.5".parse().unwrap()));
+    // What is left of a budget that is shared tells what others spend, so it is told to the project alone.
+    assert_eq!(context.models.left_for(&with_key), Some("1".parse().unwrap()));
+    assert_eq!(context.models.left_for(&who), None);
+    assert_eq!(
+        context.models.left_for(&context.who()),
+        Some("0.5".parse().unwrap())
+    );
     // One whose key is gone can still be changed, and a name that two keys share means neither.
     context
         .models

@@ -94,6 +94,73 @@ pub(crate) async fn answers_that_nobody_reads_are_paid_for(server: &Server) {
     neighbour.kill().await;
 }
 
+/// A directory whose listing takes tens of megabytes, listed many times at once by both wires.
+pub(crate) async fn listings_that_nobody_reads_are_paid_for(server: &Server) {
+    let neighbour = neighbour(server).await;
+    let attacker = tenant(server, "attacker").await;
+    let (id, token) = routes::e2b_sandbox(server).await;
+    let own = Sandbox::of(server.client(), &json!({ "id": format!("sbx_{id}") }));
+    let script = "import os\nos.mkdir('/tmp/many')\nos.chdir('/tmp/many')\n\
+                  for i in range(40000): open('%06d' % i + 'x' * 240, 'x').close()\nprint('made')";
+    for sandbox in [&attacker, &own] {
+        sandbox.run(&["python3", "-c", script]).await.ok();
+    }
+    let before = server.memory();
+    let native = format!(
+        "GET {} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\n\r\n",
+        attacker.path("/files?path=/tmp/many"),
+        attacker.client.key().unwrap(),
+    );
+    let body = json!({"path": "/tmp/many"}).to_string();
+    let e2b = format!(
+        "POST /filesystem.Filesystem/ListDir HTTP/1.1\r\nhost: 49983-{id}.localhost\r\nx-access-token: {token}\r\n\
+         content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let attacks = async {
+        let mut crowd = Vec::new();
+        for _ in 0..20 {
+            for request in [&native, &e2b] {
+                let mut tcp = TcpStream::connect(server.client().authority()).await.unwrap();
+                tcp.write_all(request.as_bytes()).await.unwrap();
+                crowd.push(tcp);
+            }
+        }
+        // Until every listing was made or refused.
+        let mut most = 0;
+        for tcp in &crowd {
+            tcp.readable().await.unwrap();
+            most = most.max(gauge(server, "atoll_buffered_bytes ").await);
+        }
+        println!("40 listings that nobody reads: up to {} MiB held", most / MIB);
+        assert!(most > 10 * MIB, "{most}");
+        assert!(most <= 72 * MIB, "{most}");
+        let mut heads = Vec::new();
+        for tcp in &crowd {
+            let mut head = [0; 12];
+            let read = tcp.try_read(&mut head).unwrap();
+            heads.push(String::from_utf8_lossy(&head[..read]).into_owned());
+        }
+        // Some were refused, and what fits was not.
+        assert!(heads.iter().any(|head| head.ends_with("429")), "{heads:?}");
+        assert!(heads.iter().any(|head| head.ends_with("200")), "{heads:?}");
+        crowd
+    };
+    let crowd = meanwhile(server, &neighbour, attacks).await;
+    drop(crowd);
+    assert_nothing_held(server, before).await;
+    // Alone and read, it is whole.
+    let listed = attacker
+        .client
+        .get(&attacker.path("/files?path=/tmp/many"))
+        .await
+        .ok();
+    assert_eq!(listed["items"].as_array().unwrap().len(), 40_000);
+    attacker.kill().await;
+    own.kill().await;
+    neighbour.kill().await;
+}
+
 /// By E2B's agent: processes with long names, long lists of arguments, and watchers that nobody asks.
 pub(crate) async fn what_is_kept_for_a_sandbox_is_bounded(server: &Server) {
     let neighbour = neighbour(server).await;

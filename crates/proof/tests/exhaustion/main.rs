@@ -20,8 +20,8 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 
 use answers::{
-    answers_that_nobody_reads_are_paid_for, short_messages_that_stand_for_much_are_not_decoded,
-    what_is_kept_for_a_sandbox_is_bounded,
+    answers_that_nobody_reads_are_paid_for, listings_that_nobody_reads_are_paid_for,
+    short_messages_that_stand_for_much_are_not_decoded, what_is_kept_for_a_sandbox_is_bounded,
 };
 use raw::{ATTACKS, Attack, Outcome, attack, until_closed};
 
@@ -31,6 +31,7 @@ on_every_tier!(
     the_calls_of_workflows_are_not_exhausted,
     short_messages_that_stand_for_much_are_not_decoded,
     answers_that_nobody_reads_are_paid_for,
+    listings_that_nobody_reads_are_paid_for,
     what_is_kept_for_a_sandbox_is_bounded,
     connections_do_not_run_out,
     large_calls_of_models_stay_within_limits,

@@ -8,6 +8,7 @@ use atoll_proof::{Answer, Server, json, on_every_tier};
 on_every_tier!(with atoll_proof::Options::default().config("max_storage = \"8M\"");
     a_project_over_its_quota_stores_no_more,
     uploads_count_while_they_are_on_their_way,
+    archives_for_builds_count_while_they_are_kept,
 );
 
 /// An archive lies in scratch before it is anything: it counts from the first byte, and not any more when it is gone.
@@ -35,6 +36,31 @@ async fn uploads_count_while_they_are_on_their_way(server: &Server) {
         let whole = send(5 << 20).await;
         assert_ne!(whole.status, 429, "{}", whole.text());
     }
+}
+
+/// By E2B's wire: an archive for a build is kept after its upload, and counts until another takes its place.
+async fn archives_for_builds_count_while_they_are_kept(server: &Server) {
+    let client = server.client();
+    let upload = async |hash: &str, bytes: usize| {
+        let link = client.get(&format!("/templates/any/files/{hash}")).await;
+        let link = link.expect(201).json()["url"]
+            .as_str()
+            .expect("a link")
+            .to_owned();
+        let path = link.strip_prefix(client.url()).expect("a link to this server");
+        let request = client
+            .with_key(None)
+            .request("PUT".parse().expect("a method"), path);
+        client.send(request.body(vec![0; bytes])).await
+    };
+    upload("one", 5 << 20).await.expect(200);
+    // Of the 8 MiB there are 3 left, for whatever is stored; it is full without one byte more.
+    upload("two", (3 << 20) + 1).await.expect(429);
+    upload("two", 3 << 20).await.expect(200);
+    let sandbox = server.sandbox().await;
+    let small = json!({"name": "small", "path": "/etc/hostname"});
+    let refused = sandbox.ask("/artifacts", small).await;
+    refused.refused(429, "storage_quota_exceeded");
 }
 
 /// What is stored is counted, what would come on top is refused, and what runs goes on; deleting makes room.

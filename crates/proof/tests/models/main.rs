@@ -550,8 +550,40 @@ print(os.environ["OPENAI_API_KEY"])
     let outside = server.client().with_key(Some(&token));
     outside.get("/v1/sandboxes").await.expect(401);
     outside.get("/v1/gateway/spend").await.expect(401);
-    sandbox.kill().await;
     let body = json!({"model": "scripted-echo", "messages": [{"role": "user", "content": "x"}]});
+    // Nor is it good anywhere but inside: not outside, and not in another sandbox; both are written down.
+    outside.post("/v1/chat/completions", &body).await.expect(401);
+    let created = server
+        .client()
+        .post("/v1/sandboxes", &server.request(&allowed))
+        .await;
+    let other = Sandbox::of(server.client(), &created.expect(201).json());
+    let stolen = script.replace("os.environ[\"OPENAI_API_KEY\"]", &format!("\"{token}\""));
+    let said = other.run(&["python3", "-c", &stolen]).await;
+    assert!(said.stderr.contains("401"), "{said:?}");
+    for (of, reason) in [
+        (&sandbox, "its token was used from outside of it".to_owned()),
+        (
+            &other,
+            format!("the token of {} was used from this sandbox", sandbox.id),
+        ),
+    ] {
+        wait::until("it is written down", Duration::from_secs(10), || async {
+            let facts = server.client().get(&of.path("/facts")).await.ok();
+            let mut facts = facts["items"].as_array()?.iter();
+            facts.find(|fact| {
+                fact["kind"] == "model.refused"
+                    && fact["data"]["code"] == "token"
+                    && fact["data"]["reason"] == json!(reason)
+            })?;
+            Some(())
+        })
+        .await;
+    }
+    let calls = server.client().get("/v1/gateway/calls").await.ok();
+    assert_eq!(calls["items"].as_array().unwrap().len(), 1, "{calls}");
+    other.kill().await;
+    sandbox.kill().await;
     outside.post("/v1/chat/completions", &body).await.expect(401);
     server.finish().await;
 }

@@ -223,6 +223,16 @@ fn one_of_each() -> Vec<Fact> {
         Fact::ModelKeyRevoked {
             key: KeyId::from_entropy([1; 20]),
         },
+        Fact::ApprovalAnswered {
+            approval: "apr_x".into(),
+            namespace: "default".into(),
+            workflow: "w".into(),
+            run: "r".into(),
+            digest: "sha256:0".into(),
+            granted: true,
+            by: "Ada".into(),
+            key: Some(KeyId::from_entropy([1; 20])),
+        },
         Fact::Other {
             kind: "egress.denied".into(),
             data: serde_json::json!({"host": "example.com"}),
@@ -434,6 +444,22 @@ async fn usage_is_summed_by_scope_and_time_without_overflow() {
         "saturates"
     );
     assert_eq!(sum(sandbox(3), 0, 10).await, UsageTotal::default());
+
+    // Once summed, only what came later is.
+    let project = &context.project.id;
+    let (all, seen) = context.store.usage_behind(project, 0).await.unwrap();
+    assert_eq!((all.wall_millis, all.memory_byte_seconds), (50, u64::MAX));
+    let nothing = (UsageTotal::default(), seen);
+    assert_eq!(context.store.usage_behind(project, seen).await.unwrap(), nothing);
+    context
+        .store
+        .append_facts(vec![context.fact(2), usage(4, 1, 7)])
+        .await
+        .unwrap();
+    let (later, last) = context.store.usage_behind(project, seen).await.unwrap();
+    assert_eq!((later.wall_millis, later.memory_byte_seconds), (10, 7));
+    assert_eq!(last, seen + 2);
+    assert_eq!(all.plus(later).wall_millis, 60);
 
     // The same sums in the groups of what models cost.
     let query = |by| SpendQuery {

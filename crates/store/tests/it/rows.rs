@@ -27,6 +27,40 @@ async fn a_project_is_made_once() {
 }
 
 #[tokio::test]
+async fn a_project_has_so_many_keys_and_remembers_as_many_that_are_over() {
+    let context = Context::new().await;
+    let store = &context.store;
+    let insert = async |n: u8| {
+        let key = NewKey {
+            id: KeyId::from_entropy([n; 20]),
+            project: context.project.id.clone(),
+            name: format!("key {n}"),
+            hash: [n; 32],
+            prefix: "atoll_ab".into(),
+            role: Role::Member,
+            scopes: Vec::new(),
+            made_by: None,
+            created_at: Timestamp(i64::from(n)),
+            // One expires by itself when the fourth is made.
+            expires_at: (n == 1).then_some(Timestamp(4)),
+        };
+        store.insert_key(key, 2).await.unwrap()
+    };
+    assert!(insert(1).await.is_some() && insert(2).await.is_some());
+    assert_eq!(insert(3).await, None);
+    let mut last = insert(4).await.unwrap();
+    for n in 5..10 {
+        assert_eq!(insert(n).await, None);
+        let revoked = store.revoke_key(&context.project.id, &last.id, Timestamp(i64::from(n)));
+        assert!(revoked.await.unwrap().is_some());
+        last = insert(n).await.unwrap();
+    }
+    let kept = store.keys(&context.project.id).await.unwrap();
+    let names: Vec<_> = kept.iter().map(|key| key.name.as_str()).collect();
+    assert_eq!(names, ["key 2", "key 7", "key 8", "key 9"]);
+}
+
+#[tokio::test]
 async fn a_revoked_key_is_not_found_any_more() {
     let context = Context::new().await;
     let store = &context.store;
@@ -42,12 +76,12 @@ async fn a_revoked_key_is_not_found_any_more() {
         created_at: T0,
         expires_at: Some(Timestamp(i64::from(n))),
     };
-    let first = store.insert_key(key(1)).await.unwrap();
+    let first = store.insert_key(key(1), 10).await.unwrap().unwrap();
     let second = NewKey {
         made_by: Some(first.id.clone()),
         ..key(2)
     };
-    store.insert_key(second).await.unwrap();
+    store.insert_key(second, 10).await.unwrap().unwrap();
     let second = store.find_active_key([2; 32]).await.unwrap().unwrap();
     assert_eq!(
         (&first.made_by, &second.made_by),
@@ -57,7 +91,7 @@ async fn a_revoked_key_is_not_found_any_more() {
         id: KeyId::from_entropy([3; 20]),
         ..key(1)
     };
-    assert!(store.insert_key(same_secret).await.is_err());
+    assert!(store.insert_key(same_secret, 10).await.is_err());
     assert_eq!(store.find_active_key([1; 32]).await.unwrap(), Some(first.clone()));
     assert_eq!(store.find_active_key([9; 32]).await.unwrap(), None);
 

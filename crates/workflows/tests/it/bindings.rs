@@ -1,10 +1,12 @@
 //! What is given to one namespace, one run, one activity is not for another, whatever that one says.
 
 use atoll_workflow_core::TaskToken;
-use atoll_workflows::{Namespace, Question, Step, Verdict, digest};
+use atoll_workflows::{Namespace, Question, Step, StepEnd, Verdict, acting_with, digest};
 use serde_json::json;
 use temporalio_protos::temporal::api::history::v1::history_event::Attributes as Event;
 use temporalio_protos::temporal::api::query::v1::WorkflowQuery;
+use temporalio_protos::temporal::api::schedule::v1 as schedule;
+use temporalio_protos::temporal::api::workflow::v1::NewWorkflowExecutionInfo;
 
 use super::*;
 
@@ -124,25 +126,146 @@ async fn a_worker_is_stopped_in_its_own_namespace() {
     store.close().await;
 }
 
+/// An activity for the built-in worker.
+fn step_of(activity_id: &str) -> Attributes {
+    Attributes::ScheduleActivityTaskCommandAttributes(command::ScheduleActivityTaskCommandAttributes {
+        activity_id: activity_id.to_owned(),
+        activity_type: Some(common::ActivityType {
+            name: "step".to_owned(),
+        }),
+        task_queue: Some(TaskQueue {
+            name: "atoll".to_owned(),
+            ..Default::default()
+        }),
+        start_to_close_timeout: Some(duration(60 * SECOND)),
+        ..Default::default()
+    })
+}
+
 /// Has the workflow schedule an activity for the built-in worker, and takes it.
 async fn next_step(engine: &Engine, activity_id: &str) -> Step {
     let task = poll(engine).await;
-    let wanted =
-        Attributes::ScheduleActivityTaskCommandAttributes(command::ScheduleActivityTaskCommandAttributes {
-            activity_id: activity_id.to_owned(),
-            activity_type: Some(common::ActivityType {
-                name: "step".to_owned(),
-            }),
-            task_queue: Some(TaskQueue {
-                name: "atoll".to_owned(),
-                ..Default::default()
-            }),
-            start_to_close_timeout: Some(duration(60 * SECOND)),
-            ..Default::default()
-        });
-    complete(engine, &task.task_token, vec![wanted]).await;
+    complete(engine, &task.task_token, vec![step_of(activity_id)]).await;
     let namespace = engine.namespace("default", "").unwrap();
     engine.next_step(&namespace, "atoll").await.unwrap().unwrap()
+}
+
+/// Whatever is between a start and a step: other runs, a child, a schedule, a restart, and workers who may do more.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_knows_what_whoever_started_its_workflow_may_do() {
+    const LITTLE: &str = "member workflows";
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("db");
+    let (engine, store) = open(&path).await;
+    acting_with(LITTLE.to_owned(), start(&engine, "wf")).await;
+    let step = acting_with("member".to_owned(), next_step(&engine, "first")).await;
+    assert_eq!(step.rights, LITTLE);
+    engine
+        .end_step(&step, StepEnd::Done(b"1".to_vec()))
+        .await
+        .unwrap();
+
+    let task = poll(&engine).await;
+    let again = Attributes::ContinueAsNewWorkflowExecutionCommandAttributes(Default::default());
+    complete(&engine, &task.task_token, vec![again]).await;
+    engine.close();
+    store.close().await;
+    let (engine, store) = open(&path).await;
+    let task = poll(&engine).await;
+    let child = Attributes::StartChildWorkflowExecutionCommandAttributes(
+        command::StartChildWorkflowExecutionCommandAttributes {
+            workflow_id: "child".to_owned(),
+            workflow_type: Some(common::WorkflowType { name: "C".to_owned() }),
+            parent_close_policy: enums::ParentClosePolicy::Abandon.into(),
+            ..Default::default()
+        },
+    );
+    complete(&engine, &task.task_token, vec![child]).await;
+    // The child's task, or the one with which the parent hears of it.
+    let step = loop {
+        let task = poll(&engine).await;
+        if task.workflow_execution.as_ref().unwrap().workflow_id == "child" {
+            complete(&engine, &task.task_token, vec![step_of("second")]).await;
+            let namespace = engine.namespace("default", "").unwrap();
+            break engine.next_step(&namespace, "atoll").await.unwrap().unwrap();
+        }
+        complete(&engine, &task.task_token, vec![end()]).await;
+    };
+    assert_eq!(
+        (step.workflow_id.as_str(), step.rights.as_str()),
+        ("child", LITTLE)
+    );
+    engine.close();
+    store.close().await;
+}
+
+/// Whoever says last what a schedule starts answers for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_schedule_starts_may_do_what_its_owner_may() {
+    let place = tempfile::tempdir().unwrap();
+    let (engine, store) = open(&place.path().join("db")).await;
+    let action = NewWorkflowExecutionInfo {
+        workflow_id: "wf".to_owned(),
+        workflow_type: Some(common::WorkflowType { name: "W".to_owned() }),
+        task_queue: queue(),
+        ..Default::default()
+    };
+    let wanted = schedule::Schedule {
+        action: Some(schedule::ScheduleAction {
+            action: Some(schedule::schedule_action::Action::StartWorkflow(action)),
+        }),
+        ..Default::default()
+    };
+    let create = service::CreateScheduleRequest {
+        namespace: "default".to_owned(),
+        schedule_id: "s".to_owned(),
+        schedule: Some(wanted.clone()),
+        ..Default::default()
+    };
+    let update = service::UpdateScheduleRequest {
+        namespace: "default".to_owned(),
+        schedule_id: "s".to_owned(),
+        schedule: Some(wanted),
+        ..Default::default()
+    };
+    let all = i32::from(enums::ScheduleOverlapPolicy::AllowAll);
+    let trigger = service::PatchScheduleRequest {
+        namespace: "default".to_owned(),
+        schedule_id: "s".to_owned(),
+        patch: Some(schedule::SchedulePatch {
+            trigger_immediately: Some(schedule::TriggerImmediatelyRequest {
+                overlap_policy: all,
+                ..Default::default()
+            }),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    let by = |rights: &str| rights.to_owned();
+    acting_with(by("member sandboxes workflows"), engine.create_schedule(create))
+        .await
+        .unwrap();
+    acting_with(by("member"), engine.patch_schedule(trigger.clone()))
+        .await
+        .unwrap();
+    let step = next_step(&engine, "one").await;
+    assert_eq!(step.rights, "member sandboxes workflows");
+    // Its id tells the second only, and the next may come within it.
+    engine
+        .end_step(&step, StepEnd::Done(b"1".to_vec()))
+        .await
+        .unwrap();
+    let task = poll(&engine).await;
+    complete(&engine, &task.task_token, vec![end()]).await;
+    acting_with(by("member workflows"), engine.update_schedule(update))
+        .await
+        .unwrap();
+    acting_with(by("member"), engine.patch_schedule(trigger))
+        .await
+        .unwrap();
+    assert_eq!(next_step(&engine, "two").await.rights, "member workflows");
+    engine.close();
+    store.close().await;
 }
 
 /// Whoever has a key for workflows, and nothing else, cannot answer in a person's place.
