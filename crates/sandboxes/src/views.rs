@@ -73,7 +73,7 @@ impl Sandboxes {
 
     /// Changes with every growth of the ledger, whoever it is about, to the number of its last fact.
     pub fn ledger_growth(&self) -> tokio::sync::watch::Receiver<i64> {
-        self.store().ledger_growth()
+        self.store().ledger.ledger_growth()
     }
 
     /// Facts after `after_seq` of these kinds (none named: of all), oldest first; and after which to ask on, unless all of
@@ -93,7 +93,7 @@ impl Sandboxes {
             after_seq,
             limit,
         };
-        let page = self.store().facts_page(query).await;
+        let page = self.store().ledger.facts_page(query).await;
         let page = page.map_err(|e| from_store(&e))?;
         let views = page
             .rows
@@ -122,6 +122,7 @@ impl Sandboxes {
             None => Scope::Project(caller.project().clone()),
         };
         self.store()
+            .ledger
             .usage_total(scope, Timestamp(0), Timestamp(i64::MAX))
             .await
             .map_err(|e| from_store(&e))
