@@ -5,7 +5,6 @@
 use std::path::Path;
 
 use atoll_front::{Front, Guarded, Limits, Peer};
-use atoll_store::Store;
 use atoll_workflows::{Engine, Options};
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::TcpListenerStream;
@@ -25,7 +24,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     if let Ok(events) = std::env::var("SUGGEST_CONTINUE_AS_NEW") {
         options.limits.suggest_events = events.parse()?;
     }
-    let store = Store::open(Path::new(&database))?;
+    let store = atoll_store::sqlite::open_workflows(Path::new(&database))?;
     let engine = Engine::open(store.clone(), options).await?;
     let stop = async {
         let _ = tokio::signal::ctrl_c().await;

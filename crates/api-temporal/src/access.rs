@@ -513,7 +513,7 @@ mod tests {
         const PERMISSION_DENIED: &str = "7";
         const NOT_FOUND: &str = "5";
         let dir = tempfile::tempdir().unwrap();
-        let store = atoll_store::Store::open(&dir.path().join("workflows.db")).unwrap();
+        let store = atoll_store::sqlite::open_workflows(&dir.path().join("workflows.db")).unwrap();
         let options = atoll_workflows::Options {
             project: project(),
             ..atoll_workflows::Options::default()
@@ -549,7 +549,7 @@ mod tests {
     #[tokio::test]
     async fn a_namespace_of_another_project_does_not_exist() {
         let dir = tempfile::tempdir().unwrap();
-        let store = atoll_store::Store::open(&dir.path().join("workflows.db")).unwrap();
+        let store = atoll_store::sqlite::open_workflows(&dir.path().join("workflows.db")).unwrap();
         let options = atoll_workflows::Options {
             project: "prj".to_owned(),
             ..atoll_workflows::Options::default()

@@ -162,7 +162,7 @@ mod tests {
     #[tokio::test]
     async fn an_answer_for_which_there_is_no_room_is_given_up() {
         let dir = tempfile::tempdir().unwrap();
-        let store = atoll_store::Store::open(&dir.path().join("workflows.db")).unwrap();
+        let store = atoll_store::sqlite::open_workflows(&dir.path().join("workflows.db")).unwrap();
         let engine = atoll_workflows::Engine::open(store.clone(), atoll_workflows::Options::default());
         let engine = engine.await.unwrap();
         let mut limits = Limits::for_machine(1 << 30, 1000);

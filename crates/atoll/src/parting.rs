@@ -14,6 +14,7 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use atoll_client::output::{Doing, Error, Result};
 use atoll_confine::capabilities::NET_BIND_SERVICE;
@@ -22,7 +23,7 @@ use atoll_confine::sys::{self, Fork};
 use atoll_helper::served::{self, Works};
 use atoll_links::LinksConfig;
 use atoll_sandboxes::Settings;
-use atoll_store::Store;
+use atoll_store::{Database, sqlite};
 use atoll_volumes::Volumes;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -169,26 +170,34 @@ async fn prepare(config: &Config, data: &Path) -> Result<()> {
     if let Some(tls) = &config.tls {
         tls::acceptor(tls, &config.domain, data)?;
     }
-    let mut databases = vec![data.join("atoll.db")];
+    prepare_database(data.join("atoll.db"), |path| Ok(sqlite::open(path)?.database)).await?;
     if config.workflows_listen.is_some() {
-        databases.push(data.join("workflows.db"));
+        prepare_database(data.join("workflows.db"), |path| {
+            Ok(sqlite::open_workflows(path)?)
+        })
+        .await?;
     }
-    for path in databases {
-        let shown = path.clone();
-        if std::fs::metadata(&path).map_or(0, |found| found.len()) == 0 {
-            let store = tokio::task::spawn_blocking(move || Store::open(&path));
-            let store = store.await.doing("opening the database")?;
-            let store = store.doing(format_args!("cannot open the database {}", shown.display()))?;
-            store.close().await;
-        }
-        // SQLite makes these beside it, which takes power over the directory, and finds them as well.
-        for beside in beside(&shown) {
-            let mut options = std::fs::OpenOptions::new();
-            options.append(true).create(true).mode(0o600);
-            options
-                .open(&beside)
-                .doing(format_args!("cannot create {}", beside.display()))?;
-        }
+    Ok(())
+}
+
+async fn prepare_database(
+    path: PathBuf,
+    open: fn(&Path) -> std::result::Result<Arc<dyn Database>, atoll_store::Error>,
+) -> Result<()> {
+    let shown = path.clone();
+    if std::fs::metadata(&path).map_or(0, |found| found.len()) == 0 {
+        let database = tokio::task::spawn_blocking(move || open(&path));
+        let database = database.await.doing("opening the database")?;
+        let database = database.doing(format_args!("cannot open the database {}", shown.display()))?;
+        database.close().await;
+    }
+    // SQLite makes these beside it, which takes power over the directory, and finds them as well.
+    for beside in beside(&shown) {
+        let mut options = std::fs::OpenOptions::new();
+        options.append(true).create(true).mode(0o600);
+        options
+            .open(&beside)
+            .doing(format_args!("cannot create {}", beside.display()))?;
     }
     Ok(())
 }

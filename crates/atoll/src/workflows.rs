@@ -13,7 +13,7 @@ use atoll_client::output::{Doing, Error, Result};
 use atoll_front::serve;
 use atoll_front::{Connections, Front, Guarded, Line, Peer};
 use atoll_identity::Identity;
-use atoll_store::Store;
+use atoll_store::WorkflowStore;
 use atoll_workflows::{Engine, Options};
 use futures_util::{Stream, StreamExt as _, stream};
 use tokio::net::{TcpListener, TcpStream};
@@ -27,7 +27,7 @@ pub(crate) struct Workflows {
     address: SocketAddr,
     is_secured: bool,
     engine: Engine,
-    store: Store,
+    store: Arc<dyn WorkflowStore>,
     serving: JoinHandle<()>,
 }
 
@@ -48,7 +48,7 @@ impl Workflows {
         let address = listener.local_addr().doing("cannot serve workflows")?;
         let path = data.join("workflows.db");
         let shown = path.clone();
-        let store = tokio::task::spawn_blocking(move || Store::open(&path))
+        let store = tokio::task::spawn_blocking(move || atoll_store::sqlite::open_workflows(&path))
             .await
             .doing("opening the database")?
             .doing(format_args!("cannot open the database {}", shown.display()))?;
@@ -59,7 +59,7 @@ impl Workflows {
         if let Some(most) = most_kept {
             options.most_kept = most;
         }
-        let engine = Engine::open(store.clone(), options)
+        let engine = Engine::open(Arc::clone(&store), options)
             .await
             .doing("cannot take up the workflows")?;
         let served = engine.clone();

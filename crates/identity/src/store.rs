@@ -7,10 +7,18 @@ use atoll_types::{Fault, KeyId, ProjectId, Timestamp};
 
 use crate::{Key, ModelKey, NewKey, NewSession, Project};
 
-/// Rows of projects and keys.
+/// Rows of projects, keys and sessions.
 ///
-/// What must hold: success means durable. Making and revoking a key is told in the ledger, in the commit that does it, and
-/// told once. A row that was written is seen by every read that begins afterwards, whoever wrote it.
+/// What must hold: success means durable. A row that was written is seen by every read that begins afterwards, whoever wrote it.
+///
+/// What is committed together: making or revoking a key and its fact, which is told once; a session and the end of those that
+/// have to make room for it. Keys for models are rows of the model gateway, and only read here.
+///
+/// What is kept in front of it, and how that stays true: keys and sessions that were found valid (`KnownKeys`). A revocation
+/// forgets them after its commit and whatever was looked up meanwhile; expiry is looked at with each use. Nothing tells of what
+/// another server revokes: several would have to learn it from the ledger (`key.revoked`) before they may share a database.
+///
+/// What locks protect: that of `KnownKeys` the map and the count of revocations, together. None is held for a store.
 #[async_trait]
 pub trait IdentityStore: fmt::Debug + Send + Sync + 'static {
     /// The project of that name; `new` gives the id it gets if there is none yet.

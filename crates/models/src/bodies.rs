@@ -3,6 +3,7 @@
 //! What must hold: nothing is kept that was not screened, and what cannot be screened is not kept. Streams are put together
 //! first, so that what is split over their pieces is found, too. It is written beside the call and never slows it.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
@@ -66,6 +67,7 @@ impl Models {
         call: &ModelCallId,
     ) -> Result<Option<ModelBodies>, Fault> {
         self.store()
+            .models
             .model_bodies(project, call)
             .await
             .map_err(|e| from_store(&e))
@@ -98,7 +100,7 @@ impl Models {
         }
         let keep = i64::try_from(bodies.keep.as_millis()).unwrap_or(i64::MAX);
         let before = atoll_types::Timestamp(now.0.saturating_sub(keep));
-        let store = self.store().clone();
+        let store = Arc::clone(&self.store().models);
         self.spawn(async move {
             let mut outcome = store.put_model_bodies(call, project, now, kept).await;
             if trim {

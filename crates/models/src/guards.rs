@@ -86,6 +86,7 @@ impl Models {
             updated_at: self.now(),
         };
         self.store()
+            .models
             .put_model_guards(row)
             .await
             .map_err(|e| from_store(&e))?;

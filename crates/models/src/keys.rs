@@ -159,6 +159,7 @@ impl Models {
             },
         );
         self.store()
+            .models
             .insert_model_key(row.clone(), vec![fact])
             .await
             .map_err(|e| from_store(&e))?;
@@ -167,7 +168,11 @@ impl Models {
     }
 
     pub async fn list_model_keys(&self, project: &ProjectId) -> Result<Vec<ModelKeyRow>, Fault> {
-        self.store().model_keys(project).await.map_err(|e| from_store(&e))
+        self.store()
+            .models
+            .model_keys(project)
+            .await
+            .map_err(|e| from_store(&e))
     }
 
     /// From now on the key opens nothing. Revoking it again changes nothing.
@@ -175,6 +180,7 @@ impl Models {
         let fact = self.fact(project, Fact::ModelKeyRevoked { key: id.clone() });
         let revoked = self
             .store()
+            .models
             .revoke_model_key(project, id, self.now(), vec![fact])
             .await;
         let row = revoked.map_err(|e| from_store(&e))?;

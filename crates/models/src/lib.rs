@@ -47,7 +47,7 @@ use atoll_gateway_core::{Books, Budget, Window};
 use atoll_identity::Identity;
 use atoll_policy::Floor;
 use atoll_providers::{Providers, Reach, Timeouts};
-use atoll_store::{Fact, ModelBudgetRow, NewFact, Store};
+use atoll_store::{Fact, ModelBudgetRow, NewFact, Stores};
 use atoll_types::{CallOutcome, Fault, Id, ProjectId, Timestamp};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -91,7 +91,7 @@ struct Inner {
     settings: Settings,
     beyond_floor: Arc<dyn Reach>,
     runtime: tokio::runtime::Handle,
-    store: Store,
+    store: Stores,
     identity: Identity,
     broker: Arc<Broker>,
     providers: Providers,
@@ -126,7 +126,7 @@ impl Models {
     /// Settles what an earlier server left open, and reads the setup.
     pub async fn start(
         settings: Settings,
-        store: Store,
+        store: Stores,
         identity: Identity,
         broker: Arc<Broker>,
     ) -> Result<Self, Fault> {
@@ -174,7 +174,7 @@ impl Models {
         &self.inner.metrics
     }
 
-    fn store(&self) -> &Store {
+    fn store(&self) -> &Stores {
         &self.inner.store
     }
 
@@ -197,6 +197,7 @@ impl Models {
         let now = self.now();
         for mut call in self
             .store()
+            .models
             .open_model_calls()
             .await
             .map_err(|e| from_store(&e))?
@@ -208,6 +209,7 @@ impl Models {
             call.error = Some("the server was killed meanwhile".into());
             let fact = settlement::fact(&call);
             self.store()
+                .models
                 .close_model_call(call, vec![fact])
                 .await
                 .map_err(|e| from_store(&e))?;
@@ -222,6 +224,7 @@ impl Models {
         let from = Window::containing(row.window, now).start;
         let spent = self
             .store()
+            .models
             .model_spent(&row.project, row.scope, row.subject.as_deref(), from)
             .await;
         let spent = spent.map_err(|e| from_store(&e))?;
@@ -263,7 +266,7 @@ impl Models {
         };
         let models = self.clone();
         self.spawn(async move {
-            if let Err(error) = models.store().append_facts(vec![fact]).await {
+            if let Err(error) = models.store().ledger.append_facts(vec![fact]).await {
                 tracing::warn!(%error, "a refused model call could not be written down");
             }
             models.inner.refusals.fetch_sub(1, Ordering::Relaxed);

@@ -17,6 +17,7 @@ impl Models {
     pub async fn model_call(&self, project: &ProjectId, id: &ModelCallId) -> Result<ModelCallRow, Fault> {
         let found = self
             .store()
+            .models
             .model_call(project, id)
             .await
             .map_err(|e| from_store(&e))?;
@@ -36,13 +37,18 @@ impl Models {
             .transpose()
             .map_err(|why: String| Fault::new(Code::InvalidCursor, why))?;
         self.store()
+            .models
             .model_calls(project, sandbox, after, limit)
             .await
             .map_err(|e| from_store(&e))
     }
 
     pub async fn spend(&self, query: SpendQuery) -> Result<Spend, Fault> {
-        self.store().model_spend(query).await.map_err(|e| from_store(&e))
+        self.store()
+            .models
+            .model_spend(query)
+            .await
+            .map_err(|e| from_store(&e))
     }
 
     /// The same, with what sandboxes used in each group; groups that called no model come last.
@@ -52,6 +58,7 @@ impl Models {
     ) -> Result<Vec<(SpendRow, UsageTotal)>, Fault> {
         let compute = self
             .store()
+            .ledger
             .compute_beside(query.clone())
             .await
             .map_err(|e| from_store(&e))?;

@@ -129,7 +129,7 @@ impl Open {
         stored.cost = cost(&setup, &row);
         let (store, id) = (models.store().clone(), row.id.clone());
         let writing = async move {
-            let written = store.open_model_call(stored).await;
+            let written = store.models.open_model_call(stored).await;
             if let Err(error) = &written {
                 tracing::error!(%error, call = %id, "a model call could not be written down");
             }
@@ -213,7 +213,7 @@ impl Open {
         self.row.reserved = have + self.most;
         self.durable().await?;
         let (id, reserved) = (self.row.id.clone(), self.row.reserved);
-        let raised = self.models.store().raise_model_call(id, reserved).await;
+        let raised = self.models.store().models.raise_model_call(id, reserved).await;
         raised.map_err(|e| from_store(&e))
     }
 
@@ -307,7 +307,12 @@ impl Open {
 impl Models {
     /// Writes down how a call ended, however often it takes: until then it would count as under way.
     async fn close(&self, row: ModelCallRow, facts: Vec<NewFact>) {
-        while let Err(error) = self.store().close_model_call(row.clone(), facts.clone()).await {
+        while let Err(error) = self
+            .store()
+            .models
+            .close_model_call(row.clone(), facts.clone())
+            .await
+        {
             tracing::error!(%error, call = %row.id, "a model call could not be settled; trying again, or the next start will");
             if matches!(error, atoll_store::Error::Closed) {
                 return;

@@ -162,7 +162,12 @@ pub struct SetPrice {
 impl Models {
     /// On start: everything of every project.
     pub(crate) async fn load(&self) -> Result<(), Fault> {
-        let setup = self.store().model_setup().await.map_err(|e| from_store(&e))?;
+        let setup = self
+            .store()
+            .models
+            .model_setup()
+            .await
+            .map_err(|e| from_store(&e))?;
         let mut projects: HashMap<ProjectId, ProjectSetup> = HashMap::new();
         for row in setup.providers {
             let loaded = row
@@ -304,6 +309,7 @@ impl Models {
             },
         );
         self.store()
+            .models
             .put_model_provider(row.clone(), vec![fact])
             .await
             .map_err(|e| from_store(&e))?;
@@ -347,6 +353,7 @@ impl Models {
             },
         );
         self.store()
+            .models
             .delete_model_provider(project, name, vec![fact])
             .await
             .map_err(|e| from_store(&e))?;
@@ -412,6 +419,7 @@ impl Models {
             updated_at: self.now(),
         };
         self.store()
+            .models
             .put_model_route(row.clone())
             .await
             .map_err(|e| from_store(&e))?;
@@ -425,6 +433,7 @@ impl Models {
         let _one_at_a_time = self.inner.setup_lock.lock().await;
         if !self
             .store()
+            .models
             .delete_model_route(project, name)
             .await
             .map_err(|e| from_store(&e))?
@@ -510,6 +519,7 @@ impl Models {
             updated_at: self.now(),
         };
         self.store()
+            .models
             .put_model_price(row.clone())
             .await
             .map_err(|e| from_store(&e))?;
@@ -535,6 +545,7 @@ impl Models {
         let _one_at_a_time = self.inner.setup_lock.lock().await;
         if !self
             .store()
+            .models
             .delete_model_price(project, model)
             .await
             .map_err(|e| from_store(&e))?

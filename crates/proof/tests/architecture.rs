@@ -260,6 +260,22 @@ fn each_tool_has_its_owner() {
     assert_none(&wrong);
 }
 
+/// What stores promise names no database: another one can stand behind the same traits.
+#[test]
+fn only_one_module_of_the_store_knows_sqlite() {
+    let workspace = Workspace::read();
+    let mut wrong = Vec::new();
+    for (path, text) in workspace.sources("store") {
+        let is_words = path.components().any(|part| part.as_os_str() == "src")
+            && !path.components().any(|part| part.as_os_str() == "sqlite")
+            && !path.ends_with("sqlite.rs");
+        if is_words && text.contains("rusqlite") {
+            wrong.push(format!("{} knows rusqlite", path.display()));
+        }
+    }
+    assert_none(&wrong);
+}
+
 /// What runs as PID 1 inside the sandbox, or around it, drags none of the server along.
 #[test]
 fn guest_and_jailer_stand_alone() {

@@ -77,6 +77,7 @@ impl Sandboxes {
             },
         };
         self.store()
+            .sandboxes
             .insert_artifact(row.clone(), vec![fact])
             .await
             .map_err(|e| from_store(&e))?;
@@ -94,6 +95,7 @@ impl Sandboxes {
         self.expire_artifacts().await?;
         let page = self
             .store()
+            .sandboxes
             .artifacts(caller.project(), name, cursor, limit)
             .await
             .map_err(|e| from_store(&e))?;
@@ -128,6 +130,7 @@ impl Sandboxes {
     pub(crate) async fn expire_artifacts(&self) -> Result<usize, Fault> {
         let expired = self
             .store()
+            .sandboxes
             .expired_artifacts(self.now(), 100)
             .await
             .map_err(|e| from_store(&e))?;
@@ -151,11 +154,13 @@ impl Sandboxes {
             },
         };
         self.store()
+            .sandboxes
             .delete_artifact(&row.project, &row.id, vec![fact])
             .await
             .map_err(|e| from_store(&e))?;
         if !self
             .store()
+            .sandboxes
             .digest_in_use(&row.digest)
             .await
             .map_err(|e| from_store(&e))?
@@ -167,9 +172,10 @@ impl Sandboxes {
 
     async fn find_artifact(&self, caller: &Caller, which: &str) -> Result<ArtifactRow, Fault> {
         let found = match which.parse::<ArtifactId>() {
-            Ok(id) => self.store().artifact(caller.project(), &id).await,
+            Ok(id) => self.store().sandboxes.artifact(caller.project(), &id).await,
             Err(_) => {
                 self.store()
+                    .sandboxes
                     .artifact_by_name(caller.project(), which, self.now())
                     .await
             }

@@ -162,6 +162,7 @@ impl Sandboxes {
             },
         };
         self.store()
+            .ledger
             .append_facts(vec![fact])
             .await
             .map_err(|e| crate::faults::from_store(&e))
@@ -176,7 +177,7 @@ impl Sandboxes {
 
     /// What sandboxes run on, and what snapshots need to come back.
     async fn templates_in_use(&self) -> Result<HashSet<TemplateId>, Fault> {
-        let of_snapshots = self.store().templates_of_snapshots().await;
+        let of_snapshots = self.store().saved.templates_of_snapshots().await;
         let mut in_use: HashSet<TemplateId> = of_snapshots
             .map_err(|e| crate::faults::from_store(&e))?
             .into_iter()
@@ -354,6 +355,7 @@ impl Sandboxes {
             },
         };
         self.store()
+            .ledger
             .append_facts(vec![fact])
             .await
             .map_err(|e| crate::faults::from_store(&e))?;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use atoll_lifecycle::Record;
 use atoll_runtime::Instance;
-use atoll_store::SandboxRow;
+use atoll_store::{SandboxRow, SandboxStore};
 use atoll_types::{Code, Fault, InstanceId, ProjectId, SandboxId, SandboxState, Timestamp};
 
 use crate::endings::OpenCommands;
@@ -97,7 +97,7 @@ impl Cell {
     }
 
     /// Notes a use, if anybody cares.
-    pub(crate) fn touch(&self, store: &atoll_store::Store, now: Timestamp) {
+    pub(crate) fn touch(&self, store: &dyn SandboxStore, now: Timestamp) {
         if self.seen.borrow().record.policy.idle.is_some() {
             self.last_used.fetch_max(now.0, Ordering::Relaxed);
             store.note_sandbox_used(&self.id, now);
@@ -203,12 +203,12 @@ impl Cell {
 /// Marks a sandbox as in use for as long as it lives.
 pub(crate) struct InUse {
     cell: Arc<Cell>,
-    store: atoll_store::Store,
+    store: Arc<dyn SandboxStore>,
     now: fn() -> Timestamp,
 }
 
 impl InUse {
-    pub(crate) fn new(cell: Arc<Cell>, store: atoll_store::Store, now: fn() -> Timestamp) -> Self {
+    pub(crate) fn new(cell: Arc<Cell>, store: Arc<dyn SandboxStore>, now: fn() -> Timestamp) -> Self {
         cell.active.fetch_add(1, Ordering::Relaxed);
         let guard = Self { cell, store, now };
         guard.note();
@@ -216,7 +216,7 @@ impl InUse {
     }
 
     fn note(&self) {
-        self.cell.touch(&self.store, (self.now)());
+        self.cell.touch(&*self.store, (self.now)());
     }
 }
 

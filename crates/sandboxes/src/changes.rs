@@ -145,7 +145,7 @@ impl Sandboxes {
             set.map_err(|e| from_runtime(&e))?;
         }
         let fact = self.fact(cell, Fact::SandboxChanged { fields });
-        match self.store().change_sandbox(next, vec![fact]).await {
+        match self.store().sandboxes.change_sandbox(next, vec![fact]).await {
             Ok(committed) => {
                 cell.seen.replace(committed.clone());
                 *row = committed;

@@ -78,6 +78,7 @@ impl Sandboxes {
         if let Some(idempotency) = &idempotency {
             let existing = self
                 .store()
+                .sandboxes
                 .sandbox_by_idempotency(caller.project(), idempotency.clone())
                 .await;
             if let Some(row) = existing.map_err(|e| insert_fault(&e))?
@@ -442,7 +443,7 @@ impl Sandboxes {
         let cell = Cell::new(row);
         let mut uncommitted = cell.row.lock().await;
         self.live().insert(cell.id.clone(), Arc::clone(&cell));
-        let inserted = self.store().insert_sandbox(new).await;
+        let inserted = self.store().sandboxes.insert_sandbox(new).await;
         if !matches!(inserted, Ok(Inserted::New(_))) {
             self.live().remove(&cell.id);
             // Whoever came by meanwhile waits for nothing that will ever be.

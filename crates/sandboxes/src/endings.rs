@@ -220,7 +220,7 @@ impl Sandboxes {
             }
             self.fact(cell, start)
         };
-        let written = self.store().append_facts(vec![durable]).await;
+        let written = self.store().ledger.append_facts(vec![durable]).await;
         written.map_err(|e| from_store(&e))
     }
 

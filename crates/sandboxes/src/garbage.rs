@@ -39,6 +39,7 @@ impl Sandboxes {
         wanted.extend(self.unfinished().iter().cloned());
         let rows = self
             .store()
+            .saved
             .all_snapshot_ids()
             .await
             .map_err(|e| from_store(&e))?;

@@ -74,7 +74,7 @@ use atoll_lifecycle::{Missing, Tier};
 use atoll_runtime::channel::Guest;
 use atoll_runtime::probe::{Probe, Verdict};
 use atoll_runtime::{Instance, InstanceSpec, Runtime, Runtimes};
-use atoll_store::{Cursor, Fact, NewFact, Store};
+use atoll_store::{Cursor, Fact, NewFact, Stores};
 use atoll_types::{
     Code, Fault, InstanceId, Isolation, NetworkPolicy, ProjectId, SandboxId, SandboxState, TemplateId,
     Timestamp,
@@ -128,7 +128,7 @@ pub struct Sandboxes {
 #[derive(Debug)]
 struct Inner {
     settings: Settings,
-    store: Store,
+    store: Stores,
     templates: Templates,
     vault: Vault,
     volumes: Arc<Volumes>,
@@ -173,7 +173,7 @@ struct Inner {
 /// Everything that outlives the server.
 #[derive(Debug)]
 pub struct Storage {
-    pub store: Store,
+    pub store: Stores,
     pub templates: Templates,
     pub vault: Vault,
     pub volumes: Volumes,
@@ -243,14 +243,14 @@ impl Sandboxes {
         self.inner.tasks.close();
         self.inner.tasks.wait().await;
         self.close_network().await;
-        self.inner.store.close().await;
+        self.inner.store.database.close().await;
     }
 
     fn settings(&self) -> &Settings {
         &self.inner.settings
     }
 
-    fn store(&self) -> &Store {
+    fn store(&self) -> &Stores {
         &self.inner.store
     }
 
@@ -370,7 +370,7 @@ impl Sandboxes {
         }
         // A sandbox that is in use is not idle, however long that takes.
         if cell.is_in_use() {
-            cell.touch(self.store(), self.now());
+            cell.touch(&*self.store().sandboxes, self.now());
         }
         let touched = atoll_lifecycle::step(&cell.record(), atoll_lifecycle::Input::Touched, self.now());
         touched.map_err(Fault::from)?;
@@ -379,7 +379,11 @@ impl Sandboxes {
             return Err(cell.explain_end().await);
         };
         let guest = instance.guest;
-        let in_use = InUse::new(Arc::clone(&cell), self.store().clone(), self.settings().now);
+        let in_use = InUse::new(
+            Arc::clone(&cell),
+            self.store().sandboxes.clone(),
+            self.settings().now,
+        );
         Ok((cell, guest, in_use))
     }
 

@@ -53,7 +53,12 @@ impl Sandboxes {
             after: crate::parse_cursor(request.cursor)?,
             limit: request.limit,
         };
-        let page = self.store().sandboxes(query).await.map_err(|e| from_store(&e))?;
+        let page = self
+            .store()
+            .sandboxes
+            .sandboxes(query)
+            .await
+            .map_err(|e| from_store(&e))?;
         Ok(Page {
             items: page.items.into_iter().map(views::sandbox).collect(),
             next: page.next.map(|cursor| cursor.to_string()),
@@ -110,6 +115,7 @@ impl Sandboxes {
         }
         let row = self
             .store()
+            .sandboxes
             .sandbox(caller.project(), id)
             .await
             .map_err(|e| from_store(&e))?;
@@ -242,17 +248,20 @@ impl Sandboxes {
             };
             let wakes = next.record.state == SandboxState::Resuming && row.record.state != next.record.state;
             let committed = match saved.filter(rests_on) {
-                Some(snapshot) => self.store().commit_saved(next, snapshot, facts).await,
+                Some(snapshot) => self.store().saved.commit_saved(next, snapshot, facts).await,
                 None if wakes => {
                     let most = self.settings().max_live_per_project;
-                    self.store().update_sandbox_within(next, facts, most).await
+                    self.store()
+                        .sandboxes
+                        .update_sandbox_within(next, facts, most)
+                        .await
                 }
-                None => self.store().update_sandbox(next, facts).await,
+                None => self.store().sandboxes.update_sandbox(next, facts).await,
             };
             let committed = match committed {
                 // Everybody has a record of their own of what is over. A kill alone changes it; another one was quicker.
                 Err(atoll_store::Error::VersionConflict(_)) if !row.record.state.is_live() => {
-                    let now = self.store().sandbox(&cell.project, &cell.id).await;
+                    let now = self.store().sandboxes.sandbox(&cell.project, &cell.id).await;
                     let now = now.map_err(|e| from_store(&e))?;
                     *row = now.ok_or_else(|| not_found(&cell.id))?;
                     cell.seen.replace(row.clone());
@@ -291,7 +300,7 @@ impl Sandboxes {
             commits.push((next, facts));
             locked.push((cell, row, transition.effects));
         }
-        let committed = self.store().update_sandboxes(commits).await;
+        let committed = self.store().sandboxes.update_sandboxes(commits).await;
         let committed = committed.map_err(|e| from_store(&e))?;
         for ((cell, mut row, effects), committed) in locked.into_iter().zip(&committed) {
             note_change(cell, &row, committed);

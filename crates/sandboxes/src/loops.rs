@@ -82,10 +82,10 @@ impl Sandboxes {
     async fn reap_due(&self) -> Result<Duration, atoll_store::Error> {
         let cells: Vec<Arc<Cell>> = self.live().values().cloned().collect();
         for cell in cells.iter().filter(|cell| cell.is_in_use()) {
-            cell.touch(self.store(), self.now());
+            cell.touch(&*self.store().sandboxes, self.now());
         }
         let mut failed = false;
-        for row in self.store().due_sandboxes(self.now(), 256).await? {
+        for row in self.store().sandboxes.due_sandboxes(self.now(), 256).await? {
             let Some(cell) = self.live_cell(&row.id) else {
                 continue;
             };
@@ -108,7 +108,7 @@ impl Sandboxes {
         if failed {
             return Ok(Duration::from_secs(1));
         }
-        let next = self.store().next_due().await?;
+        let next = self.store().sandboxes.next_due().await?;
         Ok(next.map_or(LOOK_AGAIN, |at| {
             Duration::from_millis(at.millis_since(self.now()).max(1)).min(LOOK_AGAIN)
         }))
@@ -141,7 +141,7 @@ impl Sandboxes {
                 () = self.inner.stop.cancelled() => true,
             };
             for (sandbox, more) in recorder.take() {
-                if let Err(error) = self.store().add_network_usage(&sandbox, more).await {
+                if let Err(error) = self.store().sandboxes.add_network_usage(&sandbox, more).await {
                     tracing::error!(%sandbox, %error, "what went through its network could not be counted");
                 }
             }
@@ -234,7 +234,7 @@ impl Sandboxes {
 
     /// Tries until it is written. Meanwhile the queue fills up, and what would add to it is refused.
     async fn write_batch(&self, batch: Vec<NewFact>, stopping: bool) {
-        while let Err(error) = self.store().append_facts(batch.clone()).await {
+        while let Err(error) = self.store().ledger.append_facts(batch.clone()).await {
             tracing::error!(%error, "facts could not be recorded; trying again");
             if stopping || self.inner.stop.is_cancelled() {
                 return;
@@ -258,11 +258,11 @@ impl Sandboxes {
                 tracing::warn!(%fault, "expired artifacts could not be removed");
             }
             let old = self.before(self.settings().ended_retention_millis);
-            if let Err(error) = self.store().forget_sandboxes(old, 1000).await {
+            if let Err(error) = self.store().sandboxes.forget_sandboxes(old, 1000).await {
                 tracing::warn!(%error, "ended sandboxes could not be forgotten");
             }
             let old = self.before(self.settings().ledger_retention_millis);
-            match self.store().expire_facts(old, FACTS_FORGOTTEN).await {
+            match self.store().ledger.expire_facts(old, FACTS_FORGOTTEN).await {
                 Ok(0) => {}
                 // Sums are of the facts that there are.
                 Ok(_) => self.forget_usage(),

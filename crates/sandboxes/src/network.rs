@@ -116,7 +116,12 @@ impl Sandboxes {
     pub async fn network(&self, caller: &Caller, id: &SandboxId) -> Result<NetworkView, Fault> {
         let row = self.row(caller, id).await?;
         let (policy, source) = self.effective_policy(&row.spec, &row.template);
-        let stored = self.store().network_usage(id).await.map_err(|e| from_store(&e))?;
+        let stored = self
+            .store()
+            .sandboxes
+            .network_usage(id)
+            .await
+            .map_err(|e| from_store(&e))?;
         let pending = self.outside().recorder.pending(id);
         Ok(NetworkView {
             policy,
@@ -176,7 +181,11 @@ impl Sandboxes {
                     secrets: next.spec.secrets.iter().map(|used| used.secret.clone()).collect(),
                 },
             );
-            let committed = service.store().set_sandbox_network(next, vec![fact]).await;
+            let committed = service
+                .store()
+                .sandboxes
+                .set_sandbox_network(next, vec![fact])
+                .await;
             let committed = committed.map_err(|e| from_store(&e))?;
             cell.seen.replace(committed.clone());
             *row = committed;

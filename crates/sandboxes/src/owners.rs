@@ -55,7 +55,7 @@ impl Sandboxes {
 
     /// Who a volume belongs to.
     pub async fn owner_of_volume(&self, id: &VolumeId) -> Result<Option<ProjectId>, Fault> {
-        let found = self.store().project_of_volume(id).await;
+        let found = self.store().saved.project_of_volume(id).await;
         found.map_err(|e| from_store(&e))
     }
 }

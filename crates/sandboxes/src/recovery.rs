@@ -27,7 +27,12 @@ impl Sandboxes {
                 found.insert(id, Arc::clone(runtime));
             }
         }
-        let rows = self.store().live_sandboxes().await.map_err(|e| from_store(&e))?;
+        let rows = self
+            .store()
+            .sandboxes
+            .live_sandboxes()
+            .await
+            .map_err(|e| from_store(&e))?;
         let (rows_total, found_total) = (rows.len(), found.len());
         let mut pairs = Vec::new();
         for row in rows {
@@ -90,7 +95,7 @@ impl Sandboxes {
             Some(Err(_)) | None => (None, Liveness::Gone),
         };
         let metered = self.metered_so_far(&row).await?;
-        let open = self.store().open_commands(&row.id).await;
+        let open = self.store().ledger.open_commands(&row.id).await;
         let open = open.map_err(|e| from_store(&e))?;
         let cell = self.look_after(row);
         cell.commands.restore(open);
@@ -148,6 +153,7 @@ impl Sandboxes {
         let since = row.record.started_at.unwrap_or(row.record.created_at);
         let total = self
             .store()
+            .ledger
             .usage_total(scope, since, Timestamp(i64::MAX))
             .await
             .map_err(|e| from_store(&e))?;

@@ -137,7 +137,7 @@ impl Sandboxes {
         kind: SaveKind,
     ) -> Result<(), Fault> {
         let row = cell.last_seen();
-        let found = self.store().snapshot(&row.project, snapshot).await;
+        let found = self.store().saved.snapshot(&row.project, snapshot).await;
         let saved = found.map_err(|e| from_store(&e))?.ok_or_else(|| {
             Fault::new(
                 Code::SavedStateLost,

@@ -108,7 +108,11 @@ impl Sandboxes {
         // Before its end can be heard of.
         self.expect(cell, &command)?;
         self.follow_from_the_first(cell, guest, begins.ends).await;
-        let in_use = InUse::new(Arc::clone(cell), self.store().clone(), self.settings().now);
+        let in_use = InUse::new(
+            Arc::clone(cell),
+            self.store().sandboxes.clone(),
+            self.settings().now,
+        );
         self.begun(Arc::clone(cell), guest.clone(), in_use, command, begins.command)
             .await
     }

@@ -115,7 +115,7 @@ impl Sandboxes {
         if template.start.is_none() || !spec.env.is_empty() || !spec.volumes.is_empty() {
             return None;
         }
-        let kept = self.store().snapshots_of_template(&template.id).await;
+        let kept = self.store().saved.snapshots_of_template(&template.id).await;
         let kept =
             kept.inspect_err(|error| tracing::warn!(%error, "running templates could not be looked up"));
         kept.unwrap_or_default().into_iter().find(|row| {
@@ -127,7 +127,7 @@ impl Sandboxes {
 
     /// Forgets what was kept for a template that is gone.
     pub(crate) async fn drop_running_state(&self, template: &TemplateId) {
-        let dropped = self.store().delete_snapshots_of_template(template).await;
+        let dropped = self.store().saved.delete_snapshots_of_template(template).await;
         match dropped.map_err(|e| from_store(&e)) {
             Ok(rows) => {
                 for row in rows {

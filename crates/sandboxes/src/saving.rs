@@ -238,7 +238,7 @@ impl Sandboxes {
 
     /// Forgets saved state that no row refers to any more. What remains after a failure is garbage, collected later.
     pub(crate) async fn drop_saved(&self, snapshot: &SnapshotId) {
-        if let Err(error) = self.store().delete_hidden_snapshot(snapshot).await {
+        if let Err(error) = self.store().saved.delete_hidden_snapshot(snapshot).await {
             tracing::warn!(%snapshot, %error, "saved state could not be forgotten");
             return;
         }

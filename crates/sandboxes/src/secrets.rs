@@ -74,7 +74,11 @@ impl Sandboxes {
         atoll_policy::check_binding(&request.binding)?;
         let value = Secret::new(take(request.value)).map_err(|e| from_broker(&e))?;
         let _one_at_a_time = self.inner.secret_lock.lock().await;
-        let found = self.store().secret_by_name(caller.project(), &request.name).await;
+        let found = self
+            .store()
+            .sandboxes
+            .secret_by_name(caller.project(), &request.name)
+            .await;
         let broker = &self.outside().broker;
         let row = match found.map_err(|e| from_store(&e))? {
             Some(before) => {
@@ -90,6 +94,7 @@ impl Sandboxes {
                 };
                 let fact = self.secret_fact(&row, |secret| Fact::SecretSet { secret });
                 self.store()
+                    .sandboxes
                     .update_secret(row.clone(), vec![fact])
                     .await
                     .map_err(|e| from_store(&e))?;
@@ -111,6 +116,7 @@ impl Sandboxes {
                 };
                 let fact = self.secret_fact(&row, |secret| Fact::SecretSet { secret });
                 self.store()
+                    .sandboxes
                     .insert_secret(row.clone(), vec![fact])
                     .await
                     .map_err(|e| from_store(&e))?;
@@ -145,6 +151,7 @@ impl Sandboxes {
         };
         let fact = self.secret_fact(&row, |secret| Fact::SecretRotated { secret });
         self.store()
+            .sandboxes
             .update_secret(row.clone(), vec![fact])
             .await
             .map_err(|e| from_store(&e))?;
@@ -164,7 +171,11 @@ impl Sandboxes {
         limit: usize,
     ) -> Result<Page<SecretView>, Fault> {
         let after = crate::parse_cursor(cursor)?;
-        let page = self.store().secrets(caller.project(), after, limit).await;
+        let page = self
+            .store()
+            .sandboxes
+            .secrets(caller.project(), after, limit)
+            .await;
         let page = page.map_err(|e| from_store(&e))?;
         Ok(Page {
             items: page.items.into_iter().map(view).collect(),
@@ -183,6 +194,7 @@ impl Sandboxes {
     async fn drop_secret(&self, row: &SecretRow) -> Result<(), Fault> {
         let fact = self.secret_fact(row, |secret| Fact::SecretDeleted { secret });
         self.store()
+            .sandboxes
             .delete_secret(&row.project, &row.id, vec![fact])
             .await
             .map_err(|e| from_store(&e))?;
@@ -199,7 +211,7 @@ impl Sandboxes {
     }
 
     pub(crate) async fn secret_row(&self, project: &ProjectId, name: &str) -> Result<SecretRow, Fault> {
-        let row = self.store().secret_by_name(project, name).await;
+        let row = self.store().sandboxes.secret_by_name(project, name).await;
         row.map_err(|e| from_store(&e))?.ok_or_else(|| {
             let shown: String = name.chars().take(64).collect();
             Fault::new(Code::SecretNotFound, format!("there is no secret `{shown}`"))
@@ -209,7 +221,13 @@ impl Sandboxes {
 
     /// On start: what the store has sealed is held in memory, to be lent.
     pub(crate) async fn load_secrets(&self) -> Result<(), Fault> {
-        for row in self.store().all_secrets().await.map_err(|e| from_store(&e))? {
+        for row in self
+            .store()
+            .sandboxes
+            .all_secrets()
+            .await
+            .map_err(|e| from_store(&e))?
+        {
             let loaded = self
                 .outside()
                 .broker

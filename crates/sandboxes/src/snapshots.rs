@@ -85,7 +85,7 @@ impl Sandboxes {
         }
         if let Some(name) = &request.name {
             check_name(name)?;
-            let found = self.store().snapshot_by_name(caller.project(), name).await;
+            let found = self.store().saved.snapshot_by_name(caller.project(), name).await;
             if found.map_err(|e| from_store(&e))?.is_some() {
                 return Err(name_taken(name));
             }
@@ -105,7 +105,7 @@ impl Sandboxes {
         if self.unfinished().contains(id.as_str()) {
             return Err(being_taken(id));
         }
-        let found = self.store().snapshot(caller.project(), id).await;
+        let found = self.store().saved.snapshot(caller.project(), id).await;
         Ok(found.map_err(|e| from_store(&e))?.map(view))
     }
 
@@ -120,7 +120,7 @@ impl Sandboxes {
         let _unfinished = Unfinished::claim(self, &snapshot).ok_or_else(|| being_taken(&snapshot))?;
         if request.idempotency_key.is_some() {
             // Whoever was faster has let go of it only after the row was there.
-            let found = self.store().snapshot(&row.project, &snapshot).await;
+            let found = self.store().saved.snapshot(&row.project, &snapshot).await;
             if let Some(found) = found.map_err(|e| from_store(&e))? {
                 return Ok(view(found));
             }
@@ -187,6 +187,7 @@ impl Sandboxes {
     ) -> Result<SnapshotRow, Fault> {
         let found = self
             .store()
+            .saved
             .snapshot(project, from)
             .await
             .map_err(|e| from_store(&e))?;
@@ -216,7 +217,7 @@ impl Sandboxes {
                 stored_bytes: row.stored_bytes,
             },
         };
-        match self.store().insert_snapshot(row.clone(), vec![fact]).await {
+        match self.store().saved.insert_snapshot(row.clone(), vec![fact]).await {
             Ok(()) => Ok(view(row)),
             Err(error) => {
                 let (vault, id) = (self.inner.vault.clone(), row.id.to_string());
@@ -238,6 +239,7 @@ impl Sandboxes {
         let after = crate::parse_cursor(cursor)?;
         let page = self
             .store()
+            .saved
             .snapshots(caller.project(), after, limit)
             .await
             .map_err(|e| from_store(&e))?;
@@ -265,8 +267,8 @@ impl Sandboxes {
         which: &str,
     ) -> Result<Option<SnapshotRow>, Fault> {
         let found = match which.parse::<SnapshotId>() {
-            Ok(id) => self.store().snapshot(project, &id).await,
-            Err(_) => self.store().snapshot_by_name(project, which).await,
+            Ok(id) => self.store().saved.snapshot(project, &id).await,
+            Err(_) => self.store().saved.snapshot_by_name(project, which).await,
         };
         let found = found.map_err(|e| from_store(&e))?;
         Ok(found.filter(|row| row.owner == SnapshotOwner::User))
@@ -284,6 +286,7 @@ impl Sandboxes {
             },
         };
         self.store()
+            .saved
             .delete_snapshot(&row.project, &row.id, vec![fact])
             .await
             .map_err(|e| from_store(&e))?;
@@ -302,6 +305,7 @@ impl Sandboxes {
         };
         let used = self
             .store()
+            .saved
             .project_storage(project)
             .await
             .map_err(|e| from_store(&e))?;
@@ -324,7 +328,7 @@ impl Sandboxes {
 
     /// The parent of the next snapshot of a sandbox: its last one, or the one that it was made of.
     pub(crate) async fn parent_of_next(&self, row: &SandboxRow) -> Option<SnapshotId> {
-        match self.store().latest_snapshot_of(&row.id).await {
+        match self.store().saved.latest_snapshot_of(&row.id).await {
             Ok(Some(latest)) => Some(latest),
             _ => row.spec.template.parse().ok(),
         }

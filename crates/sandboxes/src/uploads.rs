@@ -90,7 +90,7 @@ impl Sandboxes {
             None => None,
             Some(limit) => {
                 self.check_storage(project).await?;
-                let used = self.store().project_storage(project).await;
+                let used = self.store().saved.project_storage(project).await;
                 Some((used.map_err(|e| from_store(&e))?.total(), limit))
             }
         };

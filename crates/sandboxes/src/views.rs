@@ -82,7 +82,7 @@ impl Sandboxes {
 
     /// Changes with every growth of the ledger, whoever it is about, to the number of its last fact.
     pub fn ledger_growth(&self) -> tokio::sync::watch::Receiver<i64> {
-        self.store().ledger_growth()
+        self.store().ledger.ledger_growth()
     }
 
     /// Facts after `after_seq` of these kinds (none named: of all), oldest first; and after which to ask on, unless all of
@@ -102,7 +102,7 @@ impl Sandboxes {
             after_seq,
             limit,
         };
-        let page = self.store().facts_page(query).await;
+        let page = self.store().ledger.facts_page(query).await;
         let page = page.map_err(|e| from_store(&e))?;
         let views = page
             .rows
@@ -132,6 +132,7 @@ impl Sandboxes {
         };
         let scope = Scope::Sandbox(project.clone(), sandbox.clone());
         self.store()
+            .ledger
             .usage_total(scope, Timestamp(0), Timestamp(i64::MAX))
             .await
             .map_err(|e| from_store(&e))
@@ -148,6 +149,7 @@ impl Sandboxes {
         let mut known = known.lock().await;
         let (more, last) = self
             .store()
+            .ledger
             .usage_behind(project, known.1)
             .await
             .map_err(|e| from_store(&e))?;

@@ -124,6 +124,7 @@ impl Sandboxes {
             },
         );
         self.store()
+            .saved
             .insert_volume(row.clone(), vec![fact])
             .await
             .map_err(|e| store_fault(&e))?;
@@ -138,11 +139,16 @@ impl Sandboxes {
             match made.await {
                 Ok(()) => service
                     .store()
+                    .saved
                     .set_volume_state(&id, VolumeState::Ready)
                     .await
                     .map_err(|e| from_store(&e)),
                 Err(fault) => {
-                    let _ = service.store().delete_volume(&row.project, &id, Vec::new()).await;
+                    let _ = service
+                        .store()
+                        .saved
+                        .delete_volume(&row.project, &id, Vec::new())
+                        .await;
                     Err(fault)
                 }
             }
@@ -159,7 +165,7 @@ impl Sandboxes {
         limit: usize,
     ) -> Result<Page<Volume>, Fault> {
         let after = crate::parse_cursor(cursor)?;
-        let page = self.store().volumes(caller.project(), after, limit).await;
+        let page = self.store().saved.volumes(caller.project(), after, limit).await;
         let page = page.map_err(|e| from_store(&e))?;
         let mut items = Vec::with_capacity(page.items.len());
         for row in page
@@ -194,6 +200,7 @@ impl Sandboxes {
         let lock = self.volume_lock().await;
         let deleted = self
             .store()
+            .saved
             .delete_volume(&row.project, &row.id, vec![fact])
             .await;
         deleted.map_err(|e| store_fault(&e))?;
@@ -323,10 +330,16 @@ impl Sandboxes {
 
     /// After a restart: what nobody uses is let go, what was half-made goes.
     pub(crate) async fn recover_volumes(&self) -> Result<(), Fault> {
-        let rows = self.store().all_volumes().await.map_err(|e| from_store(&e))?;
+        let rows = self
+            .store()
+            .saved
+            .all_volumes()
+            .await
+            .map_err(|e| from_store(&e))?;
         for row in rows.iter().filter(|row| row.state == VolumeState::Creating) {
             let deleted = self
                 .store()
+                .saved
                 .delete_volume(&row.project, &row.id, Vec::new())
                 .await;
             deleted.map_err(|e| from_store(&e))?;
@@ -346,7 +359,12 @@ impl Sandboxes {
         if found.is_empty() {
             return Ok((Vec::new(), 0));
         }
-        let rows = self.store().all_volumes().await.map_err(|e| from_store(&e))?;
+        let rows = self
+            .store()
+            .saved
+            .all_volumes()
+            .await
+            .map_err(|e| from_store(&e))?;
         let in_use = self.volumes_in_use();
         let (mut collected, mut bytes) = (Vec::new(), 0);
         for (id, _) in found {
@@ -354,7 +372,7 @@ impl Sandboxes {
             let which = id.clone();
             let usage = self.on_volumes(move |volumes| volumes.usage(&which)).await;
             if let (Some(row), Ok(usage)) = (row, &usage) {
-                let noted = self.store().set_volume_used(&row.id, usage.on_host).await;
+                let noted = self.store().saved.set_volume_used(&row.id, usage.on_host).await;
                 noted.map_err(|e| from_store(&e))?;
             }
             let which = id.clone();
@@ -381,6 +399,7 @@ impl Sandboxes {
     pub(crate) async fn volume_row(&self, project: &ProjectId, which: &str) -> Result<VolumeRow, Fault> {
         let found = self
             .store()
+            .saved
             .volume(project, which)
             .await
             .map_err(|e| from_store(&e))?;
@@ -397,7 +416,7 @@ impl Sandboxes {
         let (usage, kind) = self
             .on_volumes(move |volumes| Ok((volumes.usage(&id)?, volumes.kind(&id)?)))
             .await?;
-        let attached_to = self.store().attached_to(&row.id).await;
+        let attached_to = self.store().saved.attached_to(&row.id).await;
         Ok(Volume {
             id: row.id,
             name: row.name,

@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use atoll_identity::IdentityStore as _;
-use atoll_store::{Fact, NewFact, Store};
+use atoll_store::{Fact, NewFact, Stores, sqlite};
 use atoll_types::{ProjectId, Timestamp};
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
@@ -13,9 +12,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .nth(1)
         .map_or_else(std::env::temp_dir, PathBuf::from);
     let directory = tempfile::tempdir_in(directory)?;
-    let store = Store::open(&directory.path().join("atoll.db"))?;
+    let store = sqlite::open(&directory.path().join("atoll.db"))?;
     let id = ProjectId::from_entropy([1; 20]);
-    let project = store.ensure_project("bench", id, Timestamp(0)).await?.id;
+    let project = store.identity.ensure_project("bench", id, Timestamp(0)).await?.id;
 
     println!(
         "{:>8} {:>10} {:>10} {:>10}",
@@ -44,15 +43,15 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let reads = 20_000;
     let began = Instant::now();
     for _ in 0..reads {
-        store.find_active_key([0; 32]).await?;
+        store.identity.find_active_key([0; 32]).await?;
     }
     println!("one read: {} ns", began.elapsed().as_nanos() / reads);
-    store.close().await;
+    store.database.close().await;
     Ok(())
 }
 
 async fn write_for(
-    store: Store,
+    store: Stores,
     project: ProjectId,
     time: Duration,
 ) -> Result<Vec<Duration>, atoll_store::Error> {
@@ -71,7 +70,7 @@ async fn write_for(
             },
         };
         let began = Instant::now();
-        store.append_facts(vec![fact]).await?;
+        store.ledger.append_facts(vec![fact]).await?;
         latencies.push(began.elapsed());
     }
     Ok(latencies)

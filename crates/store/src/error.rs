@@ -4,25 +4,34 @@ use std::path::PathBuf;
 
 use atoll_types::SandboxId;
 
+/// What an implementation says about its own trouble, for people.
+type Cause = Box<dyn std::error::Error + Send + Sync>;
+
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("the database {path} could not be opened")]
     Open {
         path: PathBuf,
         #[source]
-        source: rusqlite::Error,
+        source: Cause,
     },
     #[error(
-        "the database {path} was written by a newer Atoll (schema {found}, this one knows {supported}); \
+        "the database {path} was written by a newer Atoll (schema of {part} {found}, this one knows {supported}); \
          use that version or newer, or restore a backup"
     )]
     Newer {
         path: PathBuf,
+        /// The domain, or the whole file.
+        part: String,
         found: i64,
         supported: i64,
     },
     #[error("{path} is an SQLite database, but not one of Atoll's")]
     Foreign { path: PathBuf },
+    #[error(
+        "the database {path} holds {domain}, which belong into another file of Atoll's; is it under the right name?"
+    )]
+    Misplaced { path: PathBuf, domain: String },
     /// The row was changed by somebody else since it was read: read it again and decide again.
     #[error("sandbox {0} was changed meanwhile")]
     VersionConflict(SandboxId),
@@ -54,45 +63,9 @@ pub enum Error {
     #[error("the store is closed")]
     Closed,
     #[error("the database refused to {what}")]
-    Sqlite {
+    Refused {
         what: &'static str,
         #[source]
-        source: rusqlite::Error,
+        source: Cause,
     },
-}
-
-impl Error {
-    /// Turns an error of SQLite during `what` into one of ours.
-    pub(crate) fn from_sqlite(what: &'static str, source: rusqlite::Error) -> Self {
-        match source {
-            source if is_full(&source) => Self::Full { what },
-            rusqlite::Error::FromSqlConversionFailure(_, _, detail) => Self::Corrupt {
-                what: "a column",
-                detail: detail.to_string(),
-            },
-            source => Self::Sqlite { what, source },
-        }
-    }
-
-    /// The same error for each of the writes that shared a transaction.
-    pub(crate) fn commit(what: &'static str, source: &rusqlite::Error) -> Self {
-        if is_full(source) {
-            return Self::Full { what };
-        }
-        Self::Commit {
-            what,
-            detail: source.to_string(),
-        }
-    }
-}
-
-/// So that `?` works inside of a job; the engine replaces the placeholder by the name of the job.
-impl From<rusqlite::Error> for Error {
-    fn from(source: rusqlite::Error) -> Self {
-        Self::from_sqlite("run a statement", source)
-    }
-}
-
-pub(crate) fn is_full(error: &rusqlite::Error) -> bool {
-    error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull)
 }

@@ -1,171 +1,90 @@
-//! What Atoll remembers: rows of the present and a ledger of the past, in one SQLite file.
+//! What Atoll remembers: rows of the present and a ledger of the past, in one store per domain.
 //!
 //! ```text
-//!   async callers ──> bounded queue ──> one writer thread ── BEGIN, many jobs, COMMIT, fsync ──> answers
-//!                └──> bounded queue ──> reader threads (snapshots of the last commit)
+//!              identity   sandboxes   saved   models   ledger        workflows       traits: rows and facts, no SQL
+//!                  └──────────┴─────────┼───────┴────────┘               │
+//!                                    atoll.db                       workflows.db     `sqlite`: one engine per file
 //! ```
 //!
-//! What must hold:
-//! - A write is answered only after its `COMMIT` reached the disk (WAL, `synchronous=FULL`): success means durable. The
-//!   one exception is the `note_*_used` family, which says so.
-//! - Each write is all or nothing, and its facts go into the ledger in the same transaction as its rows.
-//! - A write that fails takes nothing down with it, though it shares its transaction with others.
-//! - The ledger is append-only. The database itself refuses to change a fact.
-//! - Nobody outside of this crate speaks SQL, and nothing here reads a clock or decides about a sandbox's life.
-//! - No async caller ever blocks its thread: SQLite runs on threads of its own.
+//! | domain | trait | rows |
+//! |---|---|---|
+//! | identity | [`IdentityStore`], in `atoll-identity` | projects, keys, sessions |
+//! | sandboxes | [`SandboxStore`] | sandboxes with labels, idempotency keys and last uses; secrets; network totals; artifacts |
+//! | saved state | [`SavedStore`] | snapshots, volumes and who sees them, what a project has on disk |
+//! | models | [`ModelStore`] | the gateway's setup, calls, what was asked and answered |
+//! | ledger | [`LedgerStore`] | facts, and sums over them |
+//! | workflows | [`WorkflowStore`] | runs and their events, items of namespaces, search |
+//!
+//! What must hold of every implementation:
+//! - Success means durable. The one exception is the `note_*_used` family, which says so.
+//! - Each write is all or nothing, and the facts that are handed to it go into the ledger in the same commit as its rows. So
+//!   the domains of [`Stores`] share one database; workflows tell the ledger nothing and have their own.
+//! - A write that was answered is seen by every read that begins afterwards, whoever wrote it.
+//! - The ledger is append-only.
+//! - Nothing here reads a clock or decides about a sandbox's life.
+//! - No async caller ever blocks its thread.
 //!
 //! Dropping the future of a write after its first poll does not undo the write; treat it as "may have happened".
+//!
+//! The module of each domain says what is committed together, how the caches in front of it are kept true, and what each lock
+//! of its callers protects, so that an implementation for several servers knows what it takes over. The rules that rows must
+//! keep however many servers write (versions, unique names, quotas) are kept by the stores and never by a caller's lock.
 
-mod artifacts;
-mod engine;
 mod error;
-mod facts;
-mod identity;
-mod keys;
-mod models;
-mod network;
+pub mod ledger;
+pub mod models;
 mod page;
-mod projects;
-mod sandboxes;
-mod schema;
-mod secrets;
-mod sessions;
-mod snapshots;
-mod sql;
-mod touches;
-mod volumes;
-mod workflow_search;
-mod workflows;
+pub mod sandboxes;
+pub mod saved;
+pub mod sqlite;
+pub mod workflows;
 
-use std::path::{Path, PathBuf};
+use std::fmt;
 use std::sync::Arc;
 
-pub use artifacts::{ArtifactKind, ArtifactRow};
+use async_trait::async_trait;
+
+pub use atoll_identity::IdentityStore;
 pub use error::Error;
-pub use facts::{
-    CommandEnd, Fact, FactPage, FactQuery, FactRow, ModelCallFact, NetworkDecision, NewFact, Scope,
-    UsageTotal,
+pub use ledger::{
+    CommandEnd, Fact, FactPage, FactQuery, FactRow, LedgerStore, ModelCallFact, NetworkDecision, NewFact,
+    Scope, UsageTotal,
 };
-pub use models::bodies::ModelBodies;
-pub use models::calls::{ModelCallRow, SpendBy, SpendQuery, SpendRow};
-pub use models::guards::{ModelGuards, ModelGuardsRow, ScreenRule};
 pub use models::{
-    ModelBudgetRow, ModelKeyRow, ModelPriceRow, ModelProviderRow, ModelRates, ModelRouteRow, ModelSetup,
-    ModelTarget,
+    ModelBodies, ModelBodyStore, ModelBudgetRow, ModelCallRow, ModelCallStore, ModelGuards, ModelGuardsRow,
+    ModelKeyRow, ModelPriceRow, ModelProviderRow, ModelRates, ModelRouteRow, ModelSetup, ModelSetupStore,
+    ModelStore, ModelTarget, ScreenRule, SpendBy, SpendQuery, SpendRow,
 };
-pub use network::NetworkTotal;
 pub use page::{Cursor, MAX_PAGE, Page};
-pub use sandboxes::{Idempotency, Inserted, NewSandbox, SandboxQuery, SandboxRow};
-pub use secrets::SecretRow;
-pub use snapshots::{ProjectStorage, SnapshotRow};
-pub use volumes::{Attachment, VolumeRow, VolumeState};
-pub use workflow_search::{
-    WorkflowColumn, WorkflowField, WorkflowFilter, WorkflowOrder, WorkflowPage, WorkflowTest, WorkflowValue,
+pub use sandboxes::{
+    ArtifactKind, ArtifactRow, ArtifactStore, Idempotency, Inserted, NetworkTotal, NetworkUsageStore,
+    NewSandbox, SandboxQuery, SandboxRow, SandboxRowStore, SandboxStore, SecretRow, SecretStore,
 };
-pub use workflows::{OpenWorkflowRun, WorkflowItem, WorkflowRunRow, WorkflowRunWrite};
+pub use saved::{
+    Attachment, ProjectStorage, SavedStore, SnapshotRow, SnapshotStore, VolumeRow, VolumeState, VolumeStore,
+};
+pub use workflows::{
+    OpenWorkflowRun, Place, WorkflowColumn, WorkflowField, WorkflowFilter, WorkflowItem, WorkflowItemStore,
+    WorkflowOrder, WorkflowPage, WorkflowRunRow, WorkflowRunStore, WorkflowRunWrite, WorkflowSearchStore,
+    WorkflowStore, WorkflowTest, WorkflowValue,
+};
 
-use engine::Engine;
-use touches::Touches;
-
-/// A handle to the open database; cheap to clone.
+/// The server's main database, by domain. Cheap to clone; every clone is the same.
 #[derive(Debug, Clone)]
-pub struct Store {
-    inner: Arc<Inner>,
+pub struct Stores {
+    pub identity: Arc<dyn IdentityStore>,
+    pub sandboxes: Arc<dyn SandboxStore>,
+    pub saved: Arc<dyn SavedStore>,
+    pub models: Arc<dyn ModelStore>,
+    pub ledger: Arc<dyn LedgerStore>,
+    /// What they are all in.
+    pub database: Arc<dyn Database>,
 }
 
-#[derive(Debug)]
-struct Inner {
-    engine: Engine,
-    touches: Arc<Touches>,
-    path: PathBuf,
-}
-
-impl Store {
-    /// Opens the database at `path`, creating or upgrading it as needed. Blocks: call it before serving, or from a
-    /// blocking thread. That only one server uses the file is the caller's business.
-    pub fn open(path: &Path) -> Result<Self, Error> {
-        let touches = Arc::new(Touches::default());
-        let engine = Engine::open(path, Arc::clone(&touches))?;
-        Ok(Self {
-            inner: Arc::new(Inner {
-                engine,
-                touches,
-                path: path.to_owned(),
-            }),
-        })
-    }
-
-    /// A database in memory, for tests: without threads, so that the same calls are answered in the same order.
-    #[cfg(feature = "testing")]
-    pub fn in_memory() -> Result<Self, Error> {
-        let touches = Arc::new(Touches::default());
-        let engine = Engine::in_memory(Arc::clone(&touches))?;
-        Ok(Self::on(engine, touches))
-    }
-
-    /// The same database, of one in memory, as a server finds it whose predecessor was killed.
-    #[cfg(feature = "testing")]
-    pub fn again(&self) -> Option<Self> {
-        let touches = Arc::new(Touches::default());
-        let engine = self.inner.engine.again(Arc::clone(&touches))?;
-        Some(Self::on(engine, touches))
-    }
-
-    /// Forgets everything that is in a database in memory.
-    #[cfg(feature = "testing")]
-    pub fn empty(&self) -> Result<(), Error> {
-        self.inner.engine.empty()
-    }
-
-    /// The disk under a database in memory is full, or has room again.
-    #[cfg(feature = "testing")]
-    pub fn fill_disk(&self, full: bool) {
-        self.inner.engine.fill(full);
-    }
-
-    #[cfg(feature = "testing")]
-    fn on(engine: Engine, touches: Arc<Touches>) -> Self {
-        Self {
-            inner: Arc::new(Inner {
-                engine,
-                touches,
-                path: ":memory:".into(),
-            }),
-        }
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.inner.path
-    }
-
-    /// Finishes every write that is queued and closes the file. Later calls answer [`Error::Closed`]. Without it nothing
-    /// acknowledged is lost either; the next open only has a little more to read.
-    pub async fn close(&self) {
-        self.inner.engine.close().await;
-    }
-
-    /// Writes what the `note_*_used` family has gathered. Cheap when there is nothing.
-    pub async fn flush(&self) -> Result<(), Error> {
-        if self.inner.touches.is_empty() {
-            return Ok(());
-        }
-        // Any job will do: the writer takes the gathered touches along with every batch.
-        self.write("flush", |_| Ok(())).await
-    }
-
-    async fn write<T: Send + 'static>(
-        &self,
-        what: &'static str,
-        work: impl FnOnce(&rusqlite::Connection) -> Result<T, Error> + Send + 'static,
-    ) -> Result<T, Error> {
-        self.inner.engine.write(what, work).await
-    }
-
-    async fn read<T: Send + 'static>(
-        &self,
-        what: &'static str,
-        work: impl FnOnce(&rusqlite::Connection) -> Result<T, Error> + Send + 'static,
-    ) -> Result<T, Error> {
-        self.inner.engine.read(what, work).await
-    }
+/// What the stores of one database have in common: its end.
+#[async_trait]
+pub trait Database: fmt::Debug + Send + Sync + 'static {
+    /// Finishes every write that is queued and lets the database go. Later calls of its stores answer [`Error::Closed`].
+    /// Without it nothing acknowledged is lost either; the next open only has a little more to do.
+    async fn close(&self);
 }

@@ -15,7 +15,7 @@ use std::ops::Bound;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use atoll_store::{Store, WorkflowItem};
+use atoll_store::{WorkflowItem, WorkflowStore};
 use atoll_workflow_core::{ActivityFinish, Nanos, Refusal, TaskToken};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -156,7 +156,7 @@ pub(crate) struct Approvals {
 }
 
 impl Approvals {
-    pub(crate) async fn load(store: &Store) -> Result<Self, Refusal> {
+    pub(crate) async fn load(store: &dyn WorkflowStore) -> Result<Self, Refusal> {
         let mut all = BTreeMap::new();
         let mut last = None;
         loop {

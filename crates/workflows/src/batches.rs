@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use atoll_store::{Store, WorkflowItem};
+use atoll_store::{WorkflowItem, WorkflowStore};
 use atoll_workflow_core::{Nanos, Refusal, stamp};
 use prost::Message as _;
 use serde::Deserialize;
@@ -213,7 +213,7 @@ pub(crate) struct Batches {
 }
 
 impl Batches {
-    pub(crate) async fn load(store: &Store) -> Result<Self, Refusal> {
+    pub(crate) async fn load(store: &dyn WorkflowStore) -> Result<Self, Refusal> {
         let mut all = BTreeMap::new();
         let mut last = None;
         loop {

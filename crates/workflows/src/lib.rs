@@ -54,7 +54,7 @@ mod workers;
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_store::Store;
+use atoll_store::WorkflowStore;
 use atoll_workflow_core::{Limits, Nanos};
 use tokio_util::sync::CancellationToken;
 
@@ -127,7 +127,7 @@ pub struct Engine {
 
 #[derive(Debug)]
 struct Inner {
-    store: Store,
+    store: Arc<dyn WorkflowStore>,
     options: Options,
     cells: Cells,
     queues: Queues,
@@ -144,12 +144,12 @@ struct Inner {
 
 impl Engine {
     /// Reads what was left by the server before, and goes on with it.
-    pub async fn open(store: Store, options: Options) -> Result<Self, Refusal> {
-        let namespaces = Namespaces::load(&store, &options).await?;
-        let schedules = Schedules::load(&store).await?;
-        let approvals = Approvals::load(&store).await?;
-        let batches = Batches::load(&store).await?;
-        let time = time::Time::load(&store).await?;
+    pub async fn open(store: Arc<dyn WorkflowStore>, options: Options) -> Result<Self, Refusal> {
+        let namespaces = Namespaces::load(&*store, &options).await?;
+        let schedules = Schedules::load(&*store).await?;
+        let approvals = Approvals::load(&*store).await?;
+        let batches = Batches::load(&*store).await?;
+        let time = time::Time::load(&*store).await?;
         let engine = Self {
             inner: Arc::new(Inner {
                 store,
@@ -233,7 +233,7 @@ impl Engine {
             let options = &self.inner.options;
             self.inner.cells.evict(options.idle, options.most_in_memory);
             self.inner.cells.relieve(options.most_bytes, true);
-            self.inner.time.keep(&self.inner.store, &mut time_is_kept).await;
+            self.inner.time.keep(&*self.inner.store, &mut time_is_kept).await;
             rounds += 1;
             if rounds.is_multiple_of(120) {
                 self.inner.queues.sweep();

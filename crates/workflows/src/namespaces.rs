@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use atoll_store::{Store, WorkflowItem};
+use atoll_store::{WorkflowItem, WorkflowStore};
 use atoll_workflow_core::{Nanos, Refusal};
 use prost::Message as _;
 use temporalio_protos::temporal::api::common::v1::SearchAttributes;
@@ -172,7 +172,7 @@ pub(crate) const SYSTEM: [(&str, Type); 24] = [
 ];
 
 impl Namespaces {
-    pub(crate) async fn load(store: &Store, options: &Options) -> Result<Self, Refusal> {
+    pub(crate) async fn load(store: &dyn WorkflowStore, options: &Options) -> Result<Self, Refusal> {
         let mut all = BTreeMap::new();
         for item in store.workflow_items(KIND).await.map_err(unavailable)? {
             let namespace = Namespace::decode(item.body.as_slice())
@@ -355,7 +355,7 @@ fn item(namespace: &Namespace) -> WorkflowItem {
     }
 }
 
-pub(crate) async fn save(store: &Store, namespace: &Namespace) -> Result<(), Refusal> {
+pub(crate) async fn save(store: &dyn WorkflowStore, namespace: &Namespace) -> Result<(), Refusal> {
     let written = store.put_workflow_item(KIND, item(namespace)).await;
     written.map_err(unavailable)
 }
@@ -486,7 +486,7 @@ impl Engine {
         check_size(&namespace)?;
         let engine = self.clone();
         finish(async move {
-            save(&engine.inner.store, &namespace).await?;
+            save(&*engine.inner.store, &namespace).await?;
             engine.inner.namespaces.keep(namespace.clone());
             drop(changing);
             Ok(namespace)

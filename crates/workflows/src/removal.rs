@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use atoll_store::Store;
+use atoll_store::WorkflowStore;
 use atoll_workflow_core::Refusal;
 
 use crate::cells::finish;
@@ -26,7 +26,7 @@ const REST: Duration = Duration::from_secs(1);
 
 /// Ends what a server before this one has begun to delete, and what earlier versions left behind names that were free.
 pub(crate) async fn finish_removals(
-    store: &Store,
+    store: &dyn WorkflowStore,
     all: &mut BTreeMap<String, Namespace>,
 ) -> Result<(), Refusal> {
     let mut ended: Vec<String> = all
@@ -46,7 +46,7 @@ pub(crate) async fn finish_removals(
 }
 
 /// What may be much of it, piece by piece.
-async fn delete_runs(store: &Store, name: &str, freed: impl Fn(i64)) -> Result<(), Refusal> {
+async fn delete_runs(store: &dyn WorkflowStore, name: &str, freed: impl Fn(i64)) -> Result<(), Refusal> {
     loop {
         let deleted = store.delete_workflow_runs(name.to_owned(), SOME).await;
         let (runs, bytes) = deleted.map_err(unavailable)?;
@@ -58,7 +58,7 @@ async fn delete_runs(store: &Store, name: &str, freed: impl Fn(i64)) -> Result<(
 }
 
 /// What is left, and the namespace with it.
-async fn delete_rest(store: &Store, name: &str) -> Result<(), Refusal> {
+async fn delete_rest(store: &dyn WorkflowStore, name: &str) -> Result<(), Refusal> {
     let deleted = store.delete_workflow_namespace(KIND, name.to_owned()).await;
     deleted.map_err(unavailable)
 }
@@ -118,7 +118,7 @@ impl Engine {
                 deleting: true,
                 ..self.namespace(name, "")?
             };
-            save(&self.inner.store, &namespace).await?;
+            save(&*self.inner.store, &namespace).await?;
             Ok(namespace)
         };
         let decided = decided.await;
@@ -147,7 +147,7 @@ impl Engine {
     }
 
     async fn free_name(&self, name: &str) -> Result<(), Refusal> {
-        let (store, namespaces) = (&self.inner.store, &self.inner.namespaces);
+        let (store, namespaces) = (&*self.inner.store, &self.inner.namespaces);
         loop {
             let kept = namespaces.kept(name);
             let deleted = async {
@@ -180,7 +180,7 @@ mod tests {
     #[tokio::test(flavor = "multi_thread")]
     async fn a_namespace_where_something_began_meanwhile_stays_as_it_was() {
         let place = tempfile::tempdir().unwrap();
-        let store = Store::open(&place.path().join("db")).unwrap();
+        let store = atoll_store::sqlite::open_workflows(&place.path().join("db")).unwrap();
         let engine = Engine::open(store.clone(), Options::default()).await.unwrap();
         let namespaces = &engine.inner.namespaces;
         let inside = namespaces.enter("default").unwrap();

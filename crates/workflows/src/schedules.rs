@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use atoll_store::{Store, WorkflowItem};
+use atoll_store::{WorkflowItem, WorkflowStore};
 use atoll_workflow_core::{
     Act, Nanos, Refusal, Scheduler, Start, Waiting, Wake, nanos, stamp, time_text, unstamp,
 };
@@ -135,7 +135,7 @@ impl Drop for Turn<'_> {
 }
 
 impl Schedules {
-    pub(crate) async fn load(store: &Store) -> Result<Self, Refusal> {
+    pub(crate) async fn load(store: &dyn WorkflowStore) -> Result<Self, Refusal> {
         let mut all = All::default();
         let mut last = None;
         loop {

@@ -8,7 +8,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use atoll_store::{Store, WorkflowItem};
+use atoll_store::{WorkflowItem, WorkflowStore};
 use atoll_workflow_core::Nanos;
 
 use crate::{Refusal, unavailable};
@@ -32,7 +32,7 @@ fn wall() -> Nanos {
 
 impl Time {
     /// Goes on from where the engine was before, if that is ahead.
-    pub(crate) async fn load(store: &Store) -> Result<Self, Refusal> {
+    pub(crate) async fn load(store: &dyn WorkflowStore) -> Result<Self, Refusal> {
         let kept = store.workflow_items(KIND).await.map_err(unavailable)?;
         let told = kept.first().and_then(|item| item.body.as_slice().try_into().ok());
         Ok(Self::going_on(told.map(Nanos::from_le_bytes), wall()))
@@ -44,7 +44,7 @@ impl Time {
     }
 
     /// Writes it down while it is ahead, and forgets that once it is not. `kept` says whether it was written down before.
-    pub(crate) async fn keep(&self, store: &Store, kept: &mut bool) {
+    pub(crate) async fn keep(&self, store: &dyn WorkflowStore, kept: &mut bool) {
         let now = self.now();
         let ahead = CARRIED.contains(&now.saturating_sub(wall()));
         let (namespace, id) = (String::new(), KIND.to_owned());
@@ -101,14 +101,14 @@ mod tests {
     #[tokio::test]
     async fn what_is_ahead_is_written_down_until_it_is_not() {
         let place = tempfile::tempdir().unwrap();
-        let store = Store::open(&place.path().join("db")).unwrap();
+        let store = atoll_store::sqlite::open_workflows(&place.path().join("db")).unwrap();
         let mut kept = false;
         let ahead = Time::going_on(Some(wall() + 7200 * SECOND), wall());
-        ahead.keep(&store, &mut kept).await;
-        assert!(kept && Time::load(&store).await.unwrap().now() > wall() + 3600 * SECOND);
+        ahead.keep(&*store, &mut kept).await;
+        assert!(kept && Time::load(&*store).await.unwrap().now() > wall() + 3600 * SECOND);
         let right = Time::default();
-        right.keep(&store, &mut kept).await;
-        assert!(!kept && Time::load(&store).await.unwrap().now() < wall() + 3600 * SECOND);
+        right.keep(&*store, &mut kept).await;
+        assert!(!kept && Time::load(&*store).await.unwrap().now() < wall() + 3600 * SECOND);
         store.close().await;
     }
 

@@ -82,7 +82,7 @@ impl Engine {
         let place = self.place_to_search(namespace).await?;
         self.inner
             .store
-            .find_workflow_runs(namespace.to_owned(), query.filter, page, place)
+            .find_workflow_runs(namespace.to_owned(), query.filter, page, Box::new(place))
             .await
             .map_err(searched)
     }
@@ -156,7 +156,7 @@ impl Engine {
         let counts = self
             .inner
             .store
-            .count_workflow_runs(request.namespace, query.filter, place)
+            .count_workflow_runs(request.namespace, query.filter, Box::new(place))
             .await
             .map_err(searched)?;
         let count = counts.iter().map(|(_, count)| count).sum();

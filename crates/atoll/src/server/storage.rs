@@ -9,7 +9,7 @@ use atoll_helper::front::Helper;
 use atoll_identity::Identity;
 use atoll_image::Templates;
 use atoll_sandboxes::{Settings, Storage};
-use atoll_store::Store;
+use atoll_store::Stores;
 use atoll_vault::{Vault, VaultKey};
 use atoll_volumes::Volumes;
 
@@ -45,8 +45,8 @@ pub(super) async fn open(
 }
 
 /// Who may do what, by the rows of this store.
-pub(super) async fn identity(store: &Store, settings: &Settings) -> Result<Identity> {
-    let rows = Arc::new(store.clone());
+pub(super) async fn identity(store: &Stores, settings: &Settings) -> Result<Identity> {
+    let rows = Arc::clone(&store.identity);
     Ok(Identity::open(rows, &settings.data_dir, settings.now).await?)
 }
 
@@ -80,10 +80,10 @@ pub(super) fn read_private(what: &str, path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path).doing(doing())
 }
 
-async fn open_store(data: &Path) -> Result<Store> {
+async fn open_store(data: &Path) -> Result<Stores> {
     let path = data.join("atoll.db");
     let shown = path.clone();
-    tokio::task::spawn_blocking(move || Store::open(&path))
+    tokio::task::spawn_blocking(move || atoll_store::sqlite::open(&path))
         .await
         .doing("opening the database")?
         .doing(format_args!("cannot open the database {}", shown.display()))

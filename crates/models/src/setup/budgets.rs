@@ -95,6 +95,7 @@ impl Models {
             },
         );
         self.store()
+            .models
             .put_model_budget(row.clone(), vec![fact])
             .await
             .map_err(|e| from_store(&e))?;
@@ -119,6 +120,7 @@ impl Models {
                 if let Ok(id) = subject.parse::<SandboxId>()
                     && let Some(row) = self
                         .store()
+                        .sandboxes
                         .sandbox(project, &id)
                         .await
                         .map_err(|e| from_store(&e))?
@@ -178,6 +180,7 @@ impl Models {
             },
         );
         self.store()
+            .models
             .delete_model_budget(project, name, vec![fact])
             .await
             .map_err(|e| from_store(&e))?;

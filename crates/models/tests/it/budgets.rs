@@ -101,7 +101,7 @@ async fn a_refusal_names_the_budget_and_a_restart_remembers_it() {
 
     context.models.shutdown().await;
     let Context { directory, store, .. } = context;
-    store.close().await;
+    store.database.close().await;
     let context = Context::at(directory).await;
     assert!(
         call(&context, &of_run(&context, "one")).await.is_err(),

@@ -123,8 +123,16 @@ async fn what_was_asked_and_answered_is_kept_where_that_is_wanted() {
     // They go with time.
     let later = row.started_at.plus_millis(10_000);
     assert_eq!(
-        context.store.trim_model_bodies(row.started_at, 10).await.unwrap(),
+        context
+            .store
+            .models
+            .trim_model_bodies(row.started_at, 10)
+            .await
+            .unwrap(),
         0
     );
-    assert_eq!(context.store.trim_model_bodies(later, 10).await.unwrap(), 1);
+    assert_eq!(
+        context.store.models.trim_model_bodies(later, 10).await.unwrap(),
+        1
+    );
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use atoll_dialects::Dialect;
 use atoll_gateway_core::Target;
 use atoll_models::{Served, SetRoute};
+use atoll_store::sqlite::Memory;
 use atoll_types::{CallOutcome, Code, ProviderKind, Usd};
 use futures_util::StreamExt as _;
 use serde_json::Value;
@@ -47,28 +48,33 @@ async fn bytes_pass_untouched_and_the_money_is_right() {
 
 #[tokio::test]
 async fn a_call_that_ends_while_the_disk_is_full_is_settled_when_there_is_room() {
-    let context = Context::in_memory().await;
+    let memory = Memory::open().unwrap();
+    let context = Context::on_memory(&memory).await;
     let provider = Provider::start(vec![json(CHAT)]).await;
     context
         .provider("p", ProviderKind::Openai, &provider.url, "m*")
         .await;
     context.price("m1", "3", "15").await;
-    let store = &context.store;
     // When the provider is asked, the call was written down.
     let fill = async {
         while provider.last_request().is_empty() {
             tokio::task::yield_now().await;
         }
-        store.fill_disk(true);
+        memory.fill_disk(true);
     };
     let ((), answered) = tokio::join!(fill, context.ask(Dialect::Chat, ASK));
     assert_eq!(whole(answered).await, CHAT);
     for _ in 0..1000 {
         tokio::task::yield_now().await;
     }
-    let open = store.model_calls(&context.project, None, None, 1).await.unwrap();
+    let open = context
+        .store
+        .models
+        .model_calls(&context.project, None, None, 1)
+        .await
+        .unwrap();
     assert_eq!(open.items[0].outcome, CallOutcome::Open);
-    store.fill_disk(false);
+    memory.fill_disk(false);
     let row = context.settled().await;
     assert_eq!((row.cost, row.outcome), (usd("0.0006"), CallOutcome::Done));
 }
@@ -319,7 +325,7 @@ async fn a_killed_gateways_calls_are_settled_by_the_next() {
     let row = context.settled().await;
     assert_eq!((row.outcome, row.estimated), (CallOutcome::Lost, true));
     assert!(row.cost > Usd::ZERO, "what was sent is paid for");
-    assert!(context.store.open_model_calls().await.unwrap().is_empty());
+    assert!(context.store.models.open_model_calls().await.unwrap().is_empty());
 }
 
 #[tokio::test]

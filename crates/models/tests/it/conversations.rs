@@ -418,11 +418,12 @@ async fn nobody_pays_less_than_the_provider_charges() {
     while let Some(done) = running.join_next().await {
         done.unwrap();
     }
-    while !context.store.open_model_calls().await.unwrap().is_empty() {
+    while !context.store.models.open_model_calls().await.unwrap().is_empty() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let booked = context
         .store
+        .models
         .model_spent(&context.project, BudgetScope::Run, None, Timestamp(0))
         .await
         .unwrap();

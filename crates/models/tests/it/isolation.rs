@@ -1,7 +1,6 @@
 //! What one address, one caller or one project does costs no other anything: neither a key nor a retry nor a model.
 
 use atoll_dialects::Dialect;
-use atoll_identity::IdentityStore as _;
 use atoll_models::{Refusal, SetProvider};
 use atoll_types::{Code, ProjectId, ProviderKind};
 use bytes::Bytes;
@@ -164,6 +163,7 @@ async fn what_is_out_of_bounds_is_not_tried_again() {
     let context = Context::new().await;
     let tenant = context
         .store
+        .identity
         .ensure_project("tenant", ProjectId::from_entropy([2; 20]), clock())
         .await
         .unwrap()
@@ -185,6 +185,7 @@ async fn what_is_out_of_bounds_is_not_tried_again() {
     context.models.shutdown().await;
     let calls = context
         .store
+        .models
         .model_calls(&tenant, None, None, 100)
         .await
         .unwrap()

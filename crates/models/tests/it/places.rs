@@ -3,7 +3,6 @@
 use std::sync::atomic::Ordering;
 
 use atoll_dialects::Dialect;
-use atoll_identity::IdentityStore as _;
 use atoll_models::{CreateModelKey, SetProvider, Who};
 use atoll_types::{Code, ProjectId, ProviderKind};
 use bytes::Bytes;
@@ -75,6 +74,7 @@ async fn tenants_reach_neither_this_machine_nor_its_neighbours() {
     let provider = Provider::start(vec![json(ANSWER)]).await;
     let tenant = context
         .store
+        .identity
         .ensure_project("tenant", ProjectId::from_entropy([2; 20]), clock())
         .await
         .unwrap()

@@ -302,7 +302,7 @@ async fn a_refusal_tells_nobody_elses_amounts() {
             after_seq: 0,
             limit: 100,
         };
-        format!("{:?}", context.store.facts(query).await.unwrap())
+        format!("{:?}", context.store.ledger.facts(query).await.unwrap())
     };
     while !facts().await.contains("secret-plan") {
         tokio::time::sleep(Duration::from_millis(5)).await;

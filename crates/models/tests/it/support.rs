@@ -8,11 +8,12 @@ use std::time::Duration;
 use atoll_broker::{Broker, MasterKey};
 use atoll_dialects::Dialect;
 use atoll_gateway_core::Spender;
-use atoll_identity::{Identity, IdentityStore as _};
+use atoll_identity::Identity;
 use atoll_models::{ModelKey, Models, Refusal, Request, Served, SetProvider, Settings, Who};
 use atoll_policy::Floor;
 use atoll_providers::Timeouts;
-use atoll_store::{ModelCallRow, ModelRates, Store};
+use atoll_store::sqlite::Memory;
+use atoll_store::{ModelCallRow, ModelRates, Stores};
 use atoll_types::{ProjectId, ProviderKind, Timestamp};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
@@ -33,7 +34,7 @@ pub(crate) fn clock() -> Timestamp {
 pub(crate) struct Context {
     pub(crate) models: Models,
     identity: Identity,
-    pub(crate) store: Store,
+    pub(crate) store: Stores,
     pub(crate) project: ProjectId,
     pub(crate) directory: tempfile::TempDir,
 }
@@ -59,27 +60,28 @@ impl Context {
     }
 
     /// A gateway on a database whose disk can be filled.
-    pub(crate) async fn in_memory() -> Self {
-        let store = Store::in_memory().unwrap();
-        Self::on(store, tempfile::tempdir().unwrap(), Duration::from_secs(60), None).await
+    pub(crate) async fn on_memory(memory: &Memory) -> Self {
+        let (store, directory) = (memory.stores(), tempfile::tempdir().unwrap());
+        Self::on(store, directory, Duration::from_secs(60), None).await
     }
 
     async fn with(directory: tempfile::TempDir, idle: Duration, keep_bodies: Option<Duration>) -> Self {
-        let store = Store::open(&directory.path().join("atoll.db")).unwrap();
+        let store = atoll_store::sqlite::open(&directory.path().join("atoll.db")).unwrap();
         Self::on(store, directory, idle, keep_bodies).await
     }
 
     async fn on(
-        store: Store,
+        store: Stores,
         directory: tempfile::TempDir,
         idle: Duration,
         keep_bodies: Option<Duration>,
     ) -> Self {
         let project = store
+            .identity
             .ensure_project("default", ProjectId::from_entropy([1; 20]), clock())
             .await
             .unwrap();
-        let opened = Identity::open(Arc::new(store.clone()), directory.path(), clock);
+        let opened = Identity::open(Arc::clone(&store.identity), directory.path(), clock);
         let identity = opened.await.unwrap();
         let broker = Arc::new(Broker::new(&MasterKey::new([7; 32])).unwrap());
         let timeouts = Timeouts {
@@ -175,6 +177,7 @@ impl Context {
         for _ in 0..500 {
             let page = self
                 .store
+                .models
                 .model_calls(&self.project, None, None, 1)
                 .await
                 .unwrap();

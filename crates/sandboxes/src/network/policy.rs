@@ -208,7 +208,12 @@ impl Sandboxes {
     }
 
     async fn network_used(&self, id: &SandboxId) -> Result<Used, Fault> {
-        let stored = self.store().network_usage(id).await.map_err(|e| from_store(&e))?;
+        let stored = self
+            .store()
+            .sandboxes
+            .network_usage(id)
+            .await
+            .map_err(|e| from_store(&e))?;
         let pending = self.outside().recorder.pending(id);
         Ok(Used {
             bytes: [
@@ -230,7 +235,7 @@ impl Sandboxes {
     ) -> Result<Vec<(&'a SecretUse, SecretRow)>, Fault> {
         let mut found = Vec::with_capacity(uses.len());
         for used in uses {
-            let row = self.store().secret_by_name(project, &used.secret).await;
+            let row = self.store().sandboxes.secret_by_name(project, &used.secret).await;
             if let Some(row) = row.map_err(|e| from_store(&e))? {
                 found.push((used, row));
             }

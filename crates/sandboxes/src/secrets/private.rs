@@ -70,7 +70,11 @@ impl Sandboxes {
         };
         let found = {
             let _no_collection = self.inner.secret_lock.lock().await;
-            let found = self.store().secret_by_name(caller.project(), &name).await;
+            let found = self
+                .store()
+                .sandboxes
+                .secret_by_name(caller.project(), &name)
+                .await;
             found.map_err(|e| from_store(&e))?
         };
         if found.is_none() {
@@ -98,7 +102,12 @@ impl Sandboxes {
 
     /// Deletes those that nothing uses.
     pub(crate) async fn collect_private_secrets(&self) -> Result<(), Fault> {
-        let rows = self.store().all_secrets().await.map_err(|e| from_store(&e))?;
+        let rows = self
+            .store()
+            .sandboxes
+            .all_secrets()
+            .await
+            .map_err(|e| from_store(&e))?;
         for row in rows.iter().filter(|row| row.name.starts_with(PREFIX)) {
             let _one_at_a_time = self.inner.secret_lock.lock().await;
             let held = self

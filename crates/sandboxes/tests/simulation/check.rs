@@ -33,7 +33,7 @@ pub(crate) fn misuses(world: &World<'_>) -> Result<(), String> {
 }
 
 async fn rows(server: &Server) -> Result<Vec<SandboxRow>, String> {
-    let rows = server.store.live_sandboxes().await;
+    let rows = server.store.sandboxes.live_sandboxes().await;
     rows.map_err(|error| error.to_string())
 }
 
@@ -62,10 +62,10 @@ pub(crate) async fn at_all_times(world: &World<'_>, server: &Server) -> Result<(
             (row.record.state, &row.record.saved)
             && world.is_new(row)
         {
-            let found = server.store.snapshot(&row.project, &saved.snapshot).await;
+            let found = server.store.saved.snapshot(&row.project, &saved.snapshot).await;
             let whole = found.map_err(|error| error.to_string())?.is_some()
                 && server.vault.contains(saved.snapshot.as_str());
-            let now = server.store.sandbox(&row.project, &row.id).await;
+            let now = server.store.sandboxes.sandbox(&row.project, &row.id).await;
             let unchanged = now
                 .map_err(|error| error.to_string())?
                 .is_some_and(|now| now.version == row.version);
@@ -146,7 +146,7 @@ async fn ledger(server: &Server, live: &[SandboxRow]) -> Result<(), String> {
             after_seq,
             limit: 1000,
         };
-        let page = server.store.facts_page(query).await;
+        let page = server.store.ledger.facts_page(query).await;
         let page = page.map_err(|error| error.to_string())?;
         facts.extend(page.rows);
         after = page.next;

@@ -8,12 +8,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use atoll_broker::{Broker, MasterKey};
-use atoll_identity::{Caller, Identity, IdentityStore as _};
+use atoll_identity::{Caller, Identity};
 use atoll_image::Templates;
 use atoll_runtime::probe::{Probe, Verdict};
 use atoll_runtime::scripted::{Answer, How, Scripted, Step};
 use atoll_sandboxes::{Outside, PoolSetting, Recorder, Sandboxes, Settings, Storage};
-use atoll_store::{SandboxRow, Store};
+use atoll_store::sqlite::Memory;
+use atoll_store::{SandboxRow, Stores};
 use atoll_types::{
     Fault, Isolation, ProjectId, Resources, SandboxId, TemplateId, TemplateManifest, TemplateSource,
     Timestamp,
@@ -46,7 +47,7 @@ fn elapsed() -> i64 {
 /// A directory for one thread's worlds, one after the other.
 pub(crate) struct Home {
     dir: tempfile::TempDir,
-    store: Store,
+    store: Memory,
     templates: Templates,
     broker: Arc<Broker>,
 }
@@ -83,7 +84,7 @@ impl Home {
         templates.name(TEMPLATE, &id).unwrap();
         Self {
             dir,
-            store: Store::in_memory().unwrap(),
+            store: Memory::open().unwrap(),
             templates,
             broker: Arc::new(Broker::new(&MasterKey::new([1; 32])).unwrap()),
         }
@@ -127,7 +128,7 @@ pub(crate) struct World<'a> {
     pub(crate) told: Arc<Mutex<Told>>,
     /// How many instances are booted ahead.
     pub(crate) pool: usize,
-    store: Store,
+    store: Memory,
     /// The versions of rows that were looked at.
     looked_at: RefCell<BTreeMap<SandboxId, i64>>,
 }
@@ -136,7 +137,7 @@ pub(crate) struct World<'a> {
 pub(crate) struct Server {
     pub(crate) runtime: Runtime,
     pub(crate) sandboxes: Sandboxes,
-    pub(crate) store: Store,
+    pub(crate) store: Stores,
     pub(crate) vault: Vault,
     pub(crate) caller: Caller,
 }
@@ -209,7 +210,7 @@ impl<'a> World<'a> {
         self.store = self.store.again().unwrap();
         // On a full disk it does not start, and says so.
         self.store.fill_disk(false);
-        let store = self.store.clone();
+        let store = self.store.stores();
         let vault = Vault::open(self.home.data().join("vault"), None).unwrap();
         let started: Result<_, Fault> = runtime.block_on(async {
             STARTED.set(Some(tokio::time::Instant::now()));
@@ -246,8 +247,8 @@ impl<'a> World<'a> {
             let runtimes: atoll_runtime::Runtimes = vec![Arc::new(self.machine.clone())];
             // Its id is the same in every world.
             let project = ProjectId::from_entropy([1; 20]);
-            store.ensure_project("default", project, now()).await?;
-            let rows = Arc::new(store.clone());
+            store.identity.ensure_project("default", project, now()).await?;
+            let rows = Arc::clone(&store.identity);
             let identity = Identity::open(rows, &self.home.data(), now).await?;
             let caller = identity.server(identity.default_project().clone());
             let start = Sandboxes::start(settings, runtimes, probes, storage, identity, outside);

@@ -30,29 +30,38 @@ async fn a_name_means_its_newest_version() {
     for n in 0..6 {
         let name = if n < 4 { "report" } else { "other" };
         store
+            .sandboxes
             .insert_artifact(artifact(&context, n, name), vec![])
             .await
             .unwrap();
     }
     let newest = artifact(&context, 3, "report");
     assert_eq!(
-        store.artifact_by_name(project, "report", T0).await.unwrap(),
+        store
+            .sandboxes
+            .artifact_by_name(project, "report", T0)
+            .await
+            .unwrap(),
         Some(newest.clone())
     );
     assert_eq!(
         store
+            .sandboxes
             .artifact_by_name(&project_id(9), "report", T0)
             .await
             .unwrap(),
         None
     );
     let oldest = artifact(&context, 0, "report");
-    assert_eq!(store.artifact(project, &oldest.id).await.unwrap(), Some(oldest));
+    assert_eq!(
+        store.sandboxes.artifact(project, &oldest.id).await.unwrap(),
+        Some(oldest)
+    );
 
     let mut seen = vec![];
     let mut after = None;
     loop {
-        let page = store.artifacts(project, None, after, 4).await.unwrap();
+        let page = store.sandboxes.artifacts(project, None, after, 4).await.unwrap();
         seen.extend(page.items.into_iter().map(|row| row.created_at));
         after = page.next;
         if after.is_none() {
@@ -63,6 +72,7 @@ async fn a_name_means_its_newest_version() {
     assert!(seen.is_sorted_by(|a, b| a > b));
     assert_eq!(
         store
+            .sandboxes
             .artifacts(project, Some("other"), None, 10)
             .await
             .unwrap()
@@ -72,23 +82,30 @@ async fn a_name_means_its_newest_version() {
     );
 
     let deleted = store
+        .sandboxes
         .delete_artifact(project, &newest.id, vec![context.fact(1)])
         .await
         .unwrap();
     assert_eq!(deleted.as_ref(), Some(&newest));
     let again = store
+        .sandboxes
         .delete_artifact(project, &newest.id, vec![context.fact(1)])
         .await
         .unwrap();
     assert_eq!(again, None);
-    assert_eq!(store.last_seq().await.unwrap(), 1);
+    assert_eq!(store.ledger.last_seq().await.unwrap(), 1);
     assert_eq!(
-        store.artifact_by_name(project, "report", T0).await.unwrap(),
+        store
+            .sandboxes
+            .artifact_by_name(project, "report", T0)
+            .await
+            .unwrap(),
         Some(artifact(&context, 2, "report"))
     );
     // What is over but still there hides nothing: the first is kept for ever.
     assert_eq!(
         store
+            .sandboxes
             .artifact_by_name(project, "report", T0.plus_millis(25))
             .await
             .unwrap(),
@@ -102,17 +119,29 @@ async fn contents_are_in_use_until_the_last_name_is_gone() {
     let (store, project) = (&context.store, &context.project.id);
     for n in [1, 4] {
         store
+            .sandboxes
             .insert_artifact(artifact(&context, n, "a"), vec![])
             .await
             .unwrap();
     }
     let digest = format!("{:064x}", 1);
-    let expired = store.expired_artifacts(T0.plus_millis(10), 10).await.unwrap();
+    let expired = store
+        .sandboxes
+        .expired_artifacts(T0.plus_millis(10), 10)
+        .await
+        .unwrap();
     assert_eq!(expired, [artifact(&context, 1, "a")]);
     for (n, in_use_after) in [(1, true), (4, false)] {
-        assert!(store.digest_in_use(&digest).await.unwrap());
+        assert!(store.sandboxes.digest_in_use(&digest).await.unwrap());
         let id = artifact(&context, n, "a").id;
-        store.delete_artifact(project, &id, vec![]).await.unwrap();
-        assert_eq!(store.digest_in_use(&digest).await.unwrap(), in_use_after);
+        store
+            .sandboxes
+            .delete_artifact(project, &id, vec![])
+            .await
+            .unwrap();
+        assert_eq!(
+            store.sandboxes.digest_in_use(&digest).await.unwrap(),
+            in_use_after
+        );
     }
 }

@@ -3,8 +3,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
-use atoll_identity::IdentityStore as _;
-use atoll_store::{FactQuery, Inserted, NewSandbox, Store};
+use atoll_store::{FactQuery, Inserted, NewSandbox, sqlite};
 
 use crate::support::{Context, T0, project_id, sandbox_id};
 
@@ -13,7 +12,7 @@ const DATABASE: &str = "ATOLL_STORE_CRASH_TEST_DATABASE";
 #[tokio::test]
 async fn what_was_acknowledged_survives_kill_9() {
     let context = Context::new().await;
-    context.store.close().await;
+    context.store.database.close().await;
     for round in 0..3u32 {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["crash::write_until_killed", "--exact", "--ignored", "--nocapture"])
@@ -32,15 +31,27 @@ async fn what_was_acknowledged_survives_kill_9() {
         child.wait().unwrap();
         assert_eq!(acknowledged.len(), 200);
 
-        let store = Store::open(&context.path()).unwrap();
+        let store = sqlite::open(&context.path()).unwrap();
         for n in &acknowledged {
-            let row = store.sandbox_of_any_project(&sandbox_id(*n)).await.unwrap();
+            let row = store
+                .sandboxes
+                .sandbox_of_any_project(&sandbox_id(*n))
+                .await
+                .unwrap();
             assert!(row.is_some(), "sandbox {n} was acknowledged and is gone");
         }
         // A row and its fact share a fate.
-        let rows = store.count_live_sandboxes(&context.project.id).await.unwrap();
-        assert_eq!(u64::try_from(store.last_seq().await.unwrap()).unwrap(), rows);
+        let rows = store
+            .sandboxes
+            .count_live_sandboxes(&context.project.id)
+            .await
+            .unwrap();
+        assert_eq!(
+            u64::try_from(store.ledger.last_seq().await.unwrap()).unwrap(),
+            rows
+        );
         let facts = store
+            .ledger
             .facts(FactQuery {
                 project: context.project.id.clone(),
                 sandbox: None,
@@ -51,7 +62,7 @@ async fn what_was_acknowledged_survives_kill_9() {
             .await
             .unwrap();
         assert_eq!(facts.len(), 10);
-        store.close().await;
+        store.database.close().await;
     }
 }
 
@@ -66,8 +77,12 @@ async fn write_until_killed() {
         return;
     };
     let first = round.parse::<u32>().unwrap() * 1_000_000;
-    let store = Store::open(database.as_ref()).unwrap();
-    let project = store.ensure_project("default", project_id(1), T0).await.unwrap();
+    let store = sqlite::open(database.as_ref()).unwrap();
+    let project = store
+        .identity
+        .ensure_project("default", project_id(1), T0)
+        .await
+        .unwrap();
     let writers: Vec<_> = (0..8u32)
         .map(|writer| {
             let (store, project) = (store.clone(), project.clone());
@@ -87,7 +102,7 @@ async fn write_until_killed() {
                             },
                         }],
                     };
-                    let inserted = store.insert_sandbox(new).await.unwrap();
+                    let inserted = store.sandboxes.insert_sandbox(new).await.unwrap();
                     assert!(matches!(inserted, Inserted::New(_)));
                     let mut out = std::io::stdout().lock();
                     // The parent stops reading before it kills.

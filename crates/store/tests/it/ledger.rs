@@ -257,10 +257,11 @@ async fn every_fact_comes_back_as_it_was_and_in_order() {
     };
     context
         .store
+        .ledger
         .append_facts(facts.iter().map(new).collect())
         .await
         .unwrap();
-    let read = context.store.facts(everything(&context)).await.unwrap();
+    let read = context.store.ledger.facts(everything(&context)).await.unwrap();
     assert!(read.is_sorted_by(|a, b| a.seq < b.seq));
     for (row, fact) in read.iter().zip(&facts) {
         assert_eq!(row.fact, *fact);
@@ -276,18 +277,18 @@ async fn every_fact_comes_back_as_it_was_and_in_order() {
         sandbox: Some(sandbox_id(1)),
         ..everything(&context)
     };
-    assert_eq!(context.store.facts(some).await.unwrap().len(), 2);
+    assert_eq!(context.store.ledger.facts(some).await.unwrap().len(), 2);
     let later = FactQuery {
         after_seq: read[3].seq,
         limit: 2,
         ..everything(&context)
     };
-    assert_eq!(context.store.facts(later).await.unwrap(), read[4..6]);
+    assert_eq!(context.store.ledger.facts(later).await.unwrap(), read[4..6]);
     let elsewhere = FactQuery {
         sandbox: Some(sandbox_id(2)),
         ..everything(&context)
     };
-    assert_eq!(context.store.facts(elsewhere).await.unwrap(), []);
+    assert_eq!(context.store.ledger.facts(elsewhere).await.unwrap(), []);
 }
 
 /// A busy sandbox has a long ledger: who asks for the rare ones does not have all of it read at once.
@@ -310,9 +311,14 @@ async fn rare_facts_are_looked_for_in_parts() {
         ..usage(0)
     };
     let many = |count: u64| (0..count).map(usage).collect::<Vec<_>>();
-    context.store.append_facts(many(24_000)).await.unwrap();
-    context.store.append_facts(vec![rare.clone()]).await.unwrap();
-    context.store.append_facts(many(10)).await.unwrap();
+    context.store.ledger.append_facts(many(24_000)).await.unwrap();
+    context
+        .store
+        .ledger
+        .append_facts(vec![rare.clone()])
+        .await
+        .unwrap();
+    context.store.ledger.append_facts(many(10)).await.unwrap();
     let query = |after_seq| FactQuery {
         sandbox: Some(sandbox_id(1)),
         kinds: vec!["secret.deleted".into()],
@@ -322,7 +328,7 @@ async fn rare_facts_are_looked_for_in_parts() {
     };
     let (mut found, mut after, mut pages) = (Vec::new(), Some(0), 0);
     while let Some(after_seq) = after {
-        let page = context.store.facts_page(query(after_seq)).await.unwrap();
+        let page = context.store.ledger.facts_page(query(after_seq)).await.unwrap();
         assert!(
             page.next.is_none_or(|next| next == after_seq + 10_000),
             "{page:?}"
@@ -337,6 +343,7 @@ async fn rare_facts_are_looked_for_in_parts() {
     // A page that is full says where it ended, and a stranger is told nothing of how long the ledger is.
     let page = context
         .store
+        .ledger
         .facts_page(FactQuery {
             limit: 1,
             ..query(20_000)
@@ -348,7 +355,7 @@ async fn rare_facts_are_looked_for_in_parts() {
         project: crate::support::project_id(9),
         ..query(0)
     };
-    let page = context.store.facts_page(stranger).await.unwrap();
+    let page = context.store.ledger.facts_page(stranger).await.unwrap();
     assert_eq!((page.rows.len(), page.next), (0, None));
 }
 
@@ -357,6 +364,7 @@ async fn the_database_itself_refuses_to_change_a_fact() {
     let context = Context::new().await;
     context
         .store
+        .ledger
         .append_facts((0..10).map(|n| context.fact(n)).collect())
         .await
         .unwrap();
@@ -371,13 +379,49 @@ async fn the_database_itself_refuses_to_change_a_fact() {
         let error = direct.execute(sql, []).unwrap_err().to_string();
         assert!(error.contains("append-only"), "{sql}: {error}");
     }
-    assert_eq!(context.store.facts(everything(&context)).await.unwrap().len(), 10);
+    assert_eq!(
+        context
+            .store
+            .ledger
+            .facts(everything(&context))
+            .await
+            .unwrap()
+            .len(),
+        10
+    );
 
     // Retention is the documented way, and takes only what is old.
-    assert_eq!(context.store.expire_facts(T0.plus_millis(4), 3).await.unwrap(), 3);
-    assert_eq!(context.store.expire_facts(T0.plus_millis(4), 3).await.unwrap(), 1);
-    assert_eq!(context.store.expire_facts(T0.plus_millis(4), 3).await.unwrap(), 0);
-    assert_eq!(context.store.facts(everything(&context)).await.unwrap()[0].seq, 5);
+    assert_eq!(
+        context
+            .store
+            .ledger
+            .expire_facts(T0.plus_millis(4), 3)
+            .await
+            .unwrap(),
+        3
+    );
+    assert_eq!(
+        context
+            .store
+            .ledger
+            .expire_facts(T0.plus_millis(4), 3)
+            .await
+            .unwrap(),
+        1
+    );
+    assert_eq!(
+        context
+            .store
+            .ledger
+            .expire_facts(T0.plus_millis(4), 3)
+            .await
+            .unwrap(),
+        0
+    );
+    assert_eq!(
+        context.store.ledger.facts(everything(&context)).await.unwrap()[0].seq,
+        5
+    );
     assert!(
         direct.execute("DELETE FROM facts", []).is_err(),
         "the way is shut again"
@@ -386,11 +430,17 @@ async fn the_database_itself_refuses_to_change_a_fact() {
     // A number is never given twice, even when the newest facts are gone.
     context
         .store
+        .ledger
         .expire_facts(T0.plus_millis(1000), 100)
         .await
         .unwrap();
-    context.store.append_facts(vec![context.fact(1)]).await.unwrap();
-    assert_eq!(context.store.last_seq().await.unwrap(), 11);
+    context
+        .store
+        .ledger
+        .append_facts(vec![context.fact(1)])
+        .await
+        .unwrap();
+    assert_eq!(context.store.ledger.last_seq().await.unwrap(), 11);
 }
 
 #[tokio::test]
@@ -410,6 +460,7 @@ async fn usage_is_summed_by_scope_and_time_without_overflow() {
     let huge = i64::MAX as u64;
     context
         .store
+        .ledger
         .append_facts(vec![
             usage(0, 1, 5),
             usage(1, 1, 6),
@@ -422,7 +473,7 @@ async fn usage_is_summed_by_scope_and_time_without_overflow() {
         .unwrap();
     let sum = async |scope: Scope, from: u64, to: u64| {
         let (from, to) = (T0.plus_millis(from), T0.plus_millis(to));
-        context.store.usage_total(scope, from, to).await.unwrap()
+        context.store.ledger.usage_total(scope, from, to).await.unwrap()
     };
     let project = || Scope::Project(context.project.id.clone());
     let sandbox = |n| Scope::Sandbox(context.project.id.clone(), sandbox_id(n));
@@ -447,16 +498,20 @@ async fn usage_is_summed_by_scope_and_time_without_overflow() {
 
     // Once summed, only what came later is.
     let project = &context.project.id;
-    let (all, seen) = context.store.usage_behind(project, 0).await.unwrap();
+    let (all, seen) = context.store.ledger.usage_behind(project, 0).await.unwrap();
     assert_eq!((all.wall_millis, all.memory_byte_seconds), (50, u64::MAX));
     let nothing = (UsageTotal::default(), seen);
-    assert_eq!(context.store.usage_behind(project, seen).await.unwrap(), nothing);
+    assert_eq!(
+        context.store.ledger.usage_behind(project, seen).await.unwrap(),
+        nothing
+    );
     context
         .store
+        .ledger
         .append_facts(vec![context.fact(2), usage(4, 1, 7)])
         .await
         .unwrap();
-    let (later, last) = context.store.usage_behind(project, seen).await.unwrap();
+    let (later, last) = context.store.ledger.usage_behind(project, seen).await.unwrap();
     assert_eq!((later.wall_millis, later.memory_byte_seconds), (10, 7));
     assert_eq!(last, seen + 2);
     assert_eq!(all.plus(later).wall_millis, 60);
@@ -475,6 +530,7 @@ async fn usage_is_summed_by_scope_and_time_without_overflow() {
     };
     let beside = context
         .store
+        .ledger
         .compute_beside(query(SpendBy::Sandbox))
         .await
         .unwrap();
@@ -484,11 +540,16 @@ async fn usage_is_summed_by_scope_and_time_without_overflow() {
         .collect();
     let (one, two) = (sandbox_id(1), sandbox_id(2));
     assert_eq!(memory, [(one.as_str(), 11), (two.as_str(), 100)]);
-    let total = context.store.compute_beside(query(SpendBy::Total)).await.unwrap();
+    let total = context
+        .store
+        .ledger
+        .compute_beside(query(SpendBy::Total))
+        .await
+        .unwrap();
     assert_eq!((total.len(), total[0].1.memory_byte_seconds), (1, 111));
     for (by, model) in [(SpendBy::Model, None), (SpendBy::Total, Some("m".to_owned()))] {
         let of_calls = SpendQuery { model, ..query(by) };
-        assert_eq!(context.store.compute_beside(of_calls).await.unwrap(), []);
+        assert_eq!(context.store.ledger.compute_beside(of_calls).await.unwrap(), []);
     }
 }
 
@@ -526,8 +587,11 @@ async fn commands_are_open_from_their_start_to_their_end() {
         of(1, 8, exited(1)),
         of(2, 9, started(4)),
     ];
-    context.store.append_facts(facts).await.unwrap();
-    let open = context.store.open_commands(&sandbox_id(1)).await.unwrap();
+    context.store.ledger.append_facts(facts).await.unwrap();
+    let open = context.store.ledger.open_commands(&sandbox_id(1)).await.unwrap();
     assert_eq!(open, [(command(2), T0.plus_millis(5))]);
-    assert_eq!(context.store.open_commands(&sandbox_id(3)).await.unwrap(), []);
+    assert_eq!(
+        context.store.ledger.open_commands(&sandbox_id(3)).await.unwrap(),
+        []
+    );
 }

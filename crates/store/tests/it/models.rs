@@ -2,7 +2,7 @@
 
 use atoll_store::{
     Error, Fact, ModelBudgetRow, ModelCallFact, ModelCallRow, ModelKeyRow, ModelProviderRow, ModelRates,
-    ModelRouteRow, ModelTarget, NewFact, SpendBy, SpendQuery, Store,
+    ModelRouteRow, ModelTarget, NewFact, SpendBy, SpendQuery, Stores,
 };
 use atoll_types::{
     BudgetId, BudgetScope, BudgetWindow, CallOutcome, Id, KeyId, ModelCallId, ModelUsage, ProviderKind,
@@ -106,7 +106,7 @@ impl Context {
     }
 }
 
-async fn spend(store: &Store, context: &Context, by: SpendBy) -> Vec<(String, u64, i64)> {
+async fn spend(store: &Stores, context: &Context, by: SpendBy) -> Vec<(String, u64, i64)> {
     let query = SpendQuery {
         project: context.project.id.clone(),
         from: Timestamp(0),
@@ -118,7 +118,7 @@ async fn spend(store: &Store, context: &Context, by: SpendBy) -> Vec<(String, u6
         user: None,
         key: None,
     };
-    let rows = store.model_spend(query).await.unwrap();
+    let rows = store.models.model_spend(query).await.unwrap();
     rows.into_iter()
         .map(|row| (row.group, row.calls, row.cost.pico()))
         .collect()
@@ -129,10 +129,14 @@ async fn the_setup_is_kept() {
     let context = Context::new().await;
     let store = &context.store;
     store
+        .models
         .put_model_provider(context.provider(1, "a"), vec![])
         .await
         .unwrap();
-    let taken = store.put_model_provider(context.provider(2, "a"), vec![]).await;
+    let taken = store
+        .models
+        .put_model_provider(context.provider(2, "a"), vec![])
+        .await;
     assert!(
         matches!(taken, Err(Error::NameTaken { what: "provider", .. })),
         "{taken:?}"
@@ -142,7 +146,11 @@ async fn the_setup_is_kept() {
         serves: vec![],
         ..context.provider(1, "a")
     };
-    store.put_model_provider(changed.clone(), vec![]).await.unwrap();
+    store
+        .models
+        .put_model_provider(changed.clone(), vec![])
+        .await
+        .unwrap();
     let route = ModelRouteRow {
         project: context.project.id.clone(),
         name: "smart".into(),
@@ -154,7 +162,7 @@ async fn the_setup_is_kept() {
         fallbacks: vec!["b".into()],
         updated_at: T0,
     };
-    store.put_model_route(route.clone()).await.unwrap();
+    store.models.put_model_route(route.clone()).await.unwrap();
     let price = atoll_store::ModelPriceRow {
         project: context.project.id.clone(),
         model: "m".into(),
@@ -164,7 +172,7 @@ async fn the_setup_is_kept() {
         },
         updated_at: T0,
     };
-    store.put_model_price(price.clone()).await.unwrap();
+    store.models.put_model_price(price.clone()).await.unwrap();
     let key = ModelKeyRow {
         id: key_id(1),
         project: context.project.id.clone(),
@@ -178,7 +186,7 @@ async fn the_setup_is_kept() {
         expires_at: None,
         revoked_at: None,
     };
-    store.insert_model_key(key.clone(), vec![]).await.unwrap();
+    store.models.insert_model_key(key.clone(), vec![]).await.unwrap();
     let budget = ModelBudgetRow {
         id: BudgetId::from_entropy(entropy(1)),
         project: context.project.id.clone(),
@@ -190,8 +198,12 @@ async fn the_setup_is_kept() {
         alert_percent: Some(80),
         created_at: T0,
     };
-    store.put_model_budget(budget.clone(), vec![]).await.unwrap();
-    let setup = store.model_setup().await.unwrap();
+    store
+        .models
+        .put_model_budget(budget.clone(), vec![])
+        .await
+        .unwrap();
+    let setup = store.models.model_setup().await.unwrap();
     assert_eq!((setup.providers, setup.routes), (vec![changed], vec![route]));
     assert_eq!(
         (setup.prices, setup.keys, setup.budgets),
@@ -199,25 +211,31 @@ async fn the_setup_is_kept() {
     );
 
     store
+        .models
         .revoke_model_key(&context.project.id, &key_id(1), T0, vec![])
         .await
         .unwrap();
-    assert!(store.model_setup().await.unwrap().keys.is_empty());
-    assert_eq!(store.model_keys(&context.project.id).await.unwrap().len(), 1);
+    assert!(store.models.model_setup().await.unwrap().keys.is_empty());
+    assert_eq!(
+        store.models.model_keys(&context.project.id).await.unwrap().len(),
+        1
+    );
     assert!(
         store
+            .models
             .delete_model_provider(&context.project.id, "a", vec![])
             .await
             .unwrap()
     );
     assert!(
         !store
+            .models
             .delete_model_provider(&context.project.id, "a", vec![context.fact(1)])
             .await
             .unwrap()
     );
     assert_eq!(
-        store.last_seq().await.unwrap(),
+        store.ledger.last_seq().await.unwrap(),
         0,
         "what is not there leaves no fact"
     );
@@ -228,12 +246,13 @@ async fn a_call_is_settled_once_and_summed() {
     let context = Context::new().await;
     let store = &context.store;
     for n in 1..=6 {
-        store.open_model_call(context.call(n)).await.unwrap();
+        store.models.open_model_call(context.call(n)).await.unwrap();
     }
-    assert_eq!(store.open_model_calls().await.unwrap().len(), 6);
+    assert_eq!(store.models.open_model_calls().await.unwrap().len(), 6);
     for n in 1..=5 {
         assert!(
             store
+                .models
                 .close_model_call(context.settled(n), vec![context.called(n)])
                 .await
                 .unwrap()
@@ -241,13 +260,18 @@ async fn a_call_is_settled_once_and_summed() {
     }
     assert!(
         !store
+            .models
             .close_model_call(context.settled(5), vec![context.called(5)])
             .await
             .unwrap(),
         "only once"
     );
-    assert_eq!(store.last_seq().await.unwrap(), 5);
-    let found = store.model_call(&context.project.id, &call_id(3)).await.unwrap();
+    assert_eq!(store.ledger.last_seq().await.unwrap(), 5);
+    let found = store
+        .models
+        .model_call(&context.project.id, &call_id(3))
+        .await
+        .unwrap();
     assert_eq!(found, Some(context.settled(3)));
 
     assert_eq!(
@@ -275,7 +299,13 @@ async fn a_call_is_settled_once_and_summed() {
 
     let spent = |scope, subject: Option<&'static str>, from| {
         let project = context.project.id.clone();
-        async move { store.model_spent(&project, scope, subject, from).await.unwrap() }
+        async move {
+            store
+                .models
+                .model_spent(&project, scope, subject, from)
+                .await
+                .unwrap()
+        }
     };
     let of_run = spent(BudgetScope::Run, Some("run-2"), Timestamp(0)).await;
     assert_eq!(of_run, [("run-2".to_owned(), Usd::from_pico(7))]);
@@ -283,16 +313,19 @@ async fn a_call_is_settled_once_and_summed() {
     assert_eq!(later[0].1, Usd::from_pico(9));
 
     let first = store
+        .models
         .model_calls(&context.project.id, None, None, 4)
         .await
         .unwrap();
     assert_eq!(first.items.len(), 4);
     let rest = store
+        .models
         .model_calls(&context.project.id, None, first.next, 4)
         .await
         .unwrap();
     assert_eq!(rest.items.last().unwrap().id, call_id(1));
     let of_one = store
+        .models
         .model_calls(&context.project.id, Some(&sandbox_id(1)), None, 10)
         .await
         .unwrap();

@@ -1,6 +1,6 @@
 //! Projects and keys; and many writers at once.
 
-use atoll_identity::{IdentityStore as _, NewKey, Role, Scope};
+use atoll_identity::{NewKey, Role, Scope};
 use atoll_store::FactQuery;
 use atoll_types::{KeyId, Timestamp};
 
@@ -11,17 +11,19 @@ async fn a_project_is_made_once() {
     let context = Context::new().await;
     let again = context
         .store
+        .identity
         .ensure_project("default", project_id(2), T0)
         .await
         .unwrap();
     assert_eq!(again, context.project);
     let other = context
         .store
+        .identity
         .ensure_project("other", project_id(3), T0)
         .await
         .unwrap();
     assert_eq!(
-        context.store.projects().await.unwrap(),
+        context.store.identity.projects().await.unwrap(),
         [context.project.clone(), other.clone()]
     );
 }
@@ -44,18 +46,20 @@ async fn a_project_has_so_many_keys_and_remembers_as_many_that_are_over() {
             // One expires by itself when the fourth is made.
             expires_at: (n == 1).then_some(Timestamp(4)),
         };
-        store.insert_key(key, 2).await.unwrap()
+        store.identity.insert_key(key, 2).await.unwrap()
     };
     assert!(insert(1).await.is_some() && insert(2).await.is_some());
     assert_eq!(insert(3).await, None);
     let mut last = insert(4).await.unwrap();
     for n in 5..10 {
         assert_eq!(insert(n).await, None);
-        let revoked = store.revoke_key(&context.project.id, &last.id, Timestamp(i64::from(n)));
+        let revoked = store
+            .identity
+            .revoke_key(&context.project.id, &last.id, Timestamp(i64::from(n)));
         assert!(revoked.await.unwrap().is_some());
         last = insert(n).await.unwrap();
     }
-    let kept = store.keys(&context.project.id).await.unwrap();
+    let kept = store.identity.keys(&context.project.id).await.unwrap();
     let names: Vec<_> = kept.iter().map(|key| key.name.as_str()).collect();
     assert_eq!(names, ["key 2", "key 7", "key 8", "key 9"]);
 }
@@ -76,13 +80,13 @@ async fn a_revoked_key_is_not_found_any_more() {
         created_at: T0,
         expires_at: Some(Timestamp(i64::from(n))),
     };
-    let first = store.insert_key(key(1), 10).await.unwrap().unwrap();
+    let first = store.identity.insert_key(key(1), 10).await.unwrap().unwrap();
     let second = NewKey {
         made_by: Some(first.id.clone()),
         ..key(2)
     };
-    store.insert_key(second, 10).await.unwrap().unwrap();
-    let second = store.find_active_key([2; 32]).await.unwrap().unwrap();
+    store.identity.insert_key(second, 10).await.unwrap().unwrap();
+    let second = store.identity.find_active_key([2; 32]).await.unwrap().unwrap();
     assert_eq!(
         (&first.made_by, &second.made_by),
         (&None, &Some(first.id.clone()))
@@ -91,29 +95,41 @@ async fn a_revoked_key_is_not_found_any_more() {
         id: KeyId::from_entropy([3; 20]),
         ..key(1)
     };
-    assert!(store.insert_key(same_secret, 10).await.is_err());
-    assert_eq!(store.find_active_key([1; 32]).await.unwrap(), Some(first.clone()));
-    assert_eq!(store.find_active_key([9; 32]).await.unwrap(), None);
+    assert!(store.identity.insert_key(same_secret, 10).await.is_err());
+    assert_eq!(
+        store.identity.find_active_key([1; 32]).await.unwrap(),
+        Some(first.clone())
+    );
+    assert_eq!(store.identity.find_active_key([9; 32]).await.unwrap(), None);
 
-    store.note_key_used(&first.id, Timestamp(20));
-    store.note_key_used(&first.id, Timestamp(10));
-    store.flush().await.unwrap();
-    let used = store.find_active_key([1; 32]).await.unwrap().unwrap();
+    store.identity.note_key_used(&first.id, Timestamp(20));
+    store.identity.note_key_used(&first.id, Timestamp(10));
+    // Written along with whatever is written next.
+    let same = store
+        .identity
+        .ensure_project("default", context.project.id.clone(), T0);
+    assert_eq!(same.await.unwrap(), context.project);
+    let used = store.identity.find_active_key([1; 32]).await.unwrap().unwrap();
     assert_eq!(used.last_used_at, Some(Timestamp(20)));
 
     let project = &context.project.id;
     for _ in 0..2 {
         let revoked = store
+            .identity
             .revoke_key(project, &first.id, Timestamp(30))
             .await
             .unwrap()
             .unwrap();
         assert_eq!(revoked.revoked_at, Some(Timestamp(30)));
     }
-    assert_eq!(store.last_seq().await.unwrap(), 3, "revoking twice is one fact");
-    assert_eq!(store.find_active_key([1; 32]).await.unwrap(), None);
-    assert_eq!(store.keys(project).await.unwrap().len(), 2);
-    let foreign = store.revoke_key(&project_id(9), &first.id, T0).await;
+    assert_eq!(
+        store.ledger.last_seq().await.unwrap(),
+        3,
+        "revoking twice is one fact"
+    );
+    assert_eq!(store.identity.find_active_key([1; 32]).await.unwrap(), None);
+    assert_eq!(store.identity.keys(project).await.unwrap().len(), 2);
+    let foreign = store.identity.revoke_key(&project_id(9), &first.id, T0).await;
     assert_eq!(foreign.unwrap(), None);
 }
 
@@ -127,9 +143,10 @@ async fn many_writers_and_readers_at_once_lose_nothing() {
         let project = context.project.id.clone();
         tasks.push(tokio::spawn(async move {
             for fact in facts {
-                store.append_facts(vec![fact]).await.unwrap();
+                store.ledger.append_facts(vec![fact]).await.unwrap();
                 // What was acknowledged can be read.
                 let read = store
+                    .ledger
                     .facts(FactQuery {
                         project: project.clone(),
                         sandbox: None,
@@ -146,5 +163,5 @@ async fn many_writers_and_readers_at_once_lose_nothing() {
     for task in tasks {
         task.await.unwrap();
     }
-    assert_eq!(context.store.last_seq().await.unwrap(), 1000);
+    assert_eq!(context.store.ledger.last_seq().await.unwrap(), 1000);
 }

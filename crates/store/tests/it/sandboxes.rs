@@ -23,7 +23,7 @@ async fn end(context: &Context, mut row: SandboxRow, at: Timestamp) -> SandboxRo
         let transition = step(&row.record, input, at).unwrap();
         row.record = transition.next;
         let facts = row.facts(&transition.facts, at);
-        row = context.store.update_sandbox(row, facts).await.unwrap();
+        row = context.store.sandboxes.update_sandbox(row, facts).await.unwrap();
     }
     row
 }
@@ -39,9 +39,10 @@ async fn a_row_comes_back_as_it_was_written() {
         action: IdleAction::Kill,
     });
     new.row.record.policy = Policy::of(&new.row.spec);
-    let written = new_row(context.store.insert_sandbox(new).await.unwrap());
+    let written = new_row(context.store.sandboxes.insert_sandbox(new).await.unwrap());
     let read = context
         .store
+        .sandboxes
         .sandbox(&context.project.id, &written.id)
         .await
         .unwrap();
@@ -51,6 +52,7 @@ async fn a_row_comes_back_as_it_was_written() {
     let ended = end(&context, written, T0.plus_millis(9)).await;
     let read = context
         .store
+        .sandboxes
         .sandbox_of_any_project(&ended.id)
         .await
         .unwrap()
@@ -61,6 +63,7 @@ async fn a_row_comes_back_as_it_was_written() {
 
     let facts = context
         .store
+        .ledger
         .facts(FactQuery {
             project: context.project.id.clone(),
             sandbox: Some(ended.id.clone()),
@@ -79,7 +82,10 @@ async fn a_row_comes_back_as_it_was_written() {
     );
 
     let other = crate::support::project_id(99);
-    assert_eq!(context.store.sandbox(&other, &ended.id).await.unwrap(), None);
+    assert_eq!(
+        context.store.sandboxes.sandbox(&other, &ended.id).await.unwrap(),
+        None
+    );
 }
 
 #[tokio::test]
@@ -106,21 +112,28 @@ async fn of_two_writers_of_one_version_one_wins_and_leaves_its_facts() {
     let row = new_row(
         context
             .store
+            .sandboxes
             .insert_sandbox(context.new_sandbox(1, T0))
             .await
             .unwrap(),
     );
     let (one, two) = tokio::join!(
-        context.store.update_sandbox(row.clone(), vec![context.fact(1)]),
-        context.store.update_sandbox(row.clone(), vec![context.fact(2)]),
+        context
+            .store
+            .sandboxes
+            .update_sandbox(row.clone(), vec![context.fact(1)]),
+        context
+            .store
+            .sandboxes
+            .update_sandbox(row.clone(), vec![context.fact(2)]),
     );
     assert_eq!(one.unwrap().version, 2);
     assert!(matches!(two, Err(Error::VersionConflict(id)) if id == row.id));
-    assert_eq!(context.store.last_seq().await.unwrap(), 1);
+    assert_eq!(context.store.ledger.last_seq().await.unwrap(), 1);
 
     let mut unknown = row;
     unknown.id = sandbox_id(77);
-    let missing = context.store.update_sandbox(unknown, vec![]).await;
+    let missing = context.store.sandboxes.update_sandbox(unknown, vec![]).await;
     assert!(matches!(missing, Err(Error::NotFound { .. })));
 }
 
@@ -139,7 +152,7 @@ async fn racing_requests_under_one_key_make_one_sandbox() {
         .map(|n| {
             let store = context.store.clone();
             let new = with_key(n, 1);
-            tokio::spawn(async move { store.insert_sandbox(new).await.unwrap() })
+            tokio::spawn(async move { store.sandboxes.insert_sandbox(new).await.unwrap() })
         })
         .collect();
     let mut made = vec![];
@@ -153,15 +166,20 @@ async fn racing_requests_under_one_key_make_one_sandbox() {
     assert_eq!(made.len(), 1);
     assert_eq!(found.len(), 19);
     assert!(found.iter().all(|id| *id == made[0]));
-    assert_eq!(context.store.last_seq().await.unwrap(), 1, "one fact, not twenty");
+    assert_eq!(
+        context.store.ledger.last_seq().await.unwrap(),
+        1,
+        "one fact, not twenty"
+    );
 
-    let conflict = context.store.insert_sandbox(with_key(30, 2)).await;
+    let conflict = context.store.sandboxes.insert_sandbox(with_key(30, 2)).await;
     assert!(
         matches!(&conflict, Err(Error::IdempotencyConflict { sandbox, .. }) if *sandbox == made[0]),
         "{conflict:?}"
     );
     let by_key = context
         .store
+        .sandboxes
         .sandbox_by_idempotency(&context.project.id, with_key(0, 1).idempotency.unwrap())
         .await
         .unwrap();
@@ -181,21 +199,27 @@ async fn what_could_not_be_started_gives_its_key_up() {
     let by_key = || {
         context
             .store
+            .sandboxes
             .sandbox_by_idempotency(&context.project.id, with_key(0).idempotency.unwrap())
     };
-    let Inserted::New(mut first) = context.store.insert_sandbox(with_key(1)).await.unwrap() else {
+    let Inserted::New(mut first) = context.store.sandboxes.insert_sandbox(with_key(1)).await.unwrap() else {
         panic!("there was none before");
     };
     first.record.end = Some(EndReason::StartFailed("the server was restarted".into()));
-    let first = context.store.update_sandbox(first, vec![]).await.unwrap();
+    let first = context
+        .store
+        .sandboxes
+        .update_sandbox(first, vec![])
+        .await
+        .unwrap();
     assert!(by_key().await.unwrap().is_none());
-    let Inserted::New(second) = context.store.insert_sandbox(with_key(2)).await.unwrap() else {
+    let Inserted::New(second) = context.store.sandboxes.insert_sandbox(with_key(2)).await.unwrap() else {
         panic!("a creation that failed was taken for one");
     };
     assert_ne!(second.id, first.id);
     assert_eq!(by_key().await.unwrap().unwrap().id, second.id);
     assert!(matches!(
-        context.store.insert_sandbox(with_key(3)).await.unwrap(),
+        context.store.sandboxes.insert_sandbox(with_key(3)).await.unwrap(),
         Inserted::Existing(row) if row.id == second.id
     ));
 }
@@ -210,7 +234,7 @@ async fn a_quota_holds_against_a_crowd() {
                 max_live: Some(5),
                 ..context.new_sandbox(n, T0)
             };
-            tokio::spawn(async move { store.insert_sandbox(new).await })
+            tokio::spawn(async move { store.sandboxes.insert_sandbox(new).await })
         })
         .collect();
     let mut made = 0;
@@ -227,6 +251,7 @@ async fn a_quota_holds_against_a_crowd() {
     assert_eq!(
         context
             .store
+            .sandboxes
             .count_live_sandboxes(&context.project.id)
             .await
             .unwrap(),
@@ -242,6 +267,7 @@ async fn pages_neither_repeat_nor_hide_rows_while_others_come_and_go() {
         let at = T0.plus_millis(u64::from(n) / 5);
         context
             .store
+            .sandboxes
             .insert_sandbox(context.new_sandbox(n, at))
             .await
             .unwrap();
@@ -256,12 +282,12 @@ async fn pages_neither_repeat_nor_hide_rows_while_others_come_and_go() {
     let mut seen = vec![];
     let mut newcomer = 1000;
     loop {
-        let page = context.store.sandboxes(query.clone()).await.unwrap();
+        let page = context.store.sandboxes.sandboxes(query.clone()).await.unwrap();
         assert!(page.items.len() <= 4);
         seen.extend(page.items.into_iter().map(|row| (row.record.created_at, row.id)));
         newcomer += 1;
         let newer = context.new_sandbox(newcomer, T0.plus_millis(100));
-        context.store.insert_sandbox(newer).await.unwrap();
+        context.store.sandboxes.insert_sandbox(newer).await.unwrap();
         match page.next {
             // As a caller hands it back.
             Some(next) => query.after = Some(next.to_string().parse().unwrap()),
@@ -282,7 +308,7 @@ async fn lists_filter_by_all_labels_and_any_state() {
             ("big".into(), (n >= 4).to_string()),
         ]
         .into();
-        let row = new_row(context.store.insert_sandbox(new).await.unwrap());
+        let row = new_row(context.store.sandboxes.insert_sandbox(new).await.unwrap());
         if n == 6 {
             end(&context, row, T0).await;
         }
@@ -290,6 +316,7 @@ async fn lists_filter_by_all_labels_and_any_state() {
     let check = async |labels: &[(&str, &str)], states: &[SandboxState], expected: &[u32]| {
         let page = context
             .store
+            .sandboxes
             .sandboxes(SandboxQuery {
                 project: context.project.id.clone(),
                 labels: labels.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect(),
@@ -318,14 +345,14 @@ async fn lists_filter_by_all_labels_and_any_state() {
     )
     .await;
     check(&[("even", "' OR 1=1 --")], &[], &[]).await;
-    assert_eq!(context.store.live_sandboxes().await.unwrap().len(), 7);
+    assert_eq!(context.store.sandboxes.live_sandboxes().await.unwrap().len(), 7);
 }
 
 #[tokio::test]
 async fn deadlines_come_due_in_order_and_uses_move_idle_ones() {
     let context = Context::new().await;
     let store = &context.store;
-    assert_eq!(store.next_due().await.unwrap(), None);
+    assert_eq!(store.sandboxes.next_due().await.unwrap(), None);
     for n in 0..3u32 {
         let mut new = context.new_sandbox(n, T0);
         new.row.record.deadline = Some(T0.plus_millis(u64::from(n) * 100 + 1000));
@@ -336,24 +363,38 @@ async fn deadlines_come_due_in_order_and_uses_move_idle_ones() {
             });
             new.row.record.policy = Policy::of(&new.row.spec);
         }
-        store.insert_sandbox(new).await.unwrap();
+        store.sandboxes.insert_sandbox(new).await.unwrap();
     }
     let due = async |at: u64| -> Vec<_> {
-        let rows = store.due_sandboxes(T0.plus_millis(at), 10).await.unwrap();
+        let rows = store
+            .sandboxes
+            .due_sandboxes(T0.plus_millis(at), 10)
+            .await
+            .unwrap();
         rows.into_iter().map(|row| row.id).collect()
     };
-    assert_eq!(store.next_due().await.unwrap(), Some(T0.plus_millis(50)));
+    assert_eq!(
+        store.sandboxes.next_due().await.unwrap(),
+        Some(T0.plus_millis(50))
+    );
     assert_eq!(due(49).await, []);
     assert_eq!(due(50).await, [sandbox_id(0)]);
 
     // A use moves the idle end; an older use does not move it back; no version is spent on it.
-    store.note_sandbox_used(&sandbox_id(0), T0.plus_millis(30));
-    store.note_sandbox_used(&sandbox_id(0), T0.plus_millis(10));
+    store
+        .sandboxes
+        .note_sandbox_used(&sandbox_id(0), T0.plus_millis(30));
+    store
+        .sandboxes
+        .note_sandbox_used(&sandbox_id(0), T0.plus_millis(10));
     assert_eq!(due(79).await, []);
     assert_eq!(due(80).await, [sandbox_id(0)]);
-    store.note_sandbox_used(&sandbox_id(0), T0.plus_millis(5));
+    store
+        .sandboxes
+        .note_sandbox_used(&sandbox_id(0), T0.plus_millis(5));
     assert_eq!(due(80).await, [sandbox_id(0)]);
     let row = store
+        .sandboxes
         .sandbox_of_any_project(&sandbox_id(0))
         .await
         .unwrap()
@@ -361,18 +402,23 @@ async fn deadlines_come_due_in_order_and_uses_move_idle_ones() {
     assert_eq!((row.version, row.record.last_used_at), (1, T0.plus_millis(30)));
 
     // A writer that read before the use does not undo it.
-    store.note_sandbox_used(&sandbox_id(0), T0.plus_millis(60));
-    let row = store.update_sandbox(row, vec![]).await.unwrap();
+    store
+        .sandboxes
+        .note_sandbox_used(&sandbox_id(0), T0.plus_millis(60));
+    let row = store.sandboxes.update_sandbox(row, vec![]).await.unwrap();
     assert_eq!(row.record.last_used_at, T0.plus_millis(60));
     assert_eq!(due(109).await, []);
 
     // The timeout wins in the end, and whatever is over is no longer due.
-    store.note_sandbox_used(&sandbox_id(0), T0.plus_millis(990));
+    store
+        .sandboxes
+        .note_sandbox_used(&sandbox_id(0), T0.plus_millis(990));
     assert_eq!(due(1100).await, [sandbox_id(0), sandbox_id(1)]);
     end(&context, row, T0).await;
     assert_eq!(due(1100).await, [sandbox_id(1)]);
-    store.note_sandbox_used(&sandbox_id(99), T0);
-    store.flush().await.unwrap();
+    // One that nobody knows is nothing.
+    store.sandboxes.note_sandbox_used(&sandbox_id(99), T0);
+    assert_eq!(due(1100).await, [sandbox_id(1)]);
 }
 
 #[tokio::test]
@@ -381,18 +427,38 @@ async fn retention_forgets_only_what_ended_long_ago() {
     for n in 0..4u32 {
         let mut new = context.new_sandbox(n, T0);
         new.row.spec.labels = [("a".into(), "b".into())].into();
-        let row = new_row(context.store.insert_sandbox(new).await.unwrap());
+        let row = new_row(context.store.sandboxes.insert_sandbox(new).await.unwrap());
         if n > 0 {
             end(&context, row, T0.plus_millis(u64::from(n))).await;
         }
     }
     let before = T0.plus_millis(3);
-    assert_eq!(context.store.forget_sandboxes(before, 1).await.unwrap(), 1);
-    assert_eq!(context.store.forget_sandboxes(before, 10).await.unwrap(), 1);
-    assert_eq!(context.store.forget_sandboxes(before, 10).await.unwrap(), 0);
+    assert_eq!(
+        context.store.sandboxes.forget_sandboxes(before, 1).await.unwrap(),
+        1
+    );
+    assert_eq!(
+        context
+            .store
+            .sandboxes
+            .forget_sandboxes(before, 10)
+            .await
+            .unwrap(),
+        1
+    );
+    assert_eq!(
+        context
+            .store
+            .sandboxes
+            .forget_sandboxes(before, 10)
+            .await
+            .unwrap(),
+        0
+    );
     for (n, there) in [(0, true), (1, false), (2, false), (3, true)] {
         let found = context
             .store
+            .sandboxes
             .sandbox_of_any_project(&sandbox_id(n))
             .await
             .unwrap();

@@ -38,36 +38,49 @@ async fn a_secret_is_found_by_name_and_by_id() {
     let (store, project) = (&context.store, &context.project.id);
     let first = context.secret(1, "github");
     store
+        .sandboxes
         .insert_secret(first.clone(), vec![context.fact(1)])
         .await
         .unwrap();
-    assert_eq!(store.last_seq().await.unwrap(), 1);
+    assert_eq!(store.ledger.last_seq().await.unwrap(), 1);
     let taken = store
+        .sandboxes
         .insert_secret(context.secret(2, "github"), vec![context.fact(2)])
         .await;
     assert!(
         matches!(taken, Err(Error::NameTaken { what: "secret", .. })),
         "{taken:?}"
     );
-    assert_eq!(store.last_seq().await.unwrap(), 1, "nothing was written");
+    assert_eq!(store.ledger.last_seq().await.unwrap(), 1, "nothing was written");
 
-    let by_name = store.secret_by_name(project, "github").await.unwrap();
+    let by_name = store.sandboxes.secret_by_name(project, "github").await.unwrap();
     assert_eq!(by_name.as_ref(), Some(&first));
-    assert_eq!(store.secret_by_id(&secret_id(1)).await.unwrap(), Some(first));
     assert_eq!(
-        store.secret_by_name(&project_id(9), "github").await.unwrap(),
+        store.sandboxes.secret_by_id(&secret_id(1)).await.unwrap(),
+        Some(first)
+    );
+    assert_eq!(
+        store
+            .sandboxes
+            .secret_by_name(&project_id(9), "github")
+            .await
+            .unwrap(),
         None
     );
-    assert_eq!(store.secret_by_id(&secret_id(9)).await.unwrap(), None);
+    assert_eq!(store.sandboxes.secret_by_id(&secret_id(9)).await.unwrap(), None);
 
     let second = context.secret(3, "other");
-    store.insert_secret(second.clone(), vec![]).await.unwrap();
-    let page = store.secrets(project, None, 1).await.unwrap();
+    store
+        .sandboxes
+        .insert_secret(second.clone(), vec![])
+        .await
+        .unwrap();
+    let page = store.sandboxes.secrets(project, None, 1).await.unwrap();
     assert_eq!(page.items, [second]);
-    let page = store.secrets(project, page.next, 1).await.unwrap();
+    let page = store.sandboxes.secrets(project, page.next, 1).await.unwrap();
     assert_eq!(page.items, [context.secret(1, "github")]);
     assert_eq!(page.next, None);
-    assert_eq!(store.all_secrets().await.unwrap().len(), 2);
+    assert_eq!(store.sandboxes.all_secrets().await.unwrap().len(), 2);
 }
 
 #[tokio::test]
@@ -75,6 +88,7 @@ async fn a_change_keeps_the_identity_and_leaves_its_fact() {
     let context = Context::new().await;
     let (store, project) = (&context.store, &context.project.id);
     store
+        .sandboxes
         .insert_secret(context.secret(1, "github"), vec![])
         .await
         .unwrap();
@@ -84,29 +98,35 @@ async fn a_change_keeps_the_identity_and_leaves_its_fact() {
     rotated.rotated_at = Some(T0.plus_millis(50));
     rotated.expires_at = None;
     store
+        .sandboxes
         .update_secret(rotated.clone(), vec![context.fact(1)])
         .await
         .unwrap();
-    let read = store.secret_by_name(project, "github").await.unwrap();
+    let read = store.sandboxes.secret_by_name(project, "github").await.unwrap();
     assert_eq!(read, Some(rotated.clone()));
-    assert_eq!(store.last_seq().await.unwrap(), 1);
+    assert_eq!(store.ledger.last_seq().await.unwrap(), 1);
 
     let gone = store
+        .sandboxes
         .delete_secret(project, &secret_id(1), vec![context.fact(2)])
         .await
         .unwrap();
     assert_eq!(gone, Some(rotated.clone()));
     let again = store
+        .sandboxes
         .delete_secret(project, &secret_id(1), vec![context.fact(3)])
         .await
         .unwrap();
-    assert_eq!((again, store.last_seq().await.unwrap()), (None, 2));
-    let late = store.update_secret(rotated, vec![context.fact(4)]).await;
+    assert_eq!((again, store.ledger.last_seq().await.unwrap()), (None, 2));
+    let late = store
+        .sandboxes
+        .update_secret(rotated, vec![context.fact(4)])
+        .await;
     assert!(
         matches!(late, Err(Error::NotFound { what: "secret", .. })),
         "{late:?}"
     );
-    assert_eq!(store.last_seq().await.unwrap(), 2);
+    assert_eq!(store.ledger.last_seq().await.unwrap(), 2);
 }
 
 #[tokio::test]
@@ -114,18 +134,23 @@ async fn another_project_can_neither_change_nor_delete_it() {
     let context = Context::new().await;
     let store = &context.store;
     let secret = context.secret(1, "github");
-    store.insert_secret(secret.clone(), vec![]).await.unwrap();
+    store
+        .sandboxes
+        .insert_secret(secret.clone(), vec![])
+        .await
+        .unwrap();
     let stranger = SecretRow {
         project: project_id(9),
         ..secret.clone()
     };
-    assert!(store.update_secret(stranger, vec![]).await.is_err());
+    assert!(store.sandboxes.update_secret(stranger, vec![]).await.is_err());
     let gone = store
+        .sandboxes
         .delete_secret(&project_id(9), &secret.id, vec![])
         .await
         .unwrap();
     assert_eq!(gone, None);
-    assert_eq!(store.all_secrets().await.unwrap(), [secret]);
+    assert_eq!(store.sandboxes.all_secrets().await.unwrap(), [secret]);
 }
 
 #[tokio::test]

@@ -1,15 +1,20 @@
 //! What sandboxes rest on, and snapshots that people asked for.
 
-use atoll_identity::IdentityStore as _;
 use atoll_lifecycle::{Input, Liveness, step};
-use atoll_store::{Error, Fact, FactQuery, Inserted, NewFact, SandboxRow, SnapshotRow, Store};
+use atoll_store::{Error, Fact, FactQuery, Inserted, NewFact, SandboxRow, SnapshotRow, Stores};
 use atoll_types::{EndReason, Isolation, SandboxState, SaveKind, SnapshotOwner, TemplateId, Timestamp};
 
 use crate::support::{Context, T0, instance_id, sandbox_id, snapshot_id};
 
 impl Context {
     async fn running(&self, n: u32) -> SandboxRow {
-        match self.store.insert_sandbox(self.new_sandbox(n, T0)).await.unwrap() {
+        match self
+            .store
+            .sandboxes
+            .insert_sandbox(self.new_sandbox(n, T0))
+            .await
+            .unwrap()
+        {
             Inserted::New(row) => row,
             Inserted::Existing(row) => panic!("{} existed", row.id),
         }
@@ -43,7 +48,7 @@ impl Context {
             ..row
         };
         let facts = next.facts(&transition.facts, at);
-        self.store.update_sandbox(next, facts).await.unwrap()
+        self.store.sandboxes.update_sandbox(next, facts).await.unwrap()
     }
 
     async fn pausing(&self, n: u32) -> SandboxRow {
@@ -59,13 +64,13 @@ impl Context {
             sandbox: Some(row.id.clone()),
             ..self.snapshot(n, SnapshotOwner::Sandbox)
         };
-        let row = self.store.commit_saved(row, snapshot, facts).await.unwrap();
+        let row = self.store.saved.commit_saved(row, snapshot, facts).await.unwrap();
         let instance = instance_id(n);
         self.apply(row, Input::Destroyed { instance }, T0).await
     }
 
     async fn hidden(&self, n: u32) -> bool {
-        let found = self.store.snapshot(&self.project.id, &snapshot_id(n)).await;
+        let found = self.store.saved.snapshot(&self.project.id, &snapshot_id(n)).await;
         found.unwrap().is_some()
     }
 }
@@ -85,7 +90,7 @@ fn saved(row: SandboxRow, n: u32) -> (SandboxRow, Vec<NewFact>) {
     (next, facts)
 }
 
-async fn kinds(store: &Store, context: &Context) -> Vec<String> {
+async fn kinds(store: &Stores, context: &Context) -> Vec<String> {
     let query = FactQuery {
         project: context.project.id.clone(),
         sandbox: None,
@@ -93,7 +98,7 @@ async fn kinds(store: &Store, context: &Context) -> Vec<String> {
         after_seq: 0,
         limit: 100,
     };
-    let facts = store.facts(query).await.unwrap();
+    let facts = store.ledger.facts(query).await.unwrap();
     facts.into_iter().map(|row| row.fact.kind().to_owned()).collect()
 }
 
@@ -102,10 +107,16 @@ async fn a_sandbox_rests_and_comes_back_with_all_that_was_written() {
     let context = Context::new().await;
     let row = context.paused(1).await;
     assert_eq!(row.record.state, SandboxState::Paused);
-    let read = context.store.sandbox(&context.project.id, &row.id).await.unwrap();
+    let read = context
+        .store
+        .sandboxes
+        .sandbox(&context.project.id, &row.id)
+        .await
+        .unwrap();
     assert_eq!(read.as_ref(), Some(&row));
     let hidden = context
         .store
+        .saved
         .snapshot(&context.project.id, &snapshot_id(1))
         .await
         .unwrap()
@@ -136,9 +147,14 @@ async fn going_to_rest_is_all_or_nothing() {
     let pausing = context.pausing(1).await;
     // Somebody else changed the row meanwhile.
     let (row, facts) = saved(pausing.clone(), 1);
-    context.store.update_sandbox(pausing, vec![]).await.unwrap();
+    context
+        .store
+        .sandboxes
+        .update_sandbox(pausing, vec![])
+        .await
+        .unwrap();
     let snapshot = context.snapshot(1, SnapshotOwner::Sandbox);
-    let lost = context.store.commit_saved(row, snapshot, facts).await;
+    let lost = context.store.saved.commit_saved(row, snapshot, facts).await;
     assert!(matches!(lost, Err(Error::VersionConflict(_))), "{lost:?}");
     assert!(!context.hidden(1).await);
     assert!(kinds(&context.store, &context).await.is_empty());
@@ -151,13 +167,13 @@ async fn what_a_sandbox_rests_on_goes_when_it_ends_and_no_sooner() {
     let other = context.paused(2).await;
     let mut named = context.snapshot(3, SnapshotOwner::User);
     named.sandbox = Some(first.id.clone());
-    context.store.insert_snapshot(named, vec![]).await.unwrap();
+    context.store.saved.insert_snapshot(named, vec![]).await.unwrap();
     let first = context.apply(first, Input::Recover(Liveness::Gone), T0).await;
     assert!(context.hidden(1).await);
     let reason = EndReason::Killed;
     let first = context.apply(first, Input::Kill { reason }, T0).await;
     assert_eq!(first.record.state, SandboxState::Deleted);
-    let left = context.store.all_snapshot_ids().await.unwrap();
+    let left = context.store.saved.all_snapshot_ids().await.unwrap();
     assert_eq!(
         std::collections::BTreeSet::from_iter(left),
         [snapshot_id(2), snapshot_id(3)].into(),
@@ -165,12 +181,14 @@ async fn what_a_sandbox_rests_on_goes_when_it_ends_and_no_sooner() {
     );
     context
         .store
+        .saved
         .delete_hidden_snapshot(&snapshot_id(3))
         .await
         .unwrap();
     assert!(context.hidden(3).await, "not hidden");
     context
         .store
+        .saved
         .delete_hidden_snapshot(&snapshot_id(2))
         .await
         .unwrap();
@@ -184,8 +202,15 @@ async fn those_that_rest_count_against_no_limit_but_are_looked_after() {
     let row = context.paused(1).await;
     context.running(2).await;
     let store = &context.store;
-    assert_eq!(store.count_live_sandboxes(&context.project.id).await.unwrap(), 1);
-    assert_eq!(store.live_sandboxes().await.unwrap().len(), 2);
+    assert_eq!(
+        store
+            .sandboxes
+            .count_live_sandboxes(&context.project.id)
+            .await
+            .unwrap(),
+        1
+    );
+    assert_eq!(store.sandboxes.live_sandboxes().await.unwrap().len(), 2);
 
     // Coming back counts.
     let resume = Input::Resume {
@@ -196,13 +221,27 @@ async fn those_that_rest_count_against_no_limit_but_are_looked_after() {
         record: step(&row.record, resume, T0).unwrap().next,
         ..row
     };
-    let full = store.update_sandbox_within(resuming.clone(), vec![], 1).await;
+    let full = store
+        .sandboxes
+        .update_sandbox_within(resuming.clone(), vec![], 1)
+        .await;
     assert!(
         matches!(full, Err(Error::QuotaExceeded { live: 1, limit: 1 })),
         "{full:?}"
     );
-    store.update_sandbox_within(resuming, vec![], 2).await.unwrap();
-    assert_eq!(store.count_live_sandboxes(&context.project.id).await.unwrap(), 2);
+    store
+        .sandboxes
+        .update_sandbox_within(resuming, vec![], 2)
+        .await
+        .unwrap();
+    assert_eq!(
+        store
+            .sandboxes
+            .count_live_sandboxes(&context.project.id)
+            .await
+            .unwrap(),
+        2
+    );
 }
 
 #[tokio::test]
@@ -219,11 +258,12 @@ async fn every_state_that_has_processes_is_counted() {
             .unwrap();
         let counted = context
             .store
+            .sandboxes
             .count_live_sandboxes(&context.project.id)
             .await
             .unwrap();
         assert_eq!(counted == 1, state.holds_instance(), "{state}");
-        let live = context.store.live_sandboxes().await.unwrap();
+        let live = context.store.sandboxes.live_sandboxes().await.unwrap();
         assert_eq!(live.len() == 1, state.is_live(), "{state}");
     }
 }
@@ -234,17 +274,26 @@ async fn a_rest_that_was_limited_comes_due() {
     let mut new = context.new_sandbox(1, T0);
     new.row.spec.retention_millis = Some(5000);
     new.row.record.policy = atoll_lifecycle::Policy::of(&new.row.spec);
-    let Inserted::New(row) = context.store.insert_sandbox(new).await.unwrap() else {
+    let Inserted::New(row) = context.store.sandboxes.insert_sandbox(new).await.unwrap() else {
         panic!("existed");
     };
     let (snapshot, kind) = (snapshot_id(1), SaveKind::Memory);
     let row = context.apply(row, Input::Pause { snapshot, kind }, T0).await;
-    assert_eq!(context.store.next_due().await.unwrap(), None, "it is being saved");
+    assert_eq!(
+        context.store.sandboxes.next_due().await.unwrap(),
+        None,
+        "it is being saved"
+    );
     let (row, facts) = saved(row, 1);
     let snapshot = context.snapshot(1, SnapshotOwner::Sandbox);
-    context.store.commit_saved(row, snapshot, facts).await.unwrap();
+    context
+        .store
+        .saved
+        .commit_saved(row, snapshot, facts)
+        .await
+        .unwrap();
     assert_eq!(
-        context.store.next_due().await.unwrap(),
+        context.store.sandboxes.next_due().await.unwrap(),
         Some(T0.plus_millis(40 + 5000))
     );
 }
@@ -255,18 +304,18 @@ async fn all_copies_of_a_fork_change_or_none() {
     let mut rows = Vec::new();
     for n in 0..3 {
         let new = context.new_sandbox(n, T0);
-        let Inserted::New(row) = context.store.insert_sandbox(new).await.unwrap() else {
+        let Inserted::New(row) = context.store.sandboxes.insert_sandbox(new).await.unwrap() else {
             panic!("existed");
         };
         rows.push(row);
     }
     let mut changes: Vec<_> = rows.into_iter().map(|row| (row, vec![context.fact(1)])).collect();
     changes[2].0.version = 9;
-    let conflict = context.store.update_sandboxes(changes.clone()).await;
+    let conflict = context.store.sandboxes.update_sandboxes(changes.clone()).await;
     assert!(matches!(conflict, Err(Error::VersionConflict(_))), "{conflict:?}");
-    assert_eq!(context.store.last_seq().await.unwrap(), 0);
+    assert_eq!(context.store.ledger.last_seq().await.unwrap(), 0);
     changes[2].0.version = 1;
-    let rows = context.store.update_sandboxes(changes).await.unwrap();
+    let rows = context.store.sandboxes.update_sandboxes(changes).await.unwrap();
     assert!(rows.iter().all(|row| row.version == 2));
 }
 
@@ -278,17 +327,25 @@ async fn names_belong_to_one_snapshot_of_a_project() {
         name: Some(name.into()),
         ..context.snapshot(n, SnapshotOwner::User)
     };
-    store.insert_snapshot(named(1, "a"), vec![]).await.unwrap();
-    let taken = store.insert_snapshot(named(2, "a"), vec![context.fact(1)]).await;
+    store.saved.insert_snapshot(named(1, "a"), vec![]).await.unwrap();
+    let taken = store
+        .saved
+        .insert_snapshot(named(2, "a"), vec![context.fact(1)])
+        .await;
     assert!(
         matches!(&taken, Err(Error::NameTaken { what: "snapshot", name }) if name == "a"),
         "{taken:?}"
     );
-    assert_eq!(store.last_seq().await.unwrap(), 0);
-    let found = store.snapshot_by_name(&context.project.id, "a").await.unwrap();
+    assert_eq!(store.ledger.last_seq().await.unwrap(), 0);
+    let found = store
+        .saved
+        .snapshot_by_name(&context.project.id, "a")
+        .await
+        .unwrap();
     assert_eq!(found, Some(named(1, "a")));
 
     let other = store
+        .identity
         .ensure_project("other", crate::support::project_id(2), T0)
         .await
         .unwrap();
@@ -296,14 +353,18 @@ async fn names_belong_to_one_snapshot_of_a_project() {
         project: other.id.clone(),
         ..named(3, "a")
     };
-    store.insert_snapshot(theirs, vec![]).await.unwrap();
-    assert_eq!(store.snapshot(&other.id, &snapshot_id(1)).await.unwrap(), None);
+    store.saved.insert_snapshot(theirs, vec![]).await.unwrap();
+    assert_eq!(
+        store.saved.snapshot(&other.id, &snapshot_id(1)).await.unwrap(),
+        None
+    );
 
     let gone = store
+        .saved
         .delete_snapshot(&context.project.id, &snapshot_id(1), vec![])
         .await;
     assert_eq!(gone.unwrap(), Some(named(1, "a")));
-    store.insert_snapshot(named(4, "a"), vec![]).await.unwrap();
+    store.saved.insert_snapshot(named(4, "a"), vec![]).await.unwrap();
 }
 
 #[tokio::test]
@@ -313,16 +374,16 @@ async fn users_see_and_delete_only_what_they_asked_for() {
     let project = &context.project.id;
     for n in 1..=5 {
         let row = context.snapshot(n, SnapshotOwner::User);
-        store.insert_snapshot(row, vec![]).await.unwrap();
+        store.saved.insert_snapshot(row, vec![]).await.unwrap();
     }
     for (n, owner) in [(6, SnapshotOwner::Sandbox), (7, SnapshotOwner::Template)] {
         let row = context.snapshot(n, owner);
-        store.insert_snapshot(row, vec![]).await.unwrap();
+        store.saved.insert_snapshot(row, vec![]).await.unwrap();
     }
     let mut seen = vec![];
     let mut after = None;
     loop {
-        let page = store.snapshots(project, after, 2).await.unwrap();
+        let page = store.saved.snapshots(project, after, 2).await.unwrap();
         seen.extend(page.items.into_iter().map(|row| row.id));
         match page.next {
             Some(next) => after = Some(next),
@@ -330,10 +391,10 @@ async fn users_see_and_delete_only_what_they_asked_for() {
         }
     }
     assert_eq!(seen, [5, 4, 3, 2, 1].map(snapshot_id));
-    let all = store.snapshots_of_sandbox(&sandbox_id(1)).await.unwrap();
+    let all = store.saved.snapshots_of_sandbox(&sandbox_id(1)).await.unwrap();
     assert_eq!(all.len(), 7);
     assert_eq!(
-        store.latest_snapshot_of(&sandbox_id(1)).await.unwrap(),
+        store.saved.latest_snapshot_of(&sandbox_id(1)).await.unwrap(),
         Some(snapshot_id(5))
     );
 
@@ -344,10 +405,16 @@ async fn users_see_and_delete_only_what_they_asked_for() {
         fact: deleted,
         ..context.fact(1)
     };
-    let hidden = store.delete_snapshot(project, &snapshot_id(6), vec![fact]).await;
+    let hidden = store
+        .saved
+        .delete_snapshot(project, &snapshot_id(6), vec![fact])
+        .await;
     assert_eq!(hidden.unwrap(), None);
-    assert_eq!(store.last_seq().await.unwrap(), 0, "nothing happened");
-    let kept = store.delete_snapshot(project, &snapshot_id(7), vec![]).await;
+    assert_eq!(store.ledger.last_seq().await.unwrap(), 0, "nothing happened");
+    let kept = store
+        .saved
+        .delete_snapshot(project, &snapshot_id(7), vec![])
+        .await;
     assert!(
         matches!(kept, Err(Error::InUse { what: "snapshot", .. })),
         "{kept:?}"
@@ -355,18 +422,22 @@ async fn users_see_and_delete_only_what_they_asked_for() {
 
     let template = TemplateId::from_entropy([1; 20]);
     assert_eq!(
-        store.templates_of_snapshots().await.unwrap(),
+        store.saved.templates_of_snapshots().await.unwrap(),
         vec![template.clone()]
     );
-    assert_eq!(store.snapshots_of_template(&template).await.unwrap().len(), 1);
-    let gone = store.delete_snapshots_of_template(&template).await.unwrap();
+    assert_eq!(
+        store.saved.snapshots_of_template(&template).await.unwrap().len(),
+        1
+    );
+    let gone = store.saved.delete_snapshots_of_template(&template).await.unwrap();
     assert_eq!(gone.len(), 1);
     for n in 1..=5 {
         store
+            .saved
             .delete_snapshot(project, &snapshot_id(n), vec![])
             .await
             .unwrap();
     }
-    store.delete_hidden_snapshot(&snapshot_id(6)).await.unwrap();
-    assert!(store.templates_of_snapshots().await.unwrap().is_empty());
+    store.saved.delete_hidden_snapshot(&snapshot_id(6)).await.unwrap();
+    assert!(store.saved.templates_of_snapshots().await.unwrap().is_empty());
 }

@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use atoll_identity::{IdentityStore as _, Project};
+use atoll_identity::Project;
 use atoll_lifecycle::{Boot, NewRecord, Policy, create};
-use atoll_store::{Fact, NewFact, NewSandbox, SandboxRow, Store};
+use atoll_store::{Fact, NewFact, NewSandbox, SandboxRow, Stores, sqlite};
 use atoll_types::{
     Id, InstanceId, Isolation, ProjectId, SandboxId, SandboxSpec, SecretId, SnapshotId, TemplateId,
     Timestamp, VolumeId,
@@ -13,7 +13,7 @@ use atoll_types::{
 pub(crate) const T0: Timestamp = Timestamp(1_000_000);
 
 pub(crate) struct Context {
-    pub(crate) store: Store,
+    pub(crate) store: Stores,
     pub(crate) project: Project,
     pub(crate) directory: tempfile::TempDir,
 }
@@ -21,8 +21,12 @@ pub(crate) struct Context {
 impl Context {
     pub(crate) async fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let store = Store::open(&directory.path().join("atoll.db")).unwrap();
-        let project = store.ensure_project("default", project_id(1), T0).await.unwrap();
+        let store = sqlite::open(&directory.path().join("atoll.db")).unwrap();
+        let project = store
+            .identity
+            .ensure_project("default", project_id(1), T0)
+            .await
+            .unwrap();
         Self {
             store,
             project,

@@ -1,20 +1,43 @@
 //! Opening files: our own, older, newer, somebody else's, broken.
 
-use atoll_identity::{IdentityStore as _, Role};
+use std::path::Path;
+
+use atoll_identity::Role;
 use atoll_lifecycle::{Input, step};
-use atoll_store::{Error, Store};
+use atoll_store::{Error, sqlite};
 use atoll_types::{IdleAction, SandboxState, SaveKind, TimeoutAction, Timestamp};
 use rusqlite::Connection;
 
 use crate::support::{Context, T0, sandbox_id, snapshot_id};
 
-/// What the first release made, with two sandboxes in it.
-fn first_release(path: &std::path::Path) {
+/// A file as releases left it that had so many steps for all domains.
+fn legacy(path: &Path, steps: usize) -> Connection {
+    let all = [
+        include_str!("../../src/sqlite/schema/legacy/0001-core.sql"),
+        include_str!("../../src/sqlite/schema/legacy/0002-state.sql"),
+        include_str!("../../src/sqlite/schema/legacy/0003-network.sql"),
+        include_str!("../../src/sqlite/schema/legacy/0004-gateway.sql"),
+        include_str!("../../src/sqlite/schema/legacy/0005-guards.sql"),
+        include_str!("../../src/sqlite/schema/legacy/0006-bodies.sql"),
+        include_str!("../../src/sqlite/schema/legacy/0007-workflows.sql"),
+        include_str!("../../src/sqlite/schema/legacy/0008-identity.sql"),
+        include_str!("../../src/sqlite/schema/legacy/0009-sessions.sql"),
+        include_str!("../../src/sqlite/schema/legacy/0010-workflow-bytes.sql"),
+        include_str!("../../src/sqlite/schema/legacy/0011-lineage.sql"),
+    ];
     let db = Connection::open(path).unwrap();
-    db.execute_batch(include_str!("../../src/schema/0001-core.sql"))
-        .unwrap();
+    for step in &all[..steps] {
+        db.execute_batch(step).unwrap();
+    }
     db.pragma_update(None, "application_id", 0x4154_4f4c).unwrap();
-    db.pragma_update(None, "user_version", 1).unwrap();
+    db.pragma_update(None, "user_version", i64::try_from(steps).unwrap())
+        .unwrap();
+    db
+}
+
+/// What the first release made, with two sandboxes in it.
+fn first_release(path: &Path) {
+    let db = legacy(path, 1);
     let spec = r#"{"template":"base","resources":{"cpu_millis":1000,"memory_bytes":1,"disk_bytes":1,
         "disk_backing":"memory","pids":8},"timeout_millis":60000,"idle":{"after_millis":5000,"action":"kill"},
         "env":{},"labels":{},"isolation_floor":null}"#;
@@ -74,7 +97,7 @@ async fn of_the_keys_of_earlier_releases_the_servers_own_alone_is_an_operators()
         .unwrap();
     }
     drop(db);
-    let store = Store::open(&path).unwrap();
+    let store = sqlite::open(&path).unwrap();
     let roles = [
         (2, Role::Operator),
         (3, Role::Member),
@@ -82,14 +105,14 @@ async fn of_the_keys_of_earlier_releases_the_servers_own_alone_is_an_operators()
         (5, Role::Member),
     ];
     for (n, role) in roles {
-        let key = store.find_active_key([n; 32]).await.unwrap().unwrap();
+        let key = store.identity.find_active_key([n; 32]).await.unwrap().unwrap();
         assert_eq!(
             (key.role, key.scopes, key.expires_at),
             (role, vec![], None),
             "{n}"
         );
     }
-    let revoked = store.keys(&first).await.unwrap();
+    let revoked = store.identity.keys(&first).await.unwrap();
     let revoked = revoked.iter().find(|key| key.revoked_at.is_some()).unwrap();
     assert_eq!(revoked.role, Role::Member);
 }
@@ -99,8 +122,8 @@ async fn what_the_first_release_left_goes_on() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("atoll.db");
     first_release(&path);
-    let store = Store::open(&path).unwrap();
-    let live = store.live_sandboxes().await.unwrap();
+    let store = sqlite::open(&path).unwrap();
+    let live = store.sandboxes.live_sandboxes().await.unwrap();
     assert_eq!(live.len(), 1);
     let row = live[0].clone();
     assert_eq!(row.record.state, SandboxState::Running);
@@ -110,8 +133,8 @@ async fn what_the_first_release_left_goes_on() {
         (row.record.saved.as_ref(), row.record.saving.as_ref()),
         (None, None)
     );
-    assert_eq!(store.next_due().await.unwrap(), Some(Timestamp(5002)));
-    assert!(store.all_snapshot_ids().await.unwrap().is_empty());
+    assert_eq!(store.sandboxes.next_due().await.unwrap(), Some(Timestamp(5002)));
+    assert!(store.saved.all_snapshot_ids().await.unwrap().is_empty());
 
     // It can do what is new.
     let (snapshot, kind) = (snapshot_id(1), SaveKind::Memory);
@@ -120,14 +143,14 @@ async fn what_the_first_release_left_goes_on() {
         record: pausing.next,
         ..row
     };
-    let row = store.update_sandbox(row, vec![]).await.unwrap();
-    let read = store.sandbox_of_any_project(&row.id).await.unwrap();
+    let row = store.sandboxes.update_sandbox(row, vec![]).await.unwrap();
+    let read = store.sandboxes.sandbox_of_any_project(&row.id).await.unwrap();
     assert_eq!(read, Some(row));
 
     // Opening it once more changes nothing.
-    store.close().await;
-    let again = Store::open(&path).unwrap();
-    assert_eq!(again.live_sandboxes().await.unwrap().len(), 1);
+    store.database.close().await;
+    let again = sqlite::open(&path).unwrap();
+    assert_eq!(again.sandboxes.live_sandboxes().await.unwrap().len(), 1);
 }
 
 #[tokio::test]
@@ -135,13 +158,15 @@ async fn a_database_is_opened_again_with_all_that_was_in_it() {
     let context = Context::new().await;
     context
         .store
+        .sandboxes
         .insert_sandbox(context.new_sandbox(1, T0))
         .await
         .unwrap();
-    context.store.close().await;
-    let store = Store::open(&context.path()).unwrap();
+    context.store.database.close().await;
+    let store = sqlite::open(&context.path()).unwrap();
     assert!(
         store
+            .sandboxes
             .sandbox_of_any_project(&sandbox_id(1))
             .await
             .unwrap()
@@ -157,12 +182,12 @@ async fn a_database_is_opened_again_with_all_that_was_in_it() {
 #[tokio::test]
 async fn a_newer_database_is_refused_and_left_alone() {
     let context = Context::new().await;
-    context.store.close().await;
+    context.store.database.close().await;
     let direct = Connection::open(context.path()).unwrap();
     direct.pragma_update(None, "user_version", 999).unwrap();
     drop(direct);
     let before = std::fs::read(context.path()).unwrap();
-    let error = Store::open(&context.path()).unwrap_err();
+    let error = sqlite::open(&context.path()).unwrap_err();
     assert!(matches!(error, Error::Newer { found: 999, .. }));
     assert!(error.to_string().contains("newer Atoll"), "{error}");
     assert_eq!(std::fs::read(context.path()).unwrap(), before);
@@ -176,19 +201,19 @@ async fn what_is_not_ours_is_refused() {
         .unwrap()
         .execute_batch("CREATE TABLE t (x)")
         .unwrap();
-    assert!(matches!(Store::open(&theirs), Err(Error::Foreign { .. })));
+    assert!(matches!(sqlite::open(&theirs), Err(Error::Foreign { .. })));
 
     let garbage = directory.path().join("garbage.db");
     std::fs::write(&garbage, vec![b'x'; 10_000]).unwrap();
-    assert!(matches!(Store::open(&garbage), Err(Error::Open { .. })));
+    assert!(matches!(sqlite::open(&garbage), Err(Error::Open { .. })));
 
     let nowhere = directory.path().join("missing/atoll.db");
-    assert!(matches!(Store::open(&nowhere), Err(Error::Open { .. })));
+    assert!(matches!(sqlite::open(&nowhere), Err(Error::Open { .. })));
 
     // An empty file, as a crash in the middle of the first start leaves it, is as good as none.
     let empty = directory.path().join("empty.db");
     std::fs::write(&empty, b"").unwrap();
-    assert!(Store::open(&empty).is_ok());
+    assert!(sqlite::open(&empty).is_ok());
 }
 
 /// Workflows that were there before anybody counted what they keep.
@@ -197,20 +222,7 @@ async fn what_workflows_keep_is_counted_once_for_those_that_were_there() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("workflows.db");
     {
-        let db = Connection::open(&path).unwrap();
-        for step in [
-            include_str!("../../src/schema/0001-core.sql"),
-            include_str!("../../src/schema/0002-state.sql"),
-            include_str!("../../src/schema/0003-network.sql"),
-            include_str!("../../src/schema/0004-gateway.sql"),
-            include_str!("../../src/schema/0005-guards.sql"),
-            include_str!("../../src/schema/0006-bodies.sql"),
-            include_str!("../../src/schema/0007-workflows.sql"),
-        ] {
-            db.execute_batch(step).unwrap();
-        }
-        db.pragma_update(None, "application_id", 0x4154_4f4c).unwrap();
-        db.pragma_update(None, "user_version", 7).unwrap();
+        let db = legacy(&path, 7);
         db.execute_batch(
             "INSERT INTO workflow_runs (run_id, namespace, workflow_id, is_current, status, workflow_type, task_queue,
                  started_at, execution_at, history_length, history_bytes, transitions, search, is_open, is_ready, state)
@@ -221,7 +233,7 @@ async fn what_workflows_keep_is_counted_once_for_those_that_were_there() {
         )
         .unwrap();
     }
-    let store = Store::open(&path).unwrap();
+    let store = sqlite::open_workflows(&path).unwrap();
     let run = |rest: i64| 2048 + rest;
     let one = run(1000 + 8) + 64 + 5000 + 64 + 50 + run(10 + 2);
     let mut counted = store.workflow_bytes().await.unwrap();
@@ -243,4 +255,137 @@ async fn what_workflows_keep_is_counted_once_for_those_that_were_there() {
         .unwrap();
     assert_eq!(store.workflow_bytes().await.unwrap(), [("two".to_owned(), two)]);
     store.close().await;
+}
+
+/// Every row of every table, as text.
+fn rows(db: &Connection, tables: &[&str]) -> Vec<String> {
+    let mut all = Vec::new();
+    for table in tables {
+        let mut statement = db.prepare(&format!("SELECT * FROM {table}")).unwrap();
+        let columns: Vec<String> = statement.column_names().into_iter().map(str::to_owned).collect();
+        let mut rows = statement.query([]).unwrap();
+        while let Some(row) = rows.next().unwrap() {
+            let cells = columns.iter().map(|name| {
+                let value: rusqlite::types::Value = row.get(name.as_str()).unwrap();
+                format!("{name}={value:?}")
+            });
+            all.push(format!("{table} {}", cells.collect::<Vec<_>>().join(" ")));
+        }
+    }
+    all.sort();
+    all
+}
+
+const IN_MAIN: [&str; 20] = [
+    "projects",
+    "keys",
+    "sessions",
+    "sandboxes",
+    "labels",
+    "artifacts",
+    "secrets",
+    "network_usage",
+    "snapshots",
+    "volumes",
+    "attachments",
+    "model_providers",
+    "model_routes",
+    "model_prices",
+    "model_keys",
+    "model_budgets",
+    "model_calls",
+    "model_guards",
+    "model_bodies",
+    "facts",
+];
+const IN_WORKFLOWS: [&str; 4] = [
+    "workflow_runs",
+    "workflow_events",
+    "workflow_items",
+    "workflow_bytes",
+];
+
+/// Puts a row into every one of these tables, with something in every column.
+fn fill(db: &Connection, tables: &[&str]) {
+    db.pragma_update(None, "foreign_keys", false).unwrap();
+    for table in tables {
+        let mut statement = db
+            .prepare("SELECT name, type FROM pragma_table_info(?1)")
+            .unwrap();
+        let columns: Vec<(String, String)> = statement
+            .query_map([table], |row| Ok((row.get(0)?, row.get(1)?)))
+            .unwrap()
+            .collect::<Result<_, _>>()
+            .unwrap();
+        let names: Vec<_> = columns.iter().map(|(name, _)| name.as_str()).collect();
+        let values: Vec<_> = columns
+            .iter()
+            .map(|(name, kind)| match kind.as_str() {
+                "INTEGER" => "7".to_owned(),
+                "BLOB" => "x'0707'".to_owned(),
+                _ => format!("'{name} of {table}'"),
+            })
+            .collect();
+        let insert = format!(
+            "INSERT INTO {table} ({}) VALUES ({})",
+            names.join(", "),
+            values.join(", ")
+        );
+        db.execute(&insert, []).unwrap();
+    }
+}
+
+fn tables(db: &Connection) -> Vec<String> {
+    let mut statement = db
+        .prepare(
+            "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite%' ORDER BY name",
+        )
+        .unwrap();
+    let names = statement.query_map([], |row| row.get(0)).unwrap();
+    names.collect::<Result<_, _>>().unwrap()
+}
+
+/// The files of the last release that had one list of steps, with something in every table that each of them used.
+#[tokio::test]
+async fn both_files_of_the_last_release_keep_every_row_and_lose_the_tables_that_were_not_theirs() {
+    let directory = tempfile::tempdir().unwrap();
+    let (main, workflows) = (
+        directory.path().join("atoll.db"),
+        directory.path().join("workflows.db"),
+    );
+    let db = legacy(&main, 11);
+    fill(&db, &IN_MAIN);
+    let main_rows = rows(&db, &IN_MAIN);
+    drop(db);
+    let db = legacy(&workflows, 11);
+    fill(&db, &IN_WORKFLOWS);
+    let workflow_rows = rows(&db, &IN_WORKFLOWS);
+    drop(db);
+
+    // A file under the other's name is refused before anything is changed.
+    let before = [std::fs::read(&main).unwrap(), std::fs::read(&workflows).unwrap()];
+    let refused = sqlite::open(&workflows).unwrap_err();
+    assert!(matches!(refused, Error::Misplaced { .. }), "{refused}");
+    let refused = sqlite::open_workflows(&main).unwrap_err();
+    assert!(matches!(refused, Error::Misplaced { .. }), "{refused}");
+    assert_eq!(
+        before,
+        [std::fs::read(&main).unwrap(), std::fs::read(&workflows).unwrap()]
+    );
+
+    // The second time there is nothing left to do.
+    for _ in 0..2 {
+        sqlite::open(&main).unwrap().database.close().await;
+        sqlite::open_workflows(&workflows).unwrap().close().await;
+        let db = Connection::open(&main).unwrap();
+        assert_eq!(rows(&db, &IN_MAIN), main_rows);
+        let mut kept = [&IN_MAIN[..], &["fact_retention", "migrations"]].concat();
+        kept.sort_unstable();
+        assert_eq!(tables(&db), kept);
+        let db = Connection::open(&workflows).unwrap();
+        assert_eq!(rows(&db, &IN_WORKFLOWS), workflow_rows);
+        let mut kept = [&IN_WORKFLOWS[..], &["migrations"]].concat();
+        kept.sort_unstable();
+        assert_eq!(tables(&db), kept);
+    }
 }

@@ -48,21 +48,23 @@ async fn a_volume_is_found_by_id_and_by_name() {
     let context = Context::new().await;
     let (store, project) = (&context.store, &context.project.id);
     store
+        .saved
         .insert_volume(context.volume(1, "data"), vec![])
         .await
         .unwrap();
-    let taken = store.insert_volume(context.volume(2, "data"), vec![]).await;
+    let taken = store.saved.insert_volume(context.volume(2, "data"), vec![]).await;
     assert!(
         matches!(taken, Err(Error::NameTaken { what: "volume", .. })),
         "{taken:?}"
     );
     let id = volume_id(1);
     for which in ["data", id.as_str()] {
-        let found = store.volume(project, which).await.unwrap();
+        let found = store.saved.volume(project, which).await.unwrap();
         assert_eq!(found, Some(context.volume(1, "data")), "{which}");
     }
     assert_eq!(
         store
+            .saved
             .volume(&crate::support::project_id(9), "data")
             .await
             .unwrap(),
@@ -70,26 +72,31 @@ async fn a_volume_is_found_by_id_and_by_name() {
     );
 
     store
+        .saved
         .insert_volume(context.volume(3, "more"), vec![])
         .await
         .unwrap();
-    let page = store.volumes(project, None, 1).await.unwrap();
+    let page = store.saved.volumes(project, None, 1).await.unwrap();
     assert_eq!(page.items, [context.volume(3, "more")]);
-    let page = store.volumes(project, page.next, 1).await.unwrap();
+    let page = store.saved.volumes(project, page.next, 1).await.unwrap();
     assert_eq!(page.items, [context.volume(1, "data")]);
     assert_eq!(page.next, None);
 
-    store.set_volume_used(&id, 77).await.unwrap();
-    store.set_volume_limit(&id, 99).await.unwrap();
-    store.set_volume_state(&id, VolumeState::Creating).await.unwrap();
-    let row = store.volume(project, "data").await.unwrap().unwrap();
+    store.saved.set_volume_used(&id, 77).await.unwrap();
+    store.saved.set_volume_limit(&id, 99).await.unwrap();
+    store
+        .saved
+        .set_volume_state(&id, VolumeState::Creating)
+        .await
+        .unwrap();
+    let row = store.saved.volume(project, "data").await.unwrap().unwrap();
     assert_eq!(
         (row.used_bytes, row.limit_bytes, row.state),
         (77, 99, VolumeState::Creating)
     );
-    let missing = store.set_volume_limit(&volume_id(8), 1).await;
+    let missing = store.saved.set_volume_limit(&volume_id(8), 1).await;
     assert!(matches!(missing, Err(Error::NotFound { what: "volume", .. })));
-    assert_eq!(store.all_volumes().await.unwrap().len(), 2);
+    assert_eq!(store.saved.all_volumes().await.unwrap().len(), 2);
 }
 
 #[tokio::test]
@@ -97,10 +104,12 @@ async fn a_volume_outlives_sandboxes_and_no_sandbox_outlives_its_volume() {
     let context = Context::new().await;
     let (store, project) = (&context.store, &context.project.id);
     store
+        .saved
         .insert_volume(context.volume(1, "data"), vec![])
         .await
         .unwrap();
     let unknown = store
+        .sandboxes
         .insert_sandbox(context.with_volumes(1, &[("data", "/a"), ("nope", "/b")]))
         .await;
     assert!(
@@ -108,7 +117,7 @@ async fn a_volume_outlives_sandboxes_and_no_sandbox_outlives_its_volume() {
         "{unknown:?}"
     );
     assert!(
-        store.live_sandboxes().await.unwrap().is_empty(),
+        store.sandboxes.live_sandboxes().await.unwrap().is_empty(),
         "nothing was written"
     );
 
@@ -116,12 +125,14 @@ async fn a_volume_outlives_sandboxes_and_no_sandbox_outlives_its_volume() {
     let mounts = [("data", "/a"), (id.as_str(), "/ro")];
     let mut row = new_row(
         store
+            .sandboxes
             .insert_sandbox(context.with_volumes(1, &mounts))
             .await
             .unwrap(),
     );
     new_row(
         store
+            .sandboxes
             .insert_sandbox(context.with_volumes(2, &[("data", "/a")]))
             .await
             .unwrap(),
@@ -132,14 +143,17 @@ async fn a_volume_outlives_sandboxes_and_no_sandbox_outlives_its_volume() {
         read_only,
     };
     assert_eq!(
-        store.attachments(&row.id).await.unwrap(),
+        store.saved.attachments(&row.id).await.unwrap(),
         [attachment("/a", false), attachment("/ro", true)]
     );
     assert_eq!(
-        store.attached_to(&id).await.unwrap(),
+        store.saved.attached_to(&id).await.unwrap(),
         [sandbox_id(1), sandbox_id(2)]
     );
-    let used = store.delete_volume(project, &id, vec![context.fact(1)]).await;
+    let used = store
+        .saved
+        .delete_volume(project, &id, vec![context.fact(1)])
+        .await;
     assert!(
         matches!(&used, Err(Error::InUse { what: "volume", by, .. }) if by.contains("sbx_")),
         "{used:?}"
@@ -153,33 +167,40 @@ async fn a_volume_outlives_sandboxes_and_no_sandbox_outlives_its_volume() {
         instance: instance_id(n),
     };
     row.record = step(&row.record, kill.clone(), T0).unwrap().next;
-    row = store.update_sandbox(row, vec![]).await.unwrap();
-    assert_eq!(store.attachments(&row.id).await.unwrap().len(), 2);
+    row = store.sandboxes.update_sandbox(row, vec![]).await.unwrap();
+    assert_eq!(store.saved.attachments(&row.id).await.unwrap().len(), 2);
     row.record = step(&row.record, destroyed(1), T0).unwrap().next;
-    row = store.update_sandbox(row, vec![]).await.unwrap();
-    assert!(store.attachments(&row.id).await.unwrap().is_empty());
+    row = store.sandboxes.update_sandbox(row, vec![]).await.unwrap();
+    assert!(store.saved.attachments(&row.id).await.unwrap().is_empty());
     assert!(
-        store.delete_volume(project, &id, vec![]).await.is_err(),
+        store.saved.delete_volume(project, &id, vec![]).await.is_err(),
         "the other"
     );
 
-    let mut other = store.sandbox(project, &sandbox_id(2)).await.unwrap().unwrap();
+    let mut other = store
+        .sandboxes
+        .sandbox(project, &sandbox_id(2))
+        .await
+        .unwrap()
+        .unwrap();
     for input in [kill, destroyed(2)] {
         other.record = step(&other.record, input, T0).unwrap().next;
-        other = store.update_sandbox(other, vec![]).await.unwrap();
+        other = store.sandboxes.update_sandbox(other, vec![]).await.unwrap();
     }
-    assert_eq!(store.last_seq().await.unwrap(), 0);
+    assert_eq!(store.ledger.last_seq().await.unwrap(), 0);
     let gone = store
+        .saved
         .delete_volume(project, &id, vec![context.fact(1)])
         .await
         .unwrap();
     assert_eq!(gone, Some(context.volume(1, "data")));
-    assert_eq!(store.last_seq().await.unwrap(), 1);
+    assert_eq!(store.ledger.last_seq().await.unwrap(), 1);
     let gone = store
+        .saved
         .delete_volume(project, &id, vec![context.fact(1)])
         .await
         .unwrap();
-    assert_eq!((gone, store.last_seq().await.unwrap()), (None, 1));
+    assert_eq!((gone, store.ledger.last_seq().await.unwrap()), (None, 1));
 }
 
 #[tokio::test]
@@ -188,13 +209,16 @@ async fn a_race_between_attaching_and_deleting_has_one_winner() {
     for n in 0..20 {
         let (store, name) = (&context.store, format!("v{n}"));
         store
+            .saved
             .insert_volume(context.volume(n, &name), vec![])
             .await
             .unwrap();
         let id = volume_id(n);
         let (made, deleted) = tokio::join!(
-            store.insert_sandbox(context.with_volumes(n, &[(&name, "/a")])),
-            store.delete_volume(&context.project.id, &id, vec![]),
+            store
+                .sandboxes
+                .insert_sandbox(context.with_volumes(n, &[(&name, "/a")])),
+            store.saved.delete_volume(&context.project.id, &id, vec![]),
         );
         assert_ne!(
             made.is_ok(),
@@ -211,9 +235,10 @@ async fn one_that_is_not_there_yet_cannot_be_attached() {
         state: VolumeState::Creating,
         ..context.volume(1, "data")
     };
-    context.store.insert_volume(creating, vec![]).await.unwrap();
+    context.store.saved.insert_volume(creating, vec![]).await.unwrap();
     let early = context
         .store
+        .sandboxes
         .insert_sandbox(context.with_volumes(1, &[("data", "/a")]))
         .await;
     assert!(matches!(early, Err(Error::NotFound { .. })), "{early:?}");
@@ -224,11 +249,15 @@ async fn the_storage_of_a_project_is_summed() {
     let context = Context::new().await;
     let (store, project) = (&context.store, &context.project.id);
     assert_eq!(
-        store.project_storage(project).await.unwrap(),
+        store.saved.project_storage(project).await.unwrap(),
         ProjectStorage::default()
     );
-    store.insert_volume(context.volume(1, "a"), vec![]).await.unwrap();
-    store.set_volume_used(&volume_id(1), 5).await.unwrap();
+    store
+        .saved
+        .insert_volume(context.volume(1, "a"), vec![])
+        .await
+        .unwrap();
+    store.saved.set_volume_used(&volume_id(1), 5).await.unwrap();
     // The same content under two names is there once.
     for (n, digest) in [(1, "x"), (2, "x"), (3, "y")] {
         let artifact = ArtifactRow {
@@ -242,9 +271,9 @@ async fn the_storage_of_a_project_is_summed() {
             created_at: T0,
             expires_at: None,
         };
-        store.insert_artifact(artifact, vec![]).await.unwrap();
+        store.sandboxes.insert_artifact(artifact, vec![]).await.unwrap();
     }
-    let used = store.project_storage(project).await.unwrap();
+    let used = store.saved.project_storage(project).await.unwrap();
     assert_eq!(
         used,
         ProjectStorage {

@@ -50,7 +50,7 @@ fn endless() -> proto::ScheduleSpec {
     }
 }
 
-async fn put(store: &Store, id: &str, body: Vec<u8>) {
+async fn put(store: &dyn WorkflowStore, id: &str, body: Vec<u8>) {
     let item = WorkflowItem {
         namespace: "default".to_owned(),
         id: id.to_owned(),
@@ -91,8 +91,8 @@ async fn a_stored_schedule_that_never_matches_stops_nothing_and_can_be_deleted()
         looked_until: 1_700_000_000 * SECOND,
         ..Default::default()
     };
-    put(&store, "endless", poisoned.encode_to_vec()).await;
-    put(&store, "garbage", vec![0xff; 100]).await;
+    put(&*store, "endless", poisoned.encode_to_vec()).await;
+    put(&*store, "garbage", vec![0xff; 100]).await;
     store.close().await;
 
     let (engine, store) = open(&path).await;

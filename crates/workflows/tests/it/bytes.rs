@@ -21,8 +21,8 @@ fn payloads(bytes: usize) -> Option<common::Payloads> {
     })
 }
 
-async fn open_small(path: &Path) -> (Engine, Store) {
-    let store = Store::open(path).unwrap();
+async fn open_small(path: &Path) -> (Engine, Arc<dyn WorkflowStore>) {
+    let store = atoll_store::sqlite::open_workflows(path).unwrap();
     let options = Options {
         poll: Duration::from_secs(5),
         long_poll: Duration::from_millis(10),
@@ -215,7 +215,7 @@ async fn batches_hold_little_once_they_have_ended() {
     let (engine, store) = open(&path).await;
     engine.close();
     store.close().await;
-    let store = Store::open(&path).unwrap();
+    let store = atoll_store::sqlite::open_workflows(&path).unwrap();
     // As an earlier version wrote them.
     let former = json!({
         "request": signals("former", 100).encode_to_vec(),

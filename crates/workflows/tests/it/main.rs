@@ -14,9 +14,10 @@ mod names;
 mod room;
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_store::Store;
+use atoll_store::WorkflowStore;
 use atoll_workflow_core::{duration, validate};
 use atoll_workflows::{Engine, Options, Refusal};
 use temporalio_protos::temporal::api::batch::v1::{
@@ -33,8 +34,8 @@ use temporalio_protos::temporal::api::workflowservice::v1::start_batch_operation
 
 const SECOND: i64 = 1_000_000_000;
 
-async fn open(path: &Path) -> (Engine, Store) {
-    let store = Store::open(path).unwrap();
+async fn open(path: &Path) -> (Engine, Arc<dyn WorkflowStore>) {
+    let store = atoll_store::sqlite::open_workflows(path).unwrap();
     let options = Options {
         poll: Duration::from_secs(5),
         long_poll: Duration::from_secs(5),
@@ -418,7 +419,7 @@ async fn a_worker_that_stops_is_answered_on_every_queue() {
         poll: Duration::from_secs(3600),
         ..Options::default()
     };
-    let store = Store::open(&directory.path().join("db")).unwrap();
+    let store = atoll_store::sqlite::open_workflows(&directory.path().join("db")).unwrap();
     let engine = Engine::open(store, options).await.unwrap();
     let nexus = |engine: Engine| async move {
         let request = service::PollNexusTaskQueueRequest {

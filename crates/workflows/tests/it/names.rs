@@ -16,8 +16,8 @@ const NAME: &str = "shared";
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// Polls that nobody ends by waiting.
-async fn patient(path: &Path) -> (Engine, Store) {
-    let store = Store::open(path).unwrap();
+async fn patient(path: &Path) -> (Engine, Arc<dyn WorkflowStore>) {
+    let store = atoll_store::sqlite::open_workflows(path).unwrap();
     let options = Options {
         poll: HOUR,
         long_poll: HOUR,
@@ -141,7 +141,7 @@ async fn until_polled(engine: &Engine, name: &str, kind: enums::TaskQueueType, i
     }
 }
 
-async fn is_empty(engine: &Engine, store: &Store) -> bool {
+async fn is_empty(engine: &Engine, store: &dyn WorkflowStore) -> bool {
     let (runs, _) = engine.list_workflows(NAME, "", 10, b"").await.unwrap();
     let schedules = service::ListSchedulesRequest {
         namespace: NAME.to_owned(),
@@ -236,13 +236,13 @@ async fn whoever_has_the_name_next_finds_nothing() {
         ..Default::default()
     };
     engine.workflow_history(over, None).await.unwrap();
-    assert!(!is_empty(&engine, &store).await);
+    assert!(!is_empty(&engine, &*store).await);
 
     engine.delete_namespace(&whose.id).await.unwrap();
     let refused = begin(&engine, "late").await.unwrap_err();
     assert!(matches!(refused, Refusal::NamespaceNotFound(_)), "{refused:?}");
     add_namespace(&engine, NAME, "mallory").await;
-    assert!(is_empty(&engine, &store).await);
+    assert!(is_empty(&engine, &*store).await);
     assert_eq!(engine.approvals("mallory", true, None, 100).unwrap().0, []);
     assert!(engine.approval("mallory", &approval.id).is_err());
     // A step that asks late does not put its question before the new owner.
@@ -292,11 +292,11 @@ async fn a_schedule_does_not_outlive_its_namespace() {
     };
     let refused = engine.patch_schedule(patch).await.unwrap_err();
     assert!(matches!(refused, Refusal::NotFound(_)), "{refused:?}");
-    assert!(is_empty(&engine, &store).await);
+    assert!(is_empty(&engine, &*store).await);
     engine.close();
     store.close().await;
     let (engine, store) = patient(&path).await;
-    assert!(is_empty(&engine, &store).await);
+    assert!(is_empty(&engine, &*store).await);
     engine.close();
     store.close().await;
 }
@@ -499,7 +499,7 @@ async fn a_deletion_that_was_cut_short_is_finished_by_the_next_server() {
     }
     assert_eq!(store.workflow_namespaces().await.unwrap(), Vec::<String>::new());
     add_namespace(&engine, NAME, "mallory").await;
-    assert!(is_empty(&engine, &store).await);
+    assert!(is_empty(&engine, &*store).await);
     engine.close();
     store.close().await;
 }

@@ -7,8 +7,8 @@ use super::*;
 
 const MIB: usize = 1024 * 1024;
 
-async fn open_for(path: &Path, most_kept: usize) -> (Engine, Store) {
-    let store = Store::open(path).unwrap();
+async fn open_for(path: &Path, most_kept: usize) -> (Engine, Arc<dyn WorkflowStore>) {
+    let store = atoll_store::sqlite::open_workflows(path).unwrap();
     let options = Options {
         poll: Duration::from_secs(5),
         long_poll: Duration::from_millis(10),

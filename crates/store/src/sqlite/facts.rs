@@ -1,0 +1,287 @@
+//! The ledger, in SQLite. Triggers refuse whatever would change a fact.
+
+use async_trait::async_trait;
+use atoll_types::{CommandId, ProjectId, SandboxId, Timestamp};
+use rusqlite::{Connection, Row};
+
+use super::{Ledger, sql};
+use crate::{
+    Error, Fact, FactPage, FactQuery, FactRow, LedgerStore, NewFact, Scope, SpendBy, SpendQuery, UsageTotal,
+};
+
+/// The most facts in one answer of [`LedgerStore::facts_page`].
+const MAX_FACTS: usize = 1000;
+/// So many are looked at for one answer, wanted or not: whoever asks for rare ones goes on from there.
+const LOOKED_AT: usize = 10_000;
+
+#[async_trait]
+impl LedgerStore for Ledger {
+    async fn append_facts(&self, facts: Vec<NewFact>) -> Result<(), Error> {
+        if facts.is_empty() {
+            return Ok(());
+        }
+        self.file
+            .write("record facts", move |db| append(db, &facts))
+            .await
+    }
+
+    async fn facts_page(&self, query: FactQuery) -> Result<FactPage, Error> {
+        self.file
+            .read("list facts", move |db| {
+                let project = query.project.as_str();
+                let limit = query.limit.clamp(1, MAX_FACTS);
+                let most = if query.kinds.is_empty() { limit } else { LOOKED_AT };
+                let most = sql::as_limit(most);
+                // Along the one index or the other, so that what is looked at is what is counted.
+                let (sql, whose) = match &query.sandbox {
+                    Some(sandbox) => (
+                        "SELECT * FROM facts WHERE sandbox = ?1 AND seq > ?2 ORDER BY seq LIMIT ?3",
+                        sandbox.as_str(),
+                    ),
+                    None => (
+                        "SELECT * FROM facts WHERE project = ?1 AND seq > ?2 ORDER BY seq LIMIT ?3",
+                        project,
+                    ),
+                };
+                let mut statement = db.prepare_cached(sql)?;
+                let mut rows = statement.query(rusqlite::params![whose, query.after_seq, most])?;
+                let mut page = FactPage {
+                    rows: Vec::new(),
+                    next: None,
+                };
+                let (mut looked_at, mut last) = (0, 0);
+                while let Some(row) = rows.next()? {
+                    // A sandbox is of one project, and its facts are too: nothing of this one is the caller's.
+                    if row.get::<_, String>("project")? != project {
+                        return Ok(page);
+                    }
+                    looked_at += 1;
+                    last = row.get("seq")?;
+                    if !query.kinds.is_empty() && !query.kinds.contains(&row.get("kind")?) {
+                        continue;
+                    }
+                    page.rows.push(read(row)?);
+                    if page.rows.len() >= limit {
+                        break;
+                    }
+                }
+                if page.rows.len() >= limit || looked_at >= most {
+                    page.next = Some(last);
+                }
+                Ok(page)
+            })
+            .await
+    }
+
+    async fn open_commands(&self, sandbox: &SandboxId) -> Result<Vec<(CommandId, Timestamp)>, Error> {
+        let sandbox = sandbox.clone();
+        self.file
+            .read("find commands without an end", move |db| {
+                sql::rows(
+                    db,
+                    "SELECT data ->> 'command' AS command, at FROM facts
+                 WHERE sandbox = ?1 AND kind = 'command.started' AND data ->> 'command' NOT IN
+                     (SELECT data ->> 'command' FROM facts WHERE sandbox = ?1 AND kind = 'command.exited')
+                 ORDER BY seq",
+                    &[&sandbox.as_str()],
+                    |row| Ok((sql::word(row, "command")?, sql::time(row, "at")?)),
+                )
+            })
+            .await
+    }
+
+    fn ledger_growth(&self) -> tokio::sync::watch::Receiver<i64> {
+        self.file.engine.ledger()
+    }
+
+    async fn last_seq(&self) -> Result<i64, Error> {
+        self.file
+            .read("find the last fact", |db| {
+                let last = sql::row(db, "SELECT max(seq) AS seq FROM facts", &[], |row| {
+                    row.get::<_, Option<i64>>("seq")
+                })?;
+                Ok(last.flatten().unwrap_or(0))
+            })
+            .await
+    }
+
+    async fn usage_total(&self, scope: Scope, from: Timestamp, to: Timestamp) -> Result<UsageTotal, Error> {
+        self.file
+            .read("sum usage", move |db| {
+                let (project, sandbox) = match &scope {
+                    Scope::Project(project) => (project, None),
+                    Scope::Sandbox(project, sandbox) => (project, Some(sandbox.as_str())),
+                };
+                sql::row(
+                    db,
+                    if sandbox.is_some() {
+                        USAGE_OF_SANDBOX
+                    } else {
+                        USAGE_OF_PROJECT
+                    },
+                    &[&project.as_str(), &from.0, &to.0, &sandbox],
+                    read_usage,
+                )
+                .map(Option::unwrap_or_default)
+            })
+            .await
+    }
+
+    async fn usage_behind(&self, project: &ProjectId, seen: i64) -> Result<(UsageTotal, i64), Error> {
+        let project = project.clone();
+        self.file
+            .read("sum usage", move |db| {
+                let project = project.as_str();
+                let last = sql::row(
+                    db,
+                    "SELECT max(seq) AS last FROM facts WHERE project = ?1",
+                    &[&project],
+                    |row| row.get::<_, Option<i64>>("last"),
+                )?;
+                let last = last.flatten().unwrap_or(seen).max(seen);
+                // All of them along the index of those alone, a few along that of all facts.
+                let sums = if seen == 0 {
+                    USAGE_OF_PROJECT_UNTIL
+                } else {
+                    USAGE_OF_PROJECT_BEHIND
+                };
+                let total = sql::row(db, sums, &[&project, &seen, &last], read_usage)?;
+                Ok((total.unwrap_or_default(), last))
+            })
+            .await
+    }
+
+    async fn expire_facts(&self, before: Timestamp, limit: usize) -> Result<usize, Error> {
+        self.file.write("apply retention to the ledger", move |db| {
+            sql::execute(
+                db,
+                "INSERT INTO fact_retention (before) VALUES (?1)",
+                &[&before.0],
+            )?;
+            let gone = sql::execute(
+                db,
+                "DELETE FROM facts WHERE seq IN (SELECT seq FROM facts WHERE at < ?1 ORDER BY at LIMIT ?2)",
+                &[&before.0, &sql::as_limit(limit)],
+            )?;
+            sql::execute(db, "DELETE FROM fact_retention", &[])?;
+            Ok(gone)
+        })
+        .await
+    }
+
+    async fn compute_beside(&self, query: SpendQuery) -> Result<Vec<(String, UsageTotal)>, Error> {
+        let of_some_calls =
+            query.model.is_some() || query.provider.is_some() || query.user.is_some() || query.key.is_some();
+        let Some(group) = query.by.group_of_usage().filter(|_| !of_some_calls) else {
+            return Ok(Vec::new());
+        };
+        self.file.read("sum usage by group", move |db| {
+            // In two halves each, as in `usage_total`: a sum of many may not fit into one.
+            let statement = format!(
+                "SELECT sum(wall >> 24), sum(wall & 16777215), sum(cpu >> 24), sum(cpu & 16777215),
+                        sum(memory >> 24), sum(memory & 16777215), sum(disk >> 24), sum(disk & 16777215), bucket
+                 FROM (SELECT {group} AS bucket, data ->> 'wall_millis' AS wall, data ->> 'cpu_micros' AS cpu,
+                              data ->> 'memory_byte_seconds' AS memory, data ->> 'disk_byte_seconds' AS disk
+                       FROM facts WHERE project = ?1 AND at >= ?2 AND at < ?3 AND kind = 'usage'
+                           AND (?4 IS NULL OR sandbox = ?4))
+                 GROUP BY bucket ORDER BY bucket LIMIT 10000"
+            );
+            let sandbox = query.sandbox.as_ref().map(SandboxId::as_str);
+            sql::rows(
+                db,
+                &statement,
+                &[&query.project.as_str(), &query.from.0, &query.to.0, &sandbox],
+                |row| {
+                    Ok((row.get(8)?, read_usage(row)?))
+                },
+            )
+        })
+        .await
+    }
+}
+
+/// Sums of the high and the low half of each number: byte-seconds of a busy year exceed what SQLite can add up at once.
+macro_rules! usage_sums {
+    ($from:literal) => {
+        concat!(
+            "SELECT sum(wall >> 24), sum(wall & 16777215), sum(cpu >> 24), sum(cpu & 16777215),
+                    sum(memory >> 24), sum(memory & 16777215), sum(disk >> 24), sum(disk & 16777215)
+             FROM (SELECT data ->> 'wall_millis' AS wall, data ->> 'cpu_micros' AS cpu,
+                          data ->> 'memory_byte_seconds' AS memory, data ->> 'disk_byte_seconds' AS disk
+                   FROM facts ",
+            $from,
+            " AND project = ?1 AND kind = 'usage')"
+        )
+    };
+}
+const USAGE_OF_PROJECT: &str =
+    usage_sums!("INDEXED BY facts_usage WHERE at >= ?2 AND at < ?3 AND ?4 IS NULL");
+const USAGE_OF_SANDBOX: &str =
+    usage_sums!("INDEXED BY facts_of_sandbox WHERE at >= ?2 AND at < ?3 AND sandbox = ?4");
+const USAGE_OF_PROJECT_UNTIL: &str = usage_sums!("INDEXED BY facts_usage WHERE seq > ?2 AND seq <= ?3");
+const USAGE_OF_PROJECT_BEHIND: &str = usage_sums!("INDEXED BY facts_of_project WHERE seq > ?2 AND seq <= ?3");
+
+fn read_usage(row: &Row<'_>) -> rusqlite::Result<UsageTotal> {
+    Ok(UsageTotal {
+        wall_millis: wide_sum(row, 0)?,
+        cpu_micros: wide_sum(row, 2)?,
+        memory_byte_seconds: wide_sum(row, 4)?,
+        disk_byte_seconds: wide_sum(row, 6)?,
+    })
+}
+
+pub(crate) fn wide_sum(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
+    let high: Option<i64> = row.get(column)?;
+    let low: Option<i64> = row.get(column + 1)?;
+    let sum = (i128::from(high.unwrap_or(0)) << 24) + i128::from(low.unwrap_or(0));
+    Ok(u64::try_from(sum.max(0)).unwrap_or(u64::MAX))
+}
+
+/// Records facts inside of the open transaction.
+pub(crate) fn append(db: &Connection, facts: &[NewFact]) -> Result<(), Error> {
+    for new in facts {
+        let data = sql::to_json("a fact", &new.fact.data()?)?;
+        sql::execute(
+            db,
+            "INSERT INTO facts (at, project, sandbox, kind, data) VALUES (?1, ?2, ?3, ?4, ?5)",
+            &[
+                &new.at.0,
+                &new.project.as_str(),
+                &new.sandbox.as_ref().map(SandboxId::as_str),
+                &new.fact.kind(),
+                &data,
+            ],
+        )?;
+    }
+    Ok(())
+}
+
+fn read(row: &Row<'_>) -> rusqlite::Result<FactRow> {
+    let kind: String = row.get("kind")?;
+    Ok(FactRow {
+        seq: row.get("seq")?,
+        at: sql::time(row, "at")?,
+        project: sql::word(row, "project")?,
+        sandbox: sql::maybe_word(row, "sandbox")?,
+        fact: Fact::from_parts(kind, sql::json(row, "data")?),
+    })
+}
+
+impl SpendBy {
+    /// The group of a usage fact, in SQL; `None` where sandboxes have no such group.
+    const fn group_of_usage(self) -> Option<&'static str> {
+        match self {
+            Self::Total => Some("''"),
+            Self::Day => Some("strftime('%Y-%m-%d', at / 1000, 'unixepoch')"),
+            Self::Hour => Some("strftime('%Y-%m-%dT%H:00:00Z', at / 1000, 'unixepoch')"),
+            Self::Sandbox => Some("coalesce(sandbox, '')"),
+            Self::Model
+            | Self::Provider
+            | Self::Key
+            | Self::Workflow
+            | Self::Run
+            | Self::User
+            | Self::Tag => None,
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! The model gateway's memory, in SQLite.
+
+mod bodies;
+mod calls;
+mod setup;
