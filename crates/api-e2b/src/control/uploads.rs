@@ -53,8 +53,12 @@ impl Kept {
         let mut kept = self.lock();
         let asked = std::fs::metadata(path).and_then(|stat| stat.modified());
         // Where the clock was set back it stays for longer.
-        let is_old = |asked: std::time::SystemTime| asked.elapsed().is_ok_and(|age| age >= unasked);
-        let goes = asked.map_or(true, is_old) && !std::fs::remove_file(path).is_err_and(is_still_there);
+        let stays = asked.is_ok_and(|asked| asked.elapsed().map_or(true, |age| age < unasked));
+        let removed = || match std::fs::remove_file(path) {
+            Ok(()) => true,
+            Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+        };
+        let goes = !stays && removed();
         if goes {
             kept.remove(path);
         }
@@ -64,10 +68,6 @@ impl Kept {
     fn lock(&self) -> MutexGuard<'_, HashMap<PathBuf, UploadRoom>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn is_still_there(error: std::io::Error) -> bool {
-    error.kind() != std::io::ErrorKind::NotFound
 }
 
 /// Where the archive with this hash is kept for a project.
