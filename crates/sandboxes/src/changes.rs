@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use atoll_lifecycle::{Extension, Input, Policy, step};
+use atoll_lifecycle::Policy;
 use atoll_store::{Fact, SandboxRow};
 use atoll_types::{
     Code, DiskBacking, Fault, IdlePolicy, SandboxId, SandboxSpec, SandboxState, TimeoutAction,
@@ -130,11 +130,8 @@ impl Sandboxes {
         let spec = self.admitted(change, &row)?;
         let runs = row.record.state == SandboxState::Running;
         let mut next = row.clone();
-        if let Some(timeout_millis) = change.timeout_millis.filter(|_| runs) {
-            let extend = Input::Extend(Extension::For { timeout_millis });
-            next.record = step(&row.record, extend, self.now()).map_err(Fault::from)?.next;
-        }
-        next.record.policy = Policy::of(&spec);
+        let (policy, timeout) = (Policy::of(&spec), change.timeout_millis);
+        next.record = atoll_lifecycle::change(&row.record, policy, timeout, self.now())?;
         next.spec = spec;
         let before = row.spec.resources;
         let resized = runs && before != next.spec.resources;

@@ -33,7 +33,7 @@ pub use sandbox::{
     DiskBacking, Hook, Hooks, IdleAction, IdlePolicy, Isolation, Resources, SandboxSpec, TimeoutAction,
     VolumeMount,
 };
-pub use saving::{SaveKind, Saved, Saving, SnapshotOwner};
+pub use saving::{SaveKind, Saved, Saving, SnapshotOwner, TimeLeft};
 pub use template::{ImageCommand, ReadyCheck, StartCommand, TemplateManifest, TemplateSource};
 pub use units::{GIB, KIB, MIB, Timestamp, format_bytes, parse_bytes};
 pub use usage::Usage;

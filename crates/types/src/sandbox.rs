@@ -174,8 +174,8 @@ pub struct SandboxSpec {
     /// Name or id of the template, as the caller gave it.
     pub template: String,
     pub resources: Resources,
-    /// Lifetime from creation, from the last extension or from the last resume; `None` only where the operator allows
-    /// it.
+    /// Lifetime from creation or from the last extension, without the time that it rests; anew when it rested because
+    /// that was over. `None` only where the operator allows it.
     pub timeout_millis: Option<u64>,
     /// What happens when it is over.
     #[serde(default)]

@@ -25,7 +25,7 @@ pub(crate) struct PauseRequest {
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ResumeRequest {
-    /// The new lifetime, from now. Absent: what it was created with.
+    /// The new lifetime, from now. Absent: what was left when it went to rest or, if nothing was, what it was created with.
     #[schema(minimum = 1, maximum = 9_007_199_254_740_991_i64)]
     timeout_ms: Option<u64>,
 }

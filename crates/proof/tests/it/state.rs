@@ -9,6 +9,7 @@ on_every_tier!(
     a_stopped_sandbox_keeps_its_files_only,
     a_resting_sandbox_is_woken_by_use_if_it_asks_for_that,
     deadlines_put_to_rest_instead_of_killing,
+    rest_does_not_consume_the_lifetime,
     rest_is_over_when_its_time_is,
     hooks_run_when_they_should,
     a_pause_is_told_to_those_in_the_middle_of_something,
@@ -209,6 +210,21 @@ async fn deadlines_put_to_rest_instead_of_killing(server: &Server) {
     server.assert_nothing_held().await;
     post(&timed, "/start", json!({"timeout_ms": 60_000})).await;
     assert_eq!(timed.read("/home/user/kept").await, b"kept");
+}
+
+async fn rest_does_not_consume_the_lifetime(server: &Server) {
+    let sandbox = server.sandbox_with(&json!({"timeout_ms": 3_600_000})).await;
+    let whole = sandbox.get().await["deadline"].as_str().unwrap().to_owned();
+    let extended = post(&sandbox, "/extend", json!({"timeout_ms": 600_000})).await;
+    post(&sandbox, "/pause", json!({})).await;
+    // What was left, later by the time that it rested; not a whole lifetime again.
+    let resumed = post(&sandbox, "/resume", json!({})).await;
+    let deadline = resumed["deadline"].as_str().unwrap();
+    assert!(deadline > extended["deadline"].as_str().unwrap(), "{resumed}");
+    assert!(deadline < whole.as_str(), "{resumed}");
+    post(&sandbox, "/pause", json!({})).await;
+    let resumed = post(&sandbox, "/resume", json!({"timeout_ms": 7_200_000})).await;
+    assert!(resumed["deadline"].as_str().unwrap() > whole.as_str(), "{resumed}");
 }
 
 async fn rest_is_over_when_its_time_is(server: &Server) {
