@@ -8,7 +8,7 @@ pub(crate) mod rest;
 mod view;
 mod words;
 
-use atoll_types::{Code, SandboxId};
+use atoll_types::Code;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -18,7 +18,8 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::error::{Answer, Failure};
-use crate::extract::{Args, As, At, Json};
+use crate::extract::{Args, As, Json};
+use crate::named::Named;
 use crate::{App, wire};
 
 use change::{__path_change_sandbox, change_sandbox};
@@ -122,7 +123,7 @@ pub(crate) async fn list_sandboxes(
 pub(crate) async fn get_sandbox(
     State(app): State<App>,
     As(caller): As,
-    At(id): At<SandboxId>,
+    Named(id): Named,
 ) -> Answer<axum::Json<SandboxView>> {
     let sandbox = app.sandboxes.get(&caller, &id).await?;
     Ok(axum::Json(SandboxView::of(sandbox)))
@@ -137,7 +138,7 @@ pub(crate) async fn get_sandbox(
 pub(crate) async fn delete_sandbox(
     State(app): State<App>,
     As(caller): As,
-    At(id): At<SandboxId>,
+    Named(id): Named,
 ) -> Answer<axum::Json<SandboxView>> {
     let sandbox = app.sandboxes.kill(&caller, &id).await?;
     Ok(axum::Json(SandboxView::of(sandbox)))
@@ -152,7 +153,7 @@ pub(crate) async fn delete_sandbox(
 pub(crate) async fn extend_sandbox(
     State(app): State<App>,
     As(caller): As,
-    At(id): At<SandboxId>,
+    Named(id): Named,
     Json(body): Json<ExtendRequest>,
 ) -> Answer<axum::Json<SandboxView>> {
     let timeout_millis = wire::duration("timeout_ms", body.timeout_ms)?;

@@ -31,8 +31,8 @@ pub(crate) use network::{
 };
 pub(crate) use parse::{Mount, SecretGiven, Target, parse_cpu, parse_duration};
 pub(crate) use sandboxes::{
-    CommandArgs, CpArgs, CreateArgs, ExecArgs, ExtendArgs, InspectArgs, KillArgs, LimitArgs, LogsArgs,
-    LsArgs, PortArgs, PsArgs, RunArgs, ShellArgs, SpecArgs, StatsArgs, UpdateArgs,
+    CommandArgs, CpArgs, CreateArgs, ExecArgs, ExtendArgs, InspectArgs, KillArgs, LimitArgs,
+    LogsArgs, LsArgs, PortArgs, PsArgs, RunArgs, ShellArgs, SpecArgs, StatsArgs, UpdateArgs,
 };
 pub(crate) use service::{
     BenchArgs, BenchCommand, CompletionsArgs, DemoArgs, DoctorArgs, LogFormat, ServerArgs,
@@ -66,7 +66,7 @@ Sandboxes:
   inspect     Show everything about a sandbox
   stats       Show what a sandbox uses
   extend      Move the end of a sandbox's life
-  update      Change labels, times and limits of a sandbox
+  update      Change name, labels, times and limits of a sandbox
   kill        End sandboxes
 
 State that survives:

@@ -1,4 +1,4 @@
-//! What can be changed about a sandbox after its creation: labels, times, and limits.
+//! What can be changed about a sandbox after its creation: its name, labels, times, and limits.
 //!
 //! What must hold: what the row says is what holds. Limits are set on the host before the commit that says so, and set back
 //! if that fails; nothing else has to be told, since deadlines are read from the row. A change is all or nothing.
@@ -9,11 +9,12 @@ use std::sync::Arc;
 use atoll_lifecycle::Policy;
 use atoll_store::{Fact, SandboxRow};
 use atoll_types::{
-    Code, DiskBacking, Fault, IdlePolicy, SandboxId, SandboxSpec, SandboxState, TimeoutAction,
+    Code, DiskBacking, Fault, IdlePolicy, SandboxId, SandboxName, SandboxSpec, SandboxState, TimeoutAction,
 };
 
 use crate::cell::Cell;
-use crate::faults::{from_runtime, from_store};
+use crate::create::insert_fault;
+use crate::faults::from_runtime;
 use crate::{Caller, Sandbox, Sandboxes, views};
 
 /// Labels that begin so say which API or workflow made a sandbox: who may enter it and whose money it spends follow from them.
@@ -22,6 +23,8 @@ const OWN: &str = "atoll.";
 /// What is to be different; `None` leaves a thing as it is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ChangeSandbox {
+    /// What it is called from now on; `Some(None)`: nothing.
+    pub name: Option<Option<SandboxName>>,
     /// These labels get these values, or go.
     pub labels: BTreeMap<String, Option<String>>,
     /// Its lifetime from now and, at rest, from its next resume.
@@ -39,6 +42,7 @@ impl ChangeSandbox {
     /// What it changes, in the words of the ledger.
     fn fields(&self) -> Vec<String> {
         let fields = [
+            ("name", self.name.is_some()),
             ("labels", !self.labels.is_empty()),
             ("timeout", self.timeout_millis.is_some()),
             ("on_timeout", self.on_timeout.is_some()),
@@ -65,6 +69,9 @@ impl ChangeSandbox {
                 Some(value) => spec.labels.insert(name.clone(), value.clone()),
                 None => spec.labels.remove(name),
             };
+        }
+        if let Some(name) = &self.name {
+            spec.name.clone_from(name);
         }
         spec.timeout_millis = self.timeout_millis.or(spec.timeout_millis);
         spec.on_timeout = self.on_timeout.unwrap_or(spec.on_timeout);
@@ -156,7 +163,7 @@ impl Sandboxes {
                 {
                     tracing::error!(sandbox = %cell.id, %error, "limits could not be set back");
                 }
-                Err(from_store(&error))
+                Err(insert_fault(&error))
             }
         }
     }

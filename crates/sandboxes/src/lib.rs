@@ -34,6 +34,7 @@ mod hooks;
 mod keyed;
 mod lives;
 mod loops;
+mod names;
 mod network;
 mod owners;
 mod pool;

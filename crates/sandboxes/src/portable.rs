@@ -190,6 +190,7 @@ impl Sandboxes {
                 network: None,
                 secrets: Vec::new(),
                 lineage: None,
+                name: None,
                 ..admitted.spec
             },
             total_bytes: saved.total_bytes,

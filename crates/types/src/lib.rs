@@ -9,6 +9,7 @@ mod id;
 mod life;
 mod models;
 mod money;
+mod name;
 mod network;
 mod sandbox;
 mod saving;
@@ -25,6 +26,7 @@ pub use id::{
 pub use life::{EndReason, SandboxState};
 pub use models::{BudgetScope, BudgetWindow, CallOutcome, ModelUsage, ProviderKind};
 pub use money::{Usd, UsdError};
+pub use name::SandboxName;
 pub use network::{
     EgressVerdict, Injection, NetworkLimits, NetworkPolicy, NetworkRule, PortRange, Preset, Protocol,
     RuleAction, SecretBinding, SecretRef, SecretUse,

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::units::{GIB, MIB};
-use crate::{NetworkPolicy, SandboxId, SecretUse};
+use crate::{NetworkPolicy, SandboxId, SandboxName, SecretUse};
 
 /// The strength of the wall around a sandbox, weakest first: `a < b` means that `b` isolates better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -171,6 +171,9 @@ pub struct VolumeMount {
 /// Everything that defines a sandbox at its creation.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct SandboxSpec {
+    /// What it is called among the living sandboxes of its project.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<SandboxName>,
     /// Name or id of the template, as the caller gave it.
     pub template: String,
     pub resources: Resources,
@@ -225,6 +228,6 @@ mod tests {
         assert_eq!(spec.on_timeout, TimeoutAction::Kill);
         assert_eq!((spec.auto_resume, spec.retention_millis), (false, None));
         assert!(spec.hooks.is_empty() && spec.volumes.is_empty());
-        assert!(spec.network.is_none() && spec.secrets.is_empty());
+        assert!(spec.network.is_none() && spec.secrets.is_empty() && spec.name.is_none());
     }
 }

@@ -32,6 +32,15 @@ pub(crate) struct ResourcesRequest {
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CreateSandboxRequest {
+    /// What to call it: a DNS label that no other living sandbox of the project has. Wherever its id is asked for, its name will
+    /// do.
+    #[schema(
+        examples("my-agent"),
+        min_length = 1,
+        max_length = 63,
+        pattern = "^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"
+    )]
+    name: Option<String>,
     /// Name or id of a template or of a snapshot; `base` if absent.
     #[schema(examples("base"), min_length = 1, max_length = 255)]
     template: Option<String>,
@@ -124,6 +133,7 @@ impl CreateSandboxRequest {
             }),
         };
         Ok(SandboxSpec {
+            name: self.name.as_deref().map(str::parse).transpose()?,
             template: wire::name("template", template)?,
             resources: self.resources.unwrap_or_default().into_resources(),
             timeout_millis,

@@ -63,6 +63,8 @@ pub(crate) struct SavedView {
 #[schema(as = Sandbox)]
 pub(crate) struct SandboxView {
     id: String,
+    /// What it is called; of one that is over, what it was called.
+    name: Option<String>,
     project: String,
     /// As the request named it.
     template: String,
@@ -121,6 +123,7 @@ impl SandboxView {
         let retention = spec.retention_millis;
         Self {
             id: id.to_string(),
+            name: spec.name.map(|name| name.to_string()),
             project: project.to_string(),
             template: spec.template,
             template_id: template.to_string(),

@@ -11,6 +11,7 @@ on_every_tier!(
     deadlines_put_to_rest_instead_of_killing,
     rest_does_not_consume_the_lifetime,
     rest_is_over_when_its_time_is,
+    each_time_that_it_ran_is_listed,
     hooks_run_when_they_should,
     a_pause_is_told_to_those_in_the_middle_of_something,
     resting_twice_and_waking_twice_are_one,
@@ -224,7 +225,10 @@ async fn rest_does_not_consume_the_lifetime(server: &Server) {
     assert!(deadline < whole.as_str(), "{resumed}");
     post(&sandbox, "/pause", json!({})).await;
     let resumed = post(&sandbox, "/resume", json!({"timeout_ms": 7_200_000})).await;
-    assert!(resumed["deadline"].as_str().unwrap() > whole.as_str(), "{resumed}");
+    assert!(
+        resumed["deadline"].as_str().unwrap() > whole.as_str(),
+        "{resumed}"
+    );
 }
 
 async fn rest_is_over_when_its_time_is(server: &Server) {
@@ -244,6 +248,44 @@ async fn rest_is_over_when_its_time_is(server: &Server) {
         (&json!(0), &json!([])),
         "{left}"
     );
+}
+
+async fn each_time_that_it_ran_is_listed(server: &mut Server) {
+    let sandbox = server.sandbox().await;
+    let first = sandbox.get().await["instance"].clone();
+    sandbox
+        .sh("i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done")
+        .await
+        .ok();
+    post(&sandbox, "/pause", json!({})).await;
+    let second = post(&sandbox, "/resume", json!({})).await["instance"].clone();
+    let list = async |server: &Server| {
+        let answer = server.client().get(&sandbox.path("/instances")).await.ok();
+        answer["items"].as_array().unwrap().clone()
+    };
+    // What the first one used last is told a moment after its end.
+    wait::until("its use is metered", Duration::from_secs(30), || async {
+        (list(server).await[1]["cpu_micros"].as_u64().unwrap() > 0).then_some(())
+    })
+    .await;
+    server.kill_9();
+    server.start_again().await;
+    // The second was taken over, and goes on.
+    let listed = list(server).await;
+    assert_eq!((&listed[0]["id"], &listed[1]["id"]), (&second, &first));
+    assert_eq!(
+        (&listed[0]["ended_at"], &listed[0]["reason"]),
+        (&Value::Null, &Value::Null)
+    );
+    assert_eq!(listed[1]["reason"], "paused");
+    assert!(listed[1]["ended_at"].as_str() >= listed[1]["started_at"].as_str());
+    assert!(listed[0]["started_at"].as_str() >= listed[1]["ended_at"].as_str());
+    assert!(listed[1]["wall_ms"].as_u64().unwrap() > 0, "{listed:?}");
+    assert_eq!(listed[1]["isolation"], server.tier.name());
+    server.again(&sandbox).kill().await;
+    let listed = list(server).await;
+    assert_eq!((listed.len(), &listed[0]["reason"]), (2, &json!("killed")));
+    assert!(listed[0]["ended_at"].is_string());
 }
 
 async fn hooks_run_when_they_should(server: &Server) {

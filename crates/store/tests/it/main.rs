@@ -10,6 +10,7 @@ mod artifacts;
 mod crash;
 mod ledger;
 mod models;
+mod names;
 mod network;
 mod rows;
 mod sandboxes;

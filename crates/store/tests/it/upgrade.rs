@@ -345,6 +345,15 @@ fn tables(db: &Connection) -> Vec<String> {
     names.collect::<Result<_, _>>().unwrap()
 }
 
+/// Every row is as it was; columns that came since are empty.
+fn assert_kept(now: &[String], then: &[String]) {
+    assert_eq!(now.len(), then.len());
+    for (now, then) in now.iter().zip(then) {
+        let more = now.strip_prefix(then.as_str()).unwrap_or_else(|| panic!("{then} is {now}"));
+        assert!(more.split_whitespace().all(|cell| cell.ends_with("=Null")), "{now}");
+    }
+}
+
 /// The files of the last release that had one list of steps, with something in every table that each of them used.
 #[tokio::test]
 async fn both_files_of_the_last_release_keep_every_row_and_lose_the_tables_that_were_not_theirs() {
@@ -378,12 +387,12 @@ async fn both_files_of_the_last_release_keep_every_row_and_lose_the_tables_that_
         sqlite::open(&main).unwrap().database.close().await;
         sqlite::open_workflows(&workflows).unwrap().close().await;
         let db = Connection::open(&main).unwrap();
-        assert_eq!(rows(&db, &IN_MAIN), main_rows);
+        assert_kept(&rows(&db, &IN_MAIN), &main_rows);
         let mut kept = [&IN_MAIN[..], &["fact_retention", "migrations"]].concat();
         kept.sort_unstable();
         assert_eq!(tables(&db), kept);
         let db = Connection::open(&workflows).unwrap();
-        assert_eq!(rows(&db, &IN_WORKFLOWS), workflow_rows);
+        assert_kept(&rows(&db, &IN_WORKFLOWS), &workflow_rows);
         let mut kept = [&IN_WORKFLOWS[..], &["migrations"]].concat();
         kept.sort_unstable();
         assert_eq!(tables(&db), kept);

@@ -85,7 +85,13 @@ fn rest_and_its_ways_meet_every_input() {
             (ended(), early, "deleting destroy drop".into()),
             (other_ended(), early, going.to_string()),
             (destroyed(), early, "failed +failed drop".into()),
-            (extend(), early, format!("refused: cannot extend this sandbox: it is {going}; change its timeout once it rests, or resume it with one")),
+            (
+                extend(),
+                early,
+                format!(
+                    "refused: cannot extend this sandbox: it is {going}; change its timeout once it rests, or resume it with one"
+                ),
+            ),
             (Input::Touched, early, later("use", "")),
             (deadline(), late, going.to_string()),
             (alive(), early, "running +save-failed thaw drop".into()),
