@@ -1,6 +1,7 @@
-//! `/v1/sandboxes`: create, look, list, extend, rest, fork, end, and what a sandbox uses at this moment.
+//! `/v1/sandboxes`: create, look, list, extend, rest, fork, end, what a sandbox uses at this moment, and when it ran.
 
 mod change;
+mod instances;
 mod list;
 mod metrics;
 mod request;
@@ -23,6 +24,7 @@ use crate::named::Named;
 use crate::{App, wire};
 
 use change::{__path_change_sandbox, change_sandbox};
+use instances::{__path_sandbox_instances, sandbox_instances};
 use list::{ListQuery, SandboxPage, read_list};
 use metrics::{__path_sandbox_metrics, sandbox_metrics};
 use rest::{
@@ -45,6 +47,7 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(start_sandbox))
         .routes(routes!(fork_sandbox))
         .routes(routes!(sandbox_metrics))
+        .routes(routes!(sandbox_instances))
 }
 
 #[derive(Debug, Deserialize, ToSchema)]

@@ -49,6 +49,7 @@ mod run;
 mod running;
 mod saving;
 mod secrets;
+mod sessions;
 mod settings;
 mod shown;
 mod snapshots;

@@ -138,6 +138,7 @@ impl Sandboxes {
             self.append(
                 cell,
                 Fact::Usage {
+                    instance: Some(instance.clone()),
                     wall_millis: 0,
                     cpu_micros,
                     memory_byte_seconds: 0,

@@ -264,6 +264,13 @@ pub(crate) struct StatsArgs {
     pub(crate) sandbox: String,
 }
 
+/// Show each time that a sandbox ran: from when to when, why it ended, what it used
+#[derive(Debug, Args)]
+#[command(after_help = "Example: atoll instances sbx_k3…")]
+pub(crate) struct InstancesArgs {
+    pub(crate) sandbox: String,
+}
+
 /// Move the end of a sandbox's life to this long from now
 #[derive(Debug, Args)]
 pub(crate) struct ExtendArgs {

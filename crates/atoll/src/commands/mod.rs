@@ -9,6 +9,7 @@ pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod events;
 pub(crate) mod exec;
+pub(crate) mod instances;
 pub(crate) mod key;
 pub(crate) mod ledger;
 pub(crate) mod models;

@@ -65,6 +65,7 @@ static SANDBOXES: Domain = Domain {
     steps: &[
         include_str!("schema/sandboxes/0001-sandboxes.sql"),
         include_str!("schema/sandboxes/0002-names.sql"),
+        include_str!("schema/sandboxes/0003-instances.sql"),
     ],
     first_tables: &["network_usage", "secrets", "artifacts", "labels", "sandboxes"],
 };

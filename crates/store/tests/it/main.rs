@@ -8,6 +8,7 @@
 
 mod artifacts;
 mod crash;
+mod instances;
 mod ledger;
 mod models;
 mod names;
