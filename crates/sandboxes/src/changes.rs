@@ -17,7 +17,7 @@ use crate::create::insert_fault;
 use crate::faults::from_runtime;
 use crate::{Caller, Sandbox, Sandboxes, views};
 
-/// Labels that begin so say which API or workflow made a sandbox: who may enter it and whose money it spends follow from them.
+/// Labels that begin so say which API made a sandbox, and who may enter it follows from them.
 const OWN: &str = "atoll.";
 
 /// What is to be different; `None` leaves a thing as it is.
@@ -208,9 +208,9 @@ mod tests {
     }
 
     #[test]
-    fn labels_that_say_whose_a_sandbox_is_stay() {
+    fn labels_that_say_how_a_sandbox_was_made_stay() {
         assert_eq!(labels(&["stage", "atollx"]).own_label(), None);
-        let found = labels(&["stage", "atoll.workflow"]);
-        assert_eq!(found.own_label().map(String::as_str), Some("atoll.workflow"));
+        let found = labels(&["stage", "atoll.e2b"]);
+        assert_eq!(found.own_label().map(String::as_str), Some("atoll.e2b"));
     }
 }

@@ -91,6 +91,7 @@ impl Sandboxes {
             .admit_origin(caller, request.spec, request.resources_given)
             .await?;
         self.name_volumes(caller.project(), &mut admitted.spec).await?;
+        admitted.spec.owner = self.owner_of_new(caller, admitted.spec.owner)?;
         if let Some(saved) = origin.as_ref().filter(|saved| saved.kind == SaveKind::Memory) {
             admitted.spec.lineage = saved.spec.lineage.clone().or_else(|| saved.sandbox.clone());
         }
@@ -458,6 +459,7 @@ impl Sandboxes {
                 *uncommitted = row;
                 drop(uncommitted);
                 self.mind_deadline(&cell);
+                self.end_if_ownerless(&cell);
                 Ok(Ok(cell))
             }
             Inserted::Existing(row) => Ok(Err(row)),

@@ -97,7 +97,7 @@ pub use keyed::keyed_command;
 pub use network::{
     ExplainNetwork, NetworkExplanation, NetworkUsage, NetworkView, Outside, PolicySource, Recorder, WayOut,
 };
-pub use owners::Labelled;
+pub use owners::Belongs;
 pub use port_io::PortIo;
 pub use ports::{PortReader, PortStream, PortWriter};
 pub use request::*;

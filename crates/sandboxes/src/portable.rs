@@ -191,6 +191,7 @@ impl Sandboxes {
                 secrets: Vec::new(),
                 lineage: None,
                 name: None,
+                owner: None,
                 ..admitted.spec
             },
             total_bytes: saved.total_bytes,

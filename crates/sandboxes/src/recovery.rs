@@ -53,6 +53,9 @@ impl Sandboxes {
         }
         self.recover_volumes().await?;
         let cells: Vec<_> = self.live().values().cloned().collect();
+        for cell in &cells {
+            self.end_if_ownerless(cell);
+        }
         let running = cells
             .iter()
             .filter_map(|cell| Some(cell.instance()?.id))

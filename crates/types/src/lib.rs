@@ -11,6 +11,7 @@ mod models;
 mod money;
 mod name;
 mod network;
+mod owner;
 mod sandbox;
 mod saving;
 mod template;
@@ -31,6 +32,7 @@ pub use network::{
     EgressVerdict, Injection, NetworkLimits, NetworkPolicy, NetworkRule, PortRange, Preset, Protocol,
     RuleAction, SecretBinding, SecretRef, SecretUse,
 };
+pub use owner::{OwnedBy, Owner, OwnerKind, WorkflowOwner};
 pub use sandbox::{
     DiskBacking, Hook, Hooks, IdleAction, IdlePolicy, Isolation, Resources, SandboxSpec, TimeoutAction,
     VolumeMount,

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::units::{GIB, MIB};
-use crate::{NetworkPolicy, SandboxId, SandboxName, SecretUse};
+use crate::{NetworkPolicy, Owner, SandboxId, SandboxName, SecretUse};
 
 /// The strength of the wall around a sandbox, weakest first: `a < b` means that `b` isolates better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -194,6 +194,9 @@ pub struct SandboxSpec {
     /// How long it may rest paused or stopped before it is deleted; `None`: until somebody deletes it.
     #[serde(default)]
     pub retention_millis: Option<u64>,
+    /// Whom it belongs to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<Owner>,
     pub env: BTreeMap<String, String>,
     pub labels: BTreeMap<String, String>,
     /// The weakest isolation that the caller accepts. The server refuses rather than go below it.

@@ -64,6 +64,10 @@ pub(crate) struct CreateSandboxRequest {
     /// How long it may rest, paused or stopped, before it is deleted. Absent: until somebody deletes it.
     #[schema(minimum = 1, maximum = 9_007_199_254_740_991_i64)]
     retention_ms: Option<u64>,
+    /// Whom it belongs to: `workflow:NAMESPACE:RUN:WORKFLOW`, with whose run it ends and in whose name it calls models, or
+    /// `sandbox:ID`, with which it ends. Absent: the key that it is made with.
+    #[schema(max_length = 2048)]
+    owner: Option<String>,
     /// Environment of every command.
     #[serde(default)]
     env: BTreeMap<String, String>,
@@ -145,6 +149,7 @@ impl CreateSandboxRequest {
                 .retention_ms
                 .map(|millis| wire::duration("retention_ms", millis))
                 .transpose()?,
+            owner: self.owner.as_deref().map(str::parse).transpose()?,
             env: self.env,
             labels: self.labels,
             isolation_floor: self.isolation_floor.map(IsolationName::into_isolation),

@@ -217,6 +217,9 @@ pub(crate) struct LsArgs {
     /// Only sandboxes with this label; may be repeated
     #[arg(short, long, value_parser = parse_pair, value_name = "NAME=VALUE")]
     pub(crate) label: Vec<(String, String)>,
+    /// Only those of this owner, or of a kind of owners: workflow, sandbox, key
+    #[arg(long, value_name = "OWNER")]
+    pub(crate) owner: Option<String>,
     /// Only sandboxes in these states [default: those that live]
     #[arg(short, long, value_delimiter = ',', value_name = "STATE")]
     pub(crate) state: Vec<atoll_types::SandboxState>,

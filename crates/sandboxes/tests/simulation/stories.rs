@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use atoll_runtime::InstanceEnd;
 use atoll_runtime::scripted::{Answer, How, Step};
-use atoll_sandboxes::{CreateSandbox, ExecSpec, ForkSandbox, Sandbox};
-use atoll_types::{Code, Fault, SandboxSpec, SandboxState};
+use atoll_sandboxes::{CreateSandbox, ExecSpec, ForkSandbox, ListSandboxes, Sandbox};
+use atoll_types::{Code, Fault, KeyId, Owner, SandboxId, SandboxSpec, SandboxState};
 
 use crate::world::{Home, Server, TEMPLATE, Trace, World};
 
@@ -263,6 +263,73 @@ fn no_command_runs_in_a_sandbox_whose_name_is_taken() {
         let refused = server.sandboxes.run(&server.caller, request, command, true).await;
         assert_eq!(refused.unwrap_err().code, Code::NameTaken);
         assert_eq!(ran.load(Ordering::Relaxed), 0);
+    });
+    world.gone(server, "done", Duration::ZERO);
+}
+
+#[test]
+fn what_belongs_to_a_sandbox_ends_with_it_also_while_no_server_runs() {
+    let home = Home::new();
+    let mut world = world(&home, []);
+    let server = world.start().unwrap();
+    let owned_by = async |server: &Server, owner: Owner| {
+        let request = CreateSandbox {
+            spec: SandboxSpec {
+                owner: Some(owner),
+                template: TEMPLATE.into(),
+                timeout_millis: Some(3_600_000),
+                ..SandboxSpec::default()
+            },
+            resources_given: true,
+            idempotency_key: None,
+        };
+        server.sandboxes.create(&server.caller, request).await
+    };
+    let state = async |server: &Server, id: &SandboxId| {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        server.sandboxes.get(&server.caller, id).await.unwrap().state
+    };
+    let (other, its) = server.runtime.block_on(async {
+        let owner = make(&server, None).await.unwrap();
+        assert_eq!(owner.spec.owner, None, "the server has no key");
+        let own = owned_by(&server, Owner::Sandbox(owner.id.clone())).await.unwrap();
+        let mut listed = ListSandboxes {
+            owner: Some("sandbox".parse().unwrap()),
+            limit: 10,
+            ..ListSandboxes::default()
+        };
+        let page = server
+            .sandboxes
+            .list(&server.caller, listed.clone())
+            .await
+            .unwrap();
+        assert_eq!(page.items.iter().map(|it| &it.id).collect::<Vec<_>>(), [&own.id]);
+        listed.owner = Some("workflow".parse().unwrap());
+        let page = server.sandboxes.list(&server.caller, listed).await.unwrap();
+        assert!(page.items.is_empty());
+        server.sandboxes.kill(&server.caller, &owner.id).await.unwrap();
+        assert_eq!(state(&server, &own.id).await, SandboxState::Deleted);
+        // Nothing can come to belong to what is over, and nobody gives away what is another key's.
+        let late = owned_by(&server, Owner::Sandbox(owner.id)).await;
+        assert_eq!(late.unwrap_err().code, Code::OwnerInvalid);
+        let foreign = owned_by(&server, Owner::Key(KeyId::from_entropy([1; 20]))).await;
+        assert_eq!(foreign.unwrap_err().code, Code::OwnerInvalid);
+
+        let other = make(&server, None).await.unwrap().id;
+        let its = owned_by(&server, Owner::Sandbox(other.clone())).await.unwrap().id;
+        (other, its)
+    });
+    world.gone(server, "killed", Duration::from_secs(1));
+    let instances = world.machine.instances();
+    let (instance, _) = instances
+        .iter()
+        .find(|(_, look)| look.hostname.as_deref() == Some(other.bare()))
+        .unwrap();
+    world.machine.end(instance, InstanceEnd::OutOfMemory);
+    let server = world.start().unwrap();
+    server.runtime.block_on(async {
+        assert_eq!(state(&server, &other).await, SandboxState::Failed);
+        assert_eq!(state(&server, &its).await, SandboxState::Deleted);
     });
     world.gone(server, "done", Duration::ZERO);
 }

@@ -16,7 +16,8 @@ use std::fmt;
 use async_trait::async_trait;
 use atoll_lifecycle::{Happening, Record};
 use atoll_types::{
-    EndReason, Isolation, ProjectId, SandboxId, SandboxName, SandboxSpec, SandboxState, TemplateId, Timestamp,
+    EndReason, Isolation, OwnedBy, ProjectId, SandboxId, SandboxName, SandboxSpec, SandboxState, TemplateId,
+    Timestamp,
 };
 
 use crate::{Cursor, Error, Fact, NewFact, Page};
@@ -65,6 +66,7 @@ pub struct SandboxQuery {
     pub project: ProjectId,
     /// Every one of these must match.
     pub labels: Vec<(String, String)>,
+    pub owner: Option<OwnedBy>,
     /// Any of these; all when empty.
     pub states: Vec<SandboxState>,
     pub after: Option<Cursor>,

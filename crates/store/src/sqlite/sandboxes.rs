@@ -5,7 +5,7 @@
 
 use async_trait::async_trait;
 use atoll_lifecycle::{Policy, Record, next_deadline};
-use atoll_types::{ProjectId, SandboxId, SandboxName, SandboxSpec, Timestamp};
+use atoll_types::{OwnedBy, Owner, ProjectId, SandboxId, SandboxName, SandboxSpec, Timestamp};
 use rusqlite::{Connection, Row, ToSql};
 
 use super::{Sandboxes, facts, page, snapshots, sql, volumes};
@@ -261,9 +261,9 @@ fn insert(db: &Connection, new: NewSandbox) -> Result<Inserted, Error> {
         db,
         "INSERT INTO sandboxes (id, project, template, isolation, spec, state, instance, created_at, started_at,
              ended_at, deadline, last_used_at, due_at, ending, kill_requested, idempotency_key, request_digest,
-             version, saved, saving, hold_off, name)
+             version, saved, saving, hold_off, name, owner)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21,
-             ?22)",
+             ?22, ?23)",
         &[
             &row.id.as_str(),
             &row.project.as_str(),
@@ -287,6 +287,7 @@ fn insert(db: &Connection, new: NewSandbox) -> Result<Inserted, Error> {
             &maybe_json("a saved state", record.saving.as_ref())?,
             &record.hold_off.map(|at| at.0),
             &row.spec.name.as_ref().map(SandboxName::as_str),
+            &row.spec.owner.as_ref().map(Owner::to_string),
         ],
     )?;
     volumes::attach(db, &row.project, &row.id, &row.spec.volumes)?;
@@ -390,6 +391,16 @@ fn list(db: &Connection, query: &SandboxQuery) -> Result<Page<SandboxRow>, Error
         sql.push_str(&vec!["?"; states.len()].join(", "));
         sql.push(')');
         parameters.extend(states.iter().map(|state| state as &dyn ToSql));
+    }
+    // All of a kind have the same beginning; `;` is what follows `:`.
+    let (from, to) = match &query.owner {
+        None => Default::default(),
+        Some(OwnedBy::One(owner)) => (owner.to_string(), owner.to_string()),
+        Some(OwnedBy::Kind(kind)) => (format!("{}:", kind.name()), format!("{};", kind.name())),
+    };
+    if query.owner.is_some() {
+        sql.push_str(" AND owner >= ? AND owner <= ?");
+        parameters.extend([&from as &dyn ToSql, &to]);
     }
     for (key, value) in &query.labels {
         sql.push_str(" AND EXISTS (SELECT 1 FROM labels WHERE sandbox = s.id AND key = ? AND value = ?)");

@@ -66,6 +66,7 @@ static SANDBOXES: Domain = Domain {
         include_str!("schema/sandboxes/0001-sandboxes.sql"),
         include_str!("schema/sandboxes/0002-names.sql"),
         include_str!("schema/sandboxes/0003-instances.sql"),
+        include_str!("schema/sandboxes/0004-owners.sql"),
     ],
     first_tables: &["network_usage", "secrets", "artifacts", "labels", "sandboxes"],
 };
