@@ -150,8 +150,18 @@ impl Target {
         self.sandbox.state == SandboxState::Running
     }
 
+    /// Wakes it for a request that was let in, if it rests and wants that. As E2B has it, the lifetime then begins anew,
+    /// however much was left of the last one.
+    pub(crate) async fn wake(&self, app: &App) -> Result<(), Fault> {
+        if !self.runs() && self.answers() {
+            let timeout = self.sandbox.spec.timeout_millis;
+            app.sandboxes.resume(&self.caller, &self.id, timeout).await?;
+        }
+        Ok(())
+    }
+
     /// Whether a request finds it running, or wakes it.
-    fn answers(&self) -> bool {
+    pub(crate) fn answers(&self) -> bool {
         match self.sandbox.state {
             SandboxState::Running | SandboxState::Resuming => true,
             SandboxState::Pausing | SandboxState::Paused | SandboxState::Stopping | SandboxState::Stopped => {
@@ -247,6 +257,7 @@ async fn to_port(
         // Anybody may come, and nobody of them takes the project's places.
         false => visit.welcome(target.caller.project(), &target.id),
     }
+    target.wake(app).await?;
     let connecting = app.sandboxes.connect(&target.caller, &target.id, port);
     let stream = proxy::connect(port, connecting).await?;
     let mask = extras.mask_host.as_ref();

@@ -14,10 +14,6 @@ use axum::http::{HeaderMap, header};
 
 use crate::App;
 
-/// What labels of a sandbox say on whose behalf it works.
-const WORKFLOW: &str = "workflow";
-const RUN: &str = "run";
-
 /// Who asks, and pays for what the request holds and what is answered.
 pub(crate) async fn payer(app: &App, headers: &HeaderMap, visit: &Visit) -> Result<Who, Refusal> {
     let (caller, who) = known(app, headers, visit).await?;
@@ -80,14 +76,14 @@ fn sandbox(app: &App, visit: &Visit, token: &str) -> Result<(Caller, Who), Refus
     let nobodys = || unknown("this token is of no sandbox that lives");
     let of = app.identity.sandbox_of_model_token(token).ok_or_else(nobodys)?;
     let speaks = |id: &SandboxId| {
-        let found = app.sandboxes.labelled(id)?;
-        let label = |name: &str| found.labels.get(name).cloned();
+        let found = app.sandboxes.belongs(id)?;
+        let (workflow, run) = found.workflow.map(|owner| (owner.workflow, owner.run)).unzip();
         let who = Who {
             spender: Spender {
-                project: found.project.clone(),
+                project: found.project,
                 key: None,
-                workflow: label(WORKFLOW),
-                run: label(RUN),
+                workflow,
+                run,
                 sandbox: Some(id.clone()),
             },
             key: None,

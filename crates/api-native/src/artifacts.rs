@@ -1,7 +1,6 @@
 //! `/v1/artifacts`: what is kept by name when its sandbox is gone.
 
 use atoll_sandboxes::{Artifact, FilePath, SaveArtifact};
-use atoll_types::SandboxId;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -13,6 +12,7 @@ use utoipa_axum::routes;
 
 use crate::error::Answer;
 use crate::extract::{Args, As, At, Json};
+use crate::named::Named;
 use crate::{App, wire};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
@@ -113,7 +113,7 @@ pub(crate) struct ArtifactPage {
 pub(crate) async fn save_artifact(
     State(app): State<App>,
     As(caller): As,
-    At(id): At<SandboxId>,
+    Named(id): Named,
     Json(body): Json<SaveArtifactRequest>,
 ) -> Answer<(StatusCode, axum::Json<ArtifactView>)> {
     let request = SaveArtifact {

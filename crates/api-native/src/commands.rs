@@ -18,6 +18,7 @@ use utoipa_axum::routes;
 use crate::error::{Answer, Failure};
 use crate::exec::{ExitView, Follow};
 use crate::extract::{Args, As, At, Json, Paying, wants_events};
+use crate::named::Named;
 use crate::{App, wire};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
@@ -175,7 +176,7 @@ pub(crate) async fn list_commands(
     State(app): State<App>,
     As(caller): As,
     Paying(visit): Paying,
-    At(id): At<SandboxId>,
+    Named(id): Named,
 ) -> Answer<axum::Json<CommandList>> {
     let mut permit = visit.permit()?;
     let commands = app
@@ -197,7 +198,8 @@ pub(crate) async fn list_commands(
 pub(crate) async fn command_logs(
     State(app): State<App>,
     As(caller): As,
-    At((id, command)): At<(SandboxId, CommandId)>,
+    Named(id): Named,
+    At((_, command)): At<(String, CommandId)>,
     headers: HeaderMap,
     Args(query): Args<LogsQuery>,
 ) -> Answer<Response> {
@@ -273,7 +275,8 @@ fn plain<K: Send>(
 pub(crate) async fn signal_command(
     State(app): State<App>,
     As(caller): As,
-    At((id, command)): At<(SandboxId, CommandId)>,
+    Named(id): Named,
+    At((_, command)): At<(String, CommandId)>,
     Json(body): Json<SignalRequest>,
 ) -> Answer<StatusCode> {
     let signal = body.signal.into_number()?;

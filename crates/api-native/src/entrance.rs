@@ -1,8 +1,8 @@
 //! What holds for every request to this API: where it goes by its host, no unknown parameters, and whether whoever asks may.
 
 use atoll_front::host::Target;
-use atoll_types::{Code, Fault, SandboxId};
-use axum::extract::{FromRequestParts as _, MatchedPath, RawPathParams, Request, State};
+use atoll_types::{Code, Fault};
+use axum::extract::{MatchedPath, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, Method, header};
 use axum::middleware::Next;
@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use crate::actions::{Actions, For};
 use crate::error::Failure;
 use crate::extract::{authenticate, bearer};
-use crate::{App, proxy, server};
+use crate::{App, named, proxy, server};
 
 pub(crate) async fn enter(State(app): State<App>, request: Request, next: Next) -> Response {
     match request.extensions().get::<Target>().cloned() {
@@ -52,7 +52,7 @@ async fn allowed(app: &App, request: Request) -> Result<Request, Failure> {
     let (mut parts, body) = request.into_parts();
     if !(is_metrics(path) && collects(app, &parts)) {
         let caller = authenticate(app, &parts).await?;
-        let sandbox = sandbox(path, &mut parts).await;
+        let sandbox = named::find(app, &caller, path, &mut parts).await;
         caller.may(action, sandbox.as_ref())?;
         parts.extensions.insert(caller);
     }
@@ -69,16 +69,6 @@ fn whom(actions: &Actions, route: &str, method: &Method, asked: &str) -> Result<
             Err(_) => refused,
         }
     })
-}
-
-/// The sandbox that a path names. What is none is refused where it is read.
-async fn sandbox(path: &str, parts: &mut Parts) -> Option<SandboxId> {
-    if !path.starts_with("/v1/sandboxes/{id}") {
-        return None;
-    }
-    let named = RawPathParams::from_request_parts(parts, &()).await.ok()?;
-    let mut ids = named.iter().filter(|(name, _)| *name == "id");
-    ids.next()?.1.parse().ok()
 }
 
 /// Metrics say what all projects do: they are for those who run the server, and for holders of a key that is for nothing else.

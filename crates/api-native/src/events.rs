@@ -21,11 +21,11 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::App;
 use crate::error::{Answer, ErrorDetail, Failure};
 use crate::exec::{event, sse};
 use crate::extract::{Args, As};
 use crate::ledger::FactItem;
+use crate::{App, named};
 
 /// How many facts are read at a time.
 const PAGE: usize = 500;
@@ -48,9 +48,8 @@ pub(crate) struct EventsQuery {
     after: Option<i64>,
     /// Only of these kinds, with commas between them: `sandbox.ended`, or `sandbox.*` for all that begin so.
     kinds: Option<String>,
-    /// Only of this sandbox.
-    #[param(value_type = Option<String>)]
-    sandbox: Option<SandboxId>,
+    /// Only of this sandbox: its id, or the name of one that lives.
+    sandbox: Option<String>,
 }
 
 /// Tells what happens in the project, as it happens: one event for each fact of the ledger, until you hang up.
@@ -83,11 +82,15 @@ pub(crate) async fn project_events(
         Some(after) => after,
         None => *app.sandboxes.ledger_growth().borrow(),
     };
+    let sandbox = match &query.sandbox {
+        Some(text) => Some(named::sandbox(&app, &caller, text, Code::InvalidQuery).await?),
+        None => None,
+    };
     let reader = Reader {
         growth: app.sandboxes.ledger_growth(),
         app,
         caller,
-        sandbox: query.sandbox,
+        sandbox,
         wanted,
         after,
         read: VecDeque::new(),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use atoll_front::{Permit, Refused, Visit};
 use atoll_guest_protocol::{CommandState, PtySize};
 use atoll_sandboxes::{ExecEvent, ExecEvents, ExecInput, ExecSpec, Execution, OutputStream};
-use atoll_types::{Code, CommandId, Fault, SandboxId};
+use atoll_types::{Code, CommandId, Fault};
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::sse::{Event, KeepAlive, Sse};
@@ -22,7 +22,8 @@ use utoipa_axum::routes;
 
 use crate::App;
 use crate::error::{Answer, ErrorDetail, Failure};
-use crate::extract::{As, At, Json, Paying, wants_events};
+use crate::extract::{As, Json, Paying, wants_events};
+use crate::named::Named;
 use crate::sandboxes::idempotency_key;
 use crate::wire::{self, TextCutter};
 
@@ -240,7 +241,7 @@ pub(crate) async fn exec(
     State(app): State<App>,
     As(caller): As,
     Paying(visit): Paying,
-    At(id): At<SandboxId>,
+    Named(id): Named,
     headers: HeaderMap,
     Json(body): Json<ExecRequest>,
 ) -> Answer<Response> {

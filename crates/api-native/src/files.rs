@@ -18,7 +18,8 @@ use utoipa_axum::routes;
 
 use crate::error::{Answer, ErrorDetail};
 use crate::exec::{event, sse};
-use crate::extract::{Args, As, At, Json, Paying};
+use crate::extract::{Args, As, Json, Paying};
+use crate::named::Named;
 use crate::{App, wire};
 
 /// How deep a listing may go.
@@ -301,7 +302,7 @@ pub(crate) async fn list_files(
     State(app): State<App>,
     As(caller): As,
     Paying(visit): Paying,
-    At(id): At<SandboxId>,
+    Named(id): Named,
     Args(query): Args<ListQuery>,
 ) -> Answer<Response> {
     let depth = wire::within("depth", query.depth.unwrap_or(1), 1..=MAX_DEPTH)?;
@@ -352,7 +353,7 @@ fn written(
 pub(crate) async fn stat_file(
     State(app): State<App>,
     As(caller): As,
-    At(id): At<SandboxId>,
+    Named(id): Named,
     Args(query): Args<PathQuery>,
 ) -> Answer<axum::Json<FileView>> {
     let stat = app.sandboxes.stat(&caller, &id, query.into_path()?).await?;
@@ -368,7 +369,7 @@ pub(crate) async fn stat_file(
 pub(crate) async fn make_directory(
     State(app): State<App>,
     As(caller): As,
-    At(id): At<SandboxId>,
+    Named(id): Named,
     Json(body): Json<MkdirRequest>,
 ) -> Answer<axum::Json<MkdirResult>> {
     let mode = body.mode.as_deref().map_or(Ok(0o755), wire::mode)?;
@@ -387,7 +388,7 @@ pub(crate) async fn make_directory(
 pub(crate) async fn rename_file(
     State(app): State<App>,
     As(caller): As,
-    At(id): At<SandboxId>,
+    Named(id): Named,
     Json(body): Json<RenameRequest>,
 ) -> Answer<StatusCode> {
     let at = path(body.path, body.path_base64, body.user)?;
@@ -404,7 +405,7 @@ pub(crate) async fn rename_file(
 pub(crate) async fn remove_file(
     State(app): State<App>,
     As(caller): As,
-    At(id): At<SandboxId>,
+    Named(id): Named,
     Json(body): Json<RemoveRequest>,
 ) -> Answer<StatusCode> {
     let at = path(body.path, body.path_base64, body.user)?;
@@ -423,7 +424,7 @@ pub(crate) async fn remove_file(
 pub(crate) async fn change_mode(
     State(app): State<App>,
     As(caller): As,
-    At(id): At<SandboxId>,
+    Named(id): Named,
     Json(body): Json<ChmodRequest>,
 ) -> Answer<StatusCode> {
     let mode = wire::mode(&body.mode)?;
@@ -440,7 +441,7 @@ pub(crate) async fn change_mode(
 pub(crate) async fn change_owner(
     State(app): State<App>,
     As(caller): As,
-    At(id): At<SandboxId>,
+    Named(id): Named,
     Json(body): Json<ChownRequest>,
 ) -> Answer<StatusCode> {
     let at = path(body.path, body.path_base64, body.user)?;
@@ -456,7 +457,7 @@ pub(crate) async fn change_owner(
 pub(crate) async fn make_symlink(
     State(app): State<App>,
     As(caller): As,
-    At(id): At<SandboxId>,
+    Named(id): Named,
     Json(body): Json<SymlinkRequest>,
 ) -> Answer<StatusCode> {
     let at = path(body.path, body.path_base64, body.user)?;
@@ -484,7 +485,7 @@ async fn change(
 pub(crate) async fn watch_files(
     State(app): State<App>,
     As(caller): As,
-    At(id): At<SandboxId>,
+    Named(id): Named,
     Args(query): Args<WatchQuery>,
 ) -> Answer<Response> {
     let at = path(query.path, query.path_base64, query.user)?;

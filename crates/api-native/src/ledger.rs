@@ -10,7 +10,8 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::error::{Answer, Failure};
-use crate::extract::{Args, As, At};
+use crate::extract::{Args, As};
+use crate::named::Named;
 use crate::{App, wire};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
@@ -84,7 +85,7 @@ pub(crate) struct UsageView {
 pub(crate) async fn sandbox_facts(
     State(app): State<App>,
     As(caller): As,
-    At(id): At<SandboxId>,
+    Named(id): Named,
     Args(query): Args<FactsQuery>,
 ) -> Answer<axum::Json<FactPage>> {
     facts(&app, &caller, Some(&id), &[], query.after, query.limit).await
@@ -133,7 +134,7 @@ pub(crate) async fn facts(
 pub(crate) async fn sandbox_usage(
     State(app): State<App>,
     As(caller): As,
-    At(id): At<SandboxId>,
+    Named(id): Named,
 ) -> Answer<axum::Json<UsageView>> {
     usage(&app, &caller, Some(&id)).await
 }

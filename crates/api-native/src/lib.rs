@@ -33,6 +33,7 @@ pub mod fuzzing;
 mod gateway;
 mod keys;
 mod ledger;
+mod named;
 mod network;
 mod openapi;
 mod parameters;

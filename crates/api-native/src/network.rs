@@ -3,7 +3,6 @@
 mod words;
 
 use atoll_sandboxes::{ExplainNetwork, NetworkView, PolicySource};
-use atoll_types::SandboxId;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -12,8 +11,9 @@ use utoipa_axum::routes;
 
 use crate::App;
 use crate::error::Answer;
-use crate::extract::{Args, As, At, Json};
+use crate::extract::{Args, As, Json};
 use crate::ledger::{self, FactPage};
+use crate::named::Named;
 
 use words::VerdictName;
 pub(crate) use words::{InjectionWords, PolicyWords, Ports, SecretUseWords};
@@ -156,7 +156,7 @@ pub(crate) struct ExplanationItem {
 pub(crate) async fn get_network(
     State(app): State<App>,
     As(caller): As,
-    At(id): At<SandboxId>,
+    Named(id): Named,
 ) -> Answer<axum::Json<NetworkItem>> {
     let network = app.sandboxes.network(&caller, &id).await?;
     Ok(axum::Json(NetworkItem::of(network)))
@@ -171,7 +171,7 @@ pub(crate) async fn get_network(
 pub(crate) async fn set_network(
     State(app): State<App>,
     As(caller): As,
-    At(id): At<SandboxId>,
+    Named(id): Named,
     Json(body): Json<SetNetworkRequest>,
 ) -> Answer<axum::Json<NetworkItem>> {
     let secrets = body.secrets.map(SecretUseWords::into_uses);
@@ -191,7 +191,7 @@ pub(crate) async fn set_network(
 pub(crate) async fn network_log(
     State(app): State<App>,
     As(caller): As,
-    At(id): At<SandboxId>,
+    Named(id): Named,
     Args(query): Args<LogQuery>,
 ) -> Answer<axum::Json<FactPage>> {
     let kinds: &[&str] = if query.denied { &DENIED } else { &LOGGED };
@@ -207,7 +207,7 @@ pub(crate) async fn network_log(
 pub(crate) async fn explain_network(
     State(app): State<App>,
     As(caller): As,
-    At(id): At<SandboxId>,
+    Named(id): Named,
     Args(query): Args<ExplainQuery>,
 ) -> Answer<axum::Json<ExplanationItem>> {
     let question = ExplainNetwork {

@@ -191,7 +191,12 @@ fn path_parameter(path: &str, name: &str) -> Parameter {
     let id = |prefix: &str| text().pattern(Some(format!("^{prefix}_[a-z0-9]{{20}}$")));
     let (description, schema) = match name {
         "id" if path.ends_with("/keys/{id}") => ("The id of a key.", id("key")),
-        "id" => ("The id of a sandbox.", id("sbx")),
+        "id" => (
+            "The id of a sandbox, or the name of a living one.",
+            text().pattern(Some(
+                "^(sbx_[a-z0-9]{20}|[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)$".to_owned(),
+            )),
+        ),
         "command" => ("The id of a command.", id("cmd")),
         "port" => (
             "A TCP port inside the sandbox.",

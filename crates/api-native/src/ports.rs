@@ -11,6 +11,7 @@ use utoipa_axum::routes;
 
 use crate::error::{Answer, Failure};
 use crate::extract::{As, At};
+use crate::named::Named;
 use crate::{App, Options};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
@@ -54,7 +55,7 @@ pub(crate) struct PortAccess {
 pub(crate) async fn list_ports(
     State(app): State<App>,
     As(caller): As,
-    At(id): At<SandboxId>,
+    Named(id): Named,
     headers: HeaderMap,
 ) -> Answer<axum::Json<PortList>> {
     let ports = app.sandboxes.ports(&caller, &id).await?;
@@ -77,7 +78,8 @@ pub(crate) async fn list_ports(
 pub(crate) async fn get_port(
     State(app): State<App>,
     As(caller): As,
-    At((id, port)): At<(SandboxId, u16)>,
+    Named(id): Named,
+    At((_, port)): At<(String, u16)>,
     headers: HeaderMap,
 ) -> Answer<axum::Json<PortAccess>> {
     if port == 0 {

@@ -1,6 +1,7 @@
-//! `/v1/sandboxes`: create, look, list, extend, rest, fork, end, and what a sandbox uses at this moment.
+//! `/v1/sandboxes`: create, look, list, extend, rest, fork, end, what a sandbox uses at this moment, and when it ran.
 
 mod change;
+mod instances;
 mod list;
 mod metrics;
 mod request;
@@ -8,7 +9,7 @@ pub(crate) mod rest;
 mod view;
 mod words;
 
-use atoll_types::{Code, SandboxId};
+use atoll_types::Code;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -18,10 +19,12 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::error::{Answer, Failure};
-use crate::extract::{Args, As, At, Json};
+use crate::extract::{Args, As, Json};
+use crate::named::Named;
 use crate::{App, wire};
 
 use change::{__path_change_sandbox, change_sandbox};
+use instances::{__path_sandbox_instances, sandbox_instances};
 use list::{ListQuery, SandboxPage, read_list};
 use metrics::{__path_sandbox_metrics, sandbox_metrics};
 use rest::{
@@ -44,6 +47,7 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(start_sandbox))
         .routes(routes!(fork_sandbox))
         .routes(routes!(sandbox_metrics))
+        .routes(routes!(sandbox_instances))
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -122,7 +126,7 @@ pub(crate) async fn list_sandboxes(
 pub(crate) async fn get_sandbox(
     State(app): State<App>,
     As(caller): As,
-    At(id): At<SandboxId>,
+    Named(id): Named,
 ) -> Answer<axum::Json<SandboxView>> {
     let sandbox = app.sandboxes.get(&caller, &id).await?;
     Ok(axum::Json(SandboxView::of(sandbox)))
@@ -137,7 +141,7 @@ pub(crate) async fn get_sandbox(
 pub(crate) async fn delete_sandbox(
     State(app): State<App>,
     As(caller): As,
-    At(id): At<SandboxId>,
+    Named(id): Named,
 ) -> Answer<axum::Json<SandboxView>> {
     let sandbox = app.sandboxes.kill(&caller, &id).await?;
     Ok(axum::Json(SandboxView::of(sandbox)))
@@ -152,7 +156,7 @@ pub(crate) async fn delete_sandbox(
 pub(crate) async fn extend_sandbox(
     State(app): State<App>,
     As(caller): As,
-    At(id): At<SandboxId>,
+    Named(id): Named,
     Json(body): Json<ExtendRequest>,
 ) -> Answer<axum::Json<SandboxView>> {
     let timeout_millis = wire::duration("timeout_ms", body.timeout_ms)?;

@@ -40,6 +40,7 @@ use crate::commands::SignalName;
 use crate::error::{Answer, ErrorDetail, Failure};
 use crate::exec::{ExecRequest, ExitView, PtyRequest, Run, StartedView, started};
 use crate::extract::{Args, As, At, Paying, parse_json};
+use crate::named::Named;
 
 const STDIN: u8 = 0;
 const STDOUT: u8 = 1;
@@ -122,7 +123,7 @@ pub(crate) async fn exec_ws(
     State(app): State<App>,
     As(caller): As,
     Paying(visit): Paying,
-    At(id): At<SandboxId>,
+    Named(id): Named,
     Args(NoQuery {}): Args<NoQuery>,
     wish: Wish,
 ) -> Answer<Response> {
@@ -144,7 +145,8 @@ pub(crate) async fn attach_ws(
     State(app): State<App>,
     As(caller): As,
     Paying(visit): Paying,
-    At((id, command)): At<(SandboxId, CommandId)>,
+    Named(id): Named,
+    At((_, command)): At<(String, CommandId)>,
     Args(query): Args<AttachQuery>,
     wish: Wish,
 ) -> Answer<Response> {

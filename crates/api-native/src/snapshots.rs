@@ -1,7 +1,7 @@
 //! `/v1/snapshots`: saved state with a name of its own.
 
 use atoll_sandboxes::{Snapshot, TakeSnapshot};
-use atoll_types::{Fault, SandboxId};
+use atoll_types::Fault;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -13,6 +13,7 @@ use utoipa_axum::routes;
 
 use crate::error::Answer;
 use crate::extract::{Args, Arriving, As, At, MaybeJson};
+use crate::named::Named;
 use crate::sandboxes::{IsolationName, SaveKindName, idempotency_key};
 use crate::{App, upload, wire};
 
@@ -122,7 +123,7 @@ pub(crate) struct SnapshotPage {
 pub(crate) async fn take_snapshot(
     State(app): State<App>,
     As(caller): As,
-    At(id): At<SandboxId>,
+    Named(id): Named,
     headers: HeaderMap,
     MaybeJson(body): MaybeJson<SnapshotRequest>,
 ) -> Answer<(StatusCode, axum::Json<SnapshotView>)> {

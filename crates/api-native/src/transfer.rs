@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use atoll_guest_protocol::{EntryKind, FileStat, WriteMode};
 use atoll_sandboxes::{ByteStream, FileContent, WriteSpec};
-use atoll_types::{Code, Fault, SandboxId};
+use atoll_types::{Code, Fault};
 use axum::body::{Body, BodyDataStream};
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -20,8 +20,9 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::error::{Answer, Failure};
-use crate::extract::{Args, Arriving, As, At};
+use crate::extract::{Args, Arriving, As};
 use crate::files::{FileView, PathQuery, path};
+use crate::named::Named;
 use crate::range::{self, Part};
 use crate::{App, wire};
 
@@ -111,7 +112,7 @@ impl WriteQuery {
 pub(crate) async fn read_file(
     State(app): State<App>,
     As(caller): As,
-    At(id): At<SandboxId>,
+    Named(id): Named,
     headers: HeaderMap,
     Args(query): Args<ReadQuery>,
 ) -> Answer<Response> {
@@ -241,7 +242,7 @@ fn octets(body: Body, length: Option<u64>) -> Response {
 pub(crate) async fn write_file(
     State(app): State<App>,
     As(caller): As,
-    At(id): At<SandboxId>,
+    Named(id): Named,
     Args(query): Args<WriteQuery>,
     Arriving(body): Arriving,
 ) -> Answer<axum::Json<FileView>> {
@@ -262,7 +263,7 @@ pub(crate) async fn write_file(
 pub(crate) async fn read_tar(
     State(app): State<App>,
     As(caller): As,
-    At(id): At<SandboxId>,
+    Named(id): Named,
     Args(query): Args<PathQuery>,
 ) -> Answer<Response> {
     let body = app.sandboxes.tar_out(&caller, &id, query.into_path()?).await?;
@@ -283,7 +284,7 @@ pub(crate) async fn read_tar(
 pub(crate) async fn write_tar(
     State(app): State<App>,
     As(caller): As,
-    At(id): At<SandboxId>,
+    Named(id): Named,
     Args(query): Args<PathQuery>,
     Arriving(body): Arriving,
 ) -> Answer<StatusCode> {

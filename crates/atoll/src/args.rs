@@ -31,8 +31,8 @@ pub(crate) use network::{
 };
 pub(crate) use parse::{Mount, SecretGiven, Target, parse_cpu, parse_duration};
 pub(crate) use sandboxes::{
-    CommandArgs, CpArgs, CreateArgs, ExecArgs, ExtendArgs, InspectArgs, KillArgs, LimitArgs, LogsArgs,
-    LsArgs, PortArgs, PsArgs, RunArgs, ShellArgs, SpecArgs, StatsArgs, UpdateArgs,
+    CommandArgs, CpArgs, CreateArgs, ExecArgs, ExtendArgs, InspectArgs, InstancesArgs, KillArgs, LimitArgs,
+    LogsArgs, LsArgs, PortArgs, PsArgs, RunArgs, ShellArgs, SpecArgs, StatsArgs, UpdateArgs,
 };
 pub(crate) use service::{
     BenchArgs, BenchCommand, CompletionsArgs, DemoArgs, DoctorArgs, LogFormat, ServerArgs,
@@ -65,8 +65,9 @@ Sandboxes:
   port        List listening ports, or print the URL of one
   inspect     Show everything about a sandbox
   stats       Show what a sandbox uses
+  instances   Show each time that a sandbox ran
   extend      Move the end of a sandbox's life
-  update      Change labels, times and limits of a sandbox
+  update      Change name, labels, times and limits of a sandbox
   kill        End sandboxes
 
 State that survives:
@@ -196,6 +197,7 @@ pub(crate) enum Command {
     Port(PortArgs),
     Inspect(InspectArgs),
     Stats(StatsArgs),
+    Instances(InstancesArgs),
     Extend(ExtendArgs),
     Update(UpdateArgs),
     Kill(KillArgs),

@@ -97,6 +97,7 @@ async fn run(cli: Cli) -> Result<u8> {
         Command::Port(args) => commands::sandbox::port(global, output, args).await?,
         Command::Inspect(args) => commands::sandbox::inspect(global, output, args).await?,
         Command::Stats(args) => commands::sandbox::stats(global, output, args).await?,
+        Command::Instances(args) => commands::instances::instances(global, output, args).await?,
         Command::Extend(args) => commands::sandbox::extend(global, output, args).await?,
         Command::Update(args) => commands::update::update(global, output, args).await?,
         Command::Kill(args) => commands::sandbox::kill(global, output, args).await?,

@@ -9,5 +9,5 @@ mod machine;
 pub use admission::{Admitted, Limits, Missing, Tier, admit, admit_timeout};
 pub use machine::{
     Boot, DeadlineKind, Effect, Extension, Happening, Input, InstanceFate, Liveness, NewRecord, Policy,
-    Record, Refused, Transition, create, next_deadline, step,
+    Record, Refused, Transition, change, create, next_deadline, step,
 };

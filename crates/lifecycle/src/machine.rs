@@ -52,7 +52,7 @@ mod words;
 
 use atoll_types::{EndReason, InstanceId, SandboxState, Timestamp};
 
-pub use deadlines::next_deadline;
+pub use deadlines::{change, next_deadline};
 pub use words::{
     Boot, DeadlineKind, Effect, Extension, Happening, Input, InstanceFate, Liveness, NewRecord, Policy,
     Record, Refused, Transition,

@@ -1,4 +1,4 @@
-//! What can be changed about a sandbox after its creation: labels, times, and limits.
+//! What can be changed about a sandbox after its creation: its name, labels, times, and limits.
 //!
 //! What must hold: what the row says is what holds. Limits are set on the host before the commit that says so, and set back
 //! if that fails; nothing else has to be told, since deadlines are read from the row. A change is all or nothing.
@@ -6,22 +6,25 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use atoll_lifecycle::{Extension, Input, Policy, step};
+use atoll_lifecycle::Policy;
 use atoll_store::{Fact, SandboxRow};
 use atoll_types::{
-    Code, DiskBacking, Fault, IdlePolicy, SandboxId, SandboxSpec, SandboxState, TimeoutAction,
+    Code, DiskBacking, Fault, IdlePolicy, SandboxId, SandboxName, SandboxSpec, SandboxState, TimeoutAction,
 };
 
 use crate::cell::Cell;
-use crate::faults::{from_runtime, from_store};
+use crate::create::insert_fault;
+use crate::faults::from_runtime;
 use crate::{Caller, Sandbox, Sandboxes, views};
 
-/// Labels that begin so say which API or workflow made a sandbox: who may enter it and whose money it spends follow from them.
+/// Labels that begin so say which API made a sandbox, and who may enter it follows from them.
 const OWN: &str = "atoll.";
 
 /// What is to be different; `None` leaves a thing as it is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ChangeSandbox {
+    /// What it is called from now on; `Some(None)`: nothing.
+    pub name: Option<Option<SandboxName>>,
     /// These labels get these values, or go.
     pub labels: BTreeMap<String, Option<String>>,
     /// Its lifetime from now and, at rest, from its next resume.
@@ -39,6 +42,7 @@ impl ChangeSandbox {
     /// What it changes, in the words of the ledger.
     fn fields(&self) -> Vec<String> {
         let fields = [
+            ("name", self.name.is_some()),
             ("labels", !self.labels.is_empty()),
             ("timeout", self.timeout_millis.is_some()),
             ("on_timeout", self.on_timeout.is_some()),
@@ -65,6 +69,9 @@ impl ChangeSandbox {
                 Some(value) => spec.labels.insert(name.clone(), value.clone()),
                 None => spec.labels.remove(name),
             };
+        }
+        if let Some(name) = &self.name {
+            spec.name.clone_from(name);
         }
         spec.timeout_millis = self.timeout_millis.or(spec.timeout_millis);
         spec.on_timeout = self.on_timeout.unwrap_or(spec.on_timeout);
@@ -130,11 +137,8 @@ impl Sandboxes {
         let spec = self.admitted(change, &row)?;
         let runs = row.record.state == SandboxState::Running;
         let mut next = row.clone();
-        if let Some(timeout_millis) = change.timeout_millis.filter(|_| runs) {
-            let extend = Input::Extend(Extension::For { timeout_millis });
-            next.record = step(&row.record, extend, self.now()).map_err(Fault::from)?.next;
-        }
-        next.record.policy = Policy::of(&spec);
+        let (policy, timeout) = (Policy::of(&spec), change.timeout_millis);
+        next.record = atoll_lifecycle::change(&row.record, policy, timeout, self.now())?;
         next.spec = spec;
         let before = row.spec.resources;
         let resized = runs && before != next.spec.resources;
@@ -159,7 +163,7 @@ impl Sandboxes {
                 {
                     tracing::error!(sandbox = %cell.id, %error, "limits could not be set back");
                 }
-                Err(from_store(&error))
+                Err(insert_fault(&error))
             }
         }
     }
@@ -204,9 +208,9 @@ mod tests {
     }
 
     #[test]
-    fn labels_that_say_whose_a_sandbox_is_stay() {
+    fn labels_that_say_how_a_sandbox_was_made_stay() {
         assert_eq!(labels(&["stage", "atollx"]).own_label(), None);
-        let found = labels(&["stage", "atoll.workflow"]);
-        assert_eq!(found.own_label().map(String::as_str), Some("atoll.workflow"));
+        let found = labels(&["stage", "atoll.e2b"]);
+        assert_eq!(found.own_label().map(String::as_str), Some("atoll.e2b"));
     }
 }

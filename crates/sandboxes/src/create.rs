@@ -91,6 +91,7 @@ impl Sandboxes {
             .admit_origin(caller, request.spec, request.resources_given)
             .await?;
         self.name_volumes(caller.project(), &mut admitted.spec).await?;
+        admitted.spec.owner = self.owner_of_new(caller, admitted.spec.owner)?;
         if let Some(saved) = origin.as_ref().filter(|saved| saved.kind == SaveKind::Memory) {
             admitted.spec.lineage = saved.spec.lineage.clone().or_else(|| saved.sandbox.clone());
         }
@@ -145,9 +146,10 @@ impl Sandboxes {
         };
         match claimed {
             Some((Pooled { instance, .. }, _held)) => {
-                // Hooks come before anything else that runs in it.
-                let at_once =
-                    new.row.spec.hooks.on_create.is_empty() && self.has_clear_room(caller.project());
+                // Hooks come before anything else that runs in it, and another may have taken its name.
+                let spec = &new.row.spec;
+                let may_begin = spec.hooks.on_create.is_empty() && spec.name.is_none();
+                let at_once = may_begin && self.has_clear_room(caller.project());
                 let command = if at_once { command.take() } else { None };
                 self.create_warm(new, instance, &template.manifest, command).await
             }
@@ -457,6 +459,7 @@ impl Sandboxes {
                 *uncommitted = row;
                 drop(uncommitted);
                 self.mind_deadline(&cell);
+                self.end_if_ownerless(&cell);
                 Ok(Ok(cell))
             }
             Inserted::Existing(row) => Ok(Err(row)),
@@ -582,6 +585,7 @@ pub(crate) fn insert_fault(error: &atoll_store::Error) -> Fault {
         }
         atoll_store::Error::QuotaExceeded { .. } => Fault::new(Code::TooManySandboxes, error.to_string())
             .hint("kill sandboxes that are no longer needed, or have the operator raise the limit"),
+        atoll_store::Error::NameTaken { .. } => crate::names::taken(error),
         other => from_store(other),
     }
 }

@@ -139,6 +139,8 @@ impl Sandboxes {
         let mut copies = Vec::with_capacity(request.count);
         for _ in 0..request.count {
             let mut spec = parent.spec.clone();
+            // Which is the parent's alone.
+            spec.name = None;
             spec.timeout_millis = request.timeout_millis.or(spec.timeout_millis);
             spec.labels.extend(request.labels.clone());
             // What it trusts and which placeholders it holds came with its memory.

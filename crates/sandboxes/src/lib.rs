@@ -34,6 +34,7 @@ mod hooks;
 mod keyed;
 mod lives;
 mod loops;
+mod names;
 mod network;
 mod owners;
 mod pool;
@@ -48,6 +49,7 @@ mod run;
 mod running;
 mod saving;
 mod secrets;
+mod sessions;
 mod settings;
 mod shown;
 mod snapshots;
@@ -95,7 +97,7 @@ pub use keyed::keyed_command;
 pub use network::{
     ExplainNetwork, NetworkExplanation, NetworkUsage, NetworkView, Outside, PolicySource, Recorder, WayOut,
 };
-pub use owners::Labelled;
+pub use owners::Belongs;
 pub use port_io::PortIo;
 pub use ports::{PortReader, PortStream, PortWriter};
 pub use request::*;

@@ -49,6 +49,7 @@ impl Sandboxes {
         let query = SandboxQuery {
             project: caller.project().clone(),
             labels: request.labels.into_iter().collect(),
+            owner: request.owner,
             states,
             after: crate::parse_cursor(request.cursor)?,
             limit: request.limit,
@@ -316,6 +317,7 @@ impl Sandboxes {
     fn perform(&self, cell: &Arc<Cell>, now: &SandboxRow, effects: Vec<Effect>, mut teller: Option<Teller>) {
         if !now.record.state.is_live() {
             self.live().remove(&cell.id);
+            self.end_owned_by(&cell.id);
             if !now.spec.secrets.is_empty() {
                 self.inner.garbage.notify_one();
             }

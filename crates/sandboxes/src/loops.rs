@@ -174,6 +174,7 @@ impl Sandboxes {
             u64::try_from(u128::from(bytes) * u128::from(wall_millis) / 1000).unwrap_or(u64::MAX)
         };
         let fact = Fact::Usage {
+            instance: Some(instance.id.clone()),
             wall_millis,
             cpu_micros: usage.cpu_micros.saturating_sub(before.cpu_micros),
             memory_byte_seconds: byte_seconds(if before.memory_bytes == 0 {

@@ -190,6 +190,8 @@ impl Sandboxes {
                 network: None,
                 secrets: Vec::new(),
                 lineage: None,
+                name: None,
+                owner: None,
                 ..admitted.spec
             },
             total_bytes: saved.total_bytes,

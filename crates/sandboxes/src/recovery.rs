@@ -53,6 +53,9 @@ impl Sandboxes {
         }
         self.recover_volumes().await?;
         let cells: Vec<_> = self.live().values().cloned().collect();
+        for cell in &cells {
+            self.end_if_ownerless(cell);
+        }
         let running = cells
             .iter()
             .filter_map(|cell| Some(cell.instance()?.id))
@@ -138,6 +141,7 @@ impl Sandboxes {
             self.append(
                 cell,
                 Fact::Usage {
+                    instance: Some(instance.clone()),
                     wall_millis: 0,
                     cpu_micros,
                     memory_byte_seconds: 0,

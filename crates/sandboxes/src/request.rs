@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use atoll_guest_protocol::{Attributes, CommandState, FileStat, PtySize, WriteMode};
 use atoll_types::{
-    ArtifactId, CommandId, EndReason, InstanceId, Isolation, ProjectId, SandboxId, SandboxSpec, SandboxState,
-    Saved, TemplateId, Timestamp, Usage,
+    ArtifactId, CommandId, EndReason, InstanceId, Isolation, OwnedBy, ProjectId, SandboxId, SandboxSpec,
+    SandboxState, Saved, TemplateId, Timestamp, Usage,
 };
 use bytes::Bytes;
 
@@ -41,6 +41,7 @@ pub struct Sandbox {
 #[derive(Debug, Clone, Default)]
 pub struct ListSandboxes {
     pub labels: BTreeMap<String, String>,
+    pub owner: Option<OwnedBy>,
     /// Empty: every state that is live.
     pub states: Vec<SandboxState>,
     pub cursor: Option<String>,

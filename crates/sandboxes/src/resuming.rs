@@ -26,8 +26,8 @@ use crate::{Caller, Sandbox, Sandboxes, entropy, hooks, views};
 const TRIES: usize = 16;
 
 impl Sandboxes {
-    /// Resumes a paused or starts a stopped sandbox; returns when it runs. A new lifetime begins: `timeout_millis` from
-    /// now, or as long as it was created with. Resuming what runs succeeds.
+    /// Resumes a paused or starts a stopped sandbox; returns when it runs. It lives for `timeout_millis` from now or, without,
+    /// for as long as it had left when it went to rest. Resuming what runs succeeds.
     pub async fn resume(
         &self,
         caller: &Caller,

@@ -68,7 +68,7 @@ pub(crate) fn plan(step: &Step, input: Value) -> Result<Call, StepEnd> {
     if step.name == "sandbox.create" {
         let keep = fields.remove("keep");
         if keep != Some(json!(true)) {
-            owned::label(step, &mut fields)?;
+            owned::own(step, &mut fields);
         }
         let mut call = Call::new(Method::POST, "/v1/sandboxes".to_owned(), Some(fields));
         call.idempotency = Some(idempotency_key(step));
@@ -371,12 +371,10 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         };
-        let labelled = made(json!({"template": "base", "labels": {"a": "b"}}));
+        let owned = made(json!({"template": "base", "owner": "workflow:default:0200:another"}));
         assert_eq!(
-            labelled,
-            json!({"template": "base", "labels": {
-                "a": "b", "atoll.owner": "workflow", "atoll.workflow": "default:0199:order 7",
-                "workflow": "order 7", "run": "0199"}})
+            owned,
+            json!({"template": "base", "owner": "workflow:default:0199:order 7"})
         );
         assert_eq!(made(json!({"keep": true})), json!({}));
     }

@@ -1,47 +1,24 @@
-//! What workflows own: sandboxes with labels that name their workflow go when it is over. Anybody may put the labels on; our
-//! own steps do.
-//!
-//! ```text
-//! atoll.owner     workflow
-//! atoll.workflow  NAMESPACE:RUN:WORKFLOW
-//! ```
+//! What workflows own: sandboxes whose owner is a run go when it is over. Whoever makes one may say so; our own steps do.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use atoll_identity::{Caller, Identity};
 use atoll_sandboxes::{ListSandboxes, Sandboxes};
-use atoll_types::{Fault, FaultKind, ProjectId, SandboxState};
-use atoll_workflows::{Engine, Step, StepEnd};
+use atoll_types::{Fault, FaultKind, OwnedBy, Owner, OwnerKind, ProjectId, SandboxState, WorkflowOwner};
+use atoll_workflows::{Engine, Step};
 use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::call::invalid;
-
-const OWNER: &str = "atoll.owner";
-const WORKFLOW: &str = "atoll.workflow";
 /// How soon after its workflow a sandbox goes.
 const ROUND: Duration = Duration::from_secs(2);
 
-pub(crate) fn label(step: &Step, request: &mut Map<String, Value>) -> Result<(), StepEnd> {
-    let labels = request.entry("labels").or_insert_with(|| json!({}));
-    let Some(labels) = labels.as_object_mut() else {
-        return Err(invalid("`labels` must be a JSON object"));
-    };
-    let workflow = format!("{}:{}:{}", step.namespace, step.run_id, step.workflow_id);
-    labels.insert(OWNER.to_owned(), json!("workflow"));
-    labels.insert(WORKFLOW.to_owned(), json!(workflow));
-    // What programs in it pay models is the workflow's.
-    labels.entry("workflow").or_insert(json!(step.workflow_id));
-    labels.entry("run").or_insert(json!(step.run_id));
-    Ok(())
-}
-
-/// Namespace, run and workflow.
-fn read(label: &str) -> Option<(&str, &str, &str)> {
-    let (namespace, rest) = label.split_once(':')?;
-    let (run, workflow) = rest.split_once(':')?;
-    Some((namespace, run, workflow))
+pub(crate) fn own(step: &Step, request: &mut Map<String, Value>) {
+    let owner = Owner::Workflow(WorkflowOwner {
+        namespace: step.namespace.clone(),
+        run: step.run_id.clone(),
+        workflow: step.workflow_id.clone(),
+    });
+    request.insert("owner".to_owned(), json!(owner));
 }
 
 /// Ends what belongs to workflows that are over, until `stop`.
@@ -69,7 +46,7 @@ async fn sweep_project(engine: &Engine, sandboxes: &Sandboxes, caller: &Caller) 
             .list(
                 caller,
                 ListSandboxes {
-                    labels: BTreeMap::from([(OWNER.to_owned(), "workflow".to_owned())]),
+                    owner: Some(OwnedBy::Kind(OwnerKind::Workflow)),
                     cursor: cursor.take(),
                     limit: 100,
                     ..ListSandboxes::default()
@@ -77,11 +54,14 @@ async fn sweep_project(engine: &Engine, sandboxes: &Sandboxes, caller: &Caller) 
             )
             .await?;
         for sandbox in page.items {
-            let Some((namespace, run, workflow)) =
-                sandbox.spec.labels.get(WORKFLOW).and_then(|label| read(label))
-            else {
+            let Some(owner) = sandbox.spec.owner.as_ref().and_then(Owner::workflow) else {
                 continue;
             };
+            let WorkflowOwner {
+                namespace,
+                run,
+                workflow,
+            } = owner;
             let goes_on = engine
                 .goes_on(caller.project().as_str(), namespace, workflow, run)
                 .await
@@ -100,16 +80,5 @@ async fn sweep_project(engine: &Engine, sandboxes: &Sandboxes, caller: &Caller) 
             Some(next) => cursor = Some(next),
             None => return Ok(()),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn labels_name_a_workflow_whatever_it_is_called() {
-        assert_eq!(read("default:0199:a:b/c"), Some(("default", "0199", "a:b/c")));
-        assert_eq!(read("default"), None);
     }
 }

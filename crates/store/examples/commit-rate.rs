@@ -63,6 +63,7 @@ async fn write_for(
             project: project.clone(),
             sandbox: None,
             fact: Fact::Usage {
+                instance: None,
                 wall_millis: 1000,
                 cpu_micros: 5000,
                 memory_byte_seconds: 1 << 29,

@@ -111,7 +111,7 @@ pub trait LedgerStore: fmt::Debug + Send + Sync + 'static {
     async fn usage_behind(&self, project: &ProjectId, seen: i64) -> Result<(UsageTotal, i64), Error>;
 
     /// The one way in which facts go: retention. Removes at most `limit` facts that are older than `before` and says how
-    /// many; call it again while it removes as many as it may.
+    /// many; call it again while it removes as many as it may. As many instances go that ended before.
     async fn expire_facts(&self, before: Timestamp, limit: usize) -> Result<usize, Error>;
 
     /// Sums what sandboxes used by the groups of a query for model spending. Empty where there is nothing to set beside it:

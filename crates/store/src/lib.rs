@@ -9,7 +9,7 @@
 //! | domain | trait | rows |
 //! |---|---|---|
 //! | identity | [`IdentityStore`], in `atoll-identity` | projects, keys, sessions |
-//! | sandboxes | [`SandboxStore`] | sandboxes with labels, idempotency keys and last uses; secrets; network totals; artifacts |
+//! | sandboxes | [`SandboxStore`] | sandboxes with labels, idempotency keys and last uses; instances; secrets; network totals; artifacts |
 //! | saved state | [`SavedStore`] | snapshots, volumes and who sees them, what a project has on disk |
 //! | models | [`ModelStore`] | the gateway's setup, calls, what was asked and answered |
 //! | ledger | [`LedgerStore`] | facts, and sums over them |
@@ -57,7 +57,8 @@ pub use models::{
 };
 pub use page::{Cursor, MAX_PAGE, Page};
 pub use sandboxes::{
-    ArtifactKind, ArtifactRow, ArtifactStore, Idempotency, Inserted, NetworkTotal, NetworkUsageStore,
+    ArtifactKind, ArtifactRow, ArtifactStore, Idempotency, Inserted, InstanceQuery, InstanceRow,
+    InstanceStore, NetworkTotal, NetworkUsageStore,
     NewSandbox, SandboxQuery, SandboxRow, SandboxRowStore, SandboxStore, SecretRow, SecretStore,
 };
 pub use saved::{

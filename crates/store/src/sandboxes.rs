@@ -1,9 +1,10 @@
-//! Sandboxes: their rows with idempotency keys and last uses, secrets, network totals, artifacts.
+//! Sandboxes: their rows with idempotency keys and last uses, the times that they ran, secrets, network totals, artifacts.
 //!
 //! What is committed together:
 //! - The row of a sandbox, its labels, its idempotency key, the volumes that it sees ([`crate::saved`]), the removal of hidden
 //!   snapshots that its record does not name any more ([`crate::saved`]), and the facts of the change.
 //! - The quota of a project and the row that is counted against it: the limit is exact, however many are created at once.
+//! - The facts of a sandbox's starts and ends, and of what it used, and the rows of its instances.
 //! - A secret and its facts; an artifact and its facts. What the network has carried is added up alone.
 //!
 //! What is kept in front of it, and how that stays true:
@@ -25,16 +26,21 @@
 //!   with the same digest. It is good for one server, whose disk the bytes are on.
 
 mod artifacts;
+mod instances;
 mod network;
 mod rows;
 mod secrets;
 
 pub use artifacts::{ArtifactKind, ArtifactRow, ArtifactStore};
+pub use instances::{InstanceQuery, InstanceRow, InstanceStore};
 pub use network::{NetworkTotal, NetworkUsageStore};
 pub use rows::{Idempotency, Inserted, NewSandbox, SandboxQuery, SandboxRow, SandboxRowStore};
 pub use secrets::{SecretRow, SecretStore};
 
 /// All that is remembered of sandboxes.
-pub trait SandboxStore: SandboxRowStore + SecretStore + NetworkUsageStore + ArtifactStore {}
+pub trait SandboxStore:
+    SandboxRowStore + InstanceStore + SecretStore + NetworkUsageStore + ArtifactStore
+{
+}
 
-impl<T: SandboxRowStore + SecretStore + NetworkUsageStore + ArtifactStore> SandboxStore for T {}
+impl<T: SandboxRowStore + InstanceStore + SecretStore + NetworkUsageStore + ArtifactStore> SandboxStore for T {}

@@ -17,6 +17,7 @@ mod engine;
 mod error;
 mod facts;
 mod identity;
+mod instances;
 mod keys;
 mod models;
 mod network;

@@ -235,6 +235,8 @@ codes! {
             "Ask for at least what the message names.";
         RetentionOutOfRange Invalid "retention_out_of_range" "The retention would delete the sandbox as soon as it rests."
             "Ask for a longer retention, or leave it out.";
+        OwnerInvalid Invalid "owner_invalid" "What is given as the owner of a sandbox is none, or cannot be chosen."
+            "Name a workflow's run or a living sandbox, as the message says.";
         LabelInvalid Invalid "label_invalid" "A label's name or value is not valid."
             "Use the characters and length that the message names.";
         LabelsTooMany Invalid "labels_too_many" "A sandbox is given more labels than allowed."

@@ -9,7 +9,9 @@ mod id;
 mod life;
 mod models;
 mod money;
+mod name;
 mod network;
+mod owner;
 mod sandbox;
 mod saving;
 mod template;
@@ -25,15 +27,17 @@ pub use id::{
 pub use life::{EndReason, SandboxState};
 pub use models::{BudgetScope, BudgetWindow, CallOutcome, ModelUsage, ProviderKind};
 pub use money::{Usd, UsdError};
+pub use name::SandboxName;
 pub use network::{
     EgressVerdict, Injection, NetworkLimits, NetworkPolicy, NetworkRule, PortRange, Preset, Protocol,
     RuleAction, SecretBinding, SecretRef, SecretUse,
 };
+pub use owner::{OwnedBy, Owner, OwnerKind, WorkflowOwner};
 pub use sandbox::{
     DiskBacking, Hook, Hooks, IdleAction, IdlePolicy, Isolation, Resources, SandboxSpec, TimeoutAction,
     VolumeMount,
 };
-pub use saving::{SaveKind, Saved, Saving, SnapshotOwner};
+pub use saving::{SaveKind, Saved, Saving, SnapshotOwner, TimeLeft};
 pub use template::{ImageCommand, ReadyCheck, StartCommand, TemplateManifest, TemplateSource};
 pub use units::{GIB, KIB, MIB, Timestamp, format_bytes, parse_bytes};
 pub use usage::Usage;

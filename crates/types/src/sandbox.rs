@@ -7,7 +7,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::units::{GIB, MIB};
-use crate::{NetworkPolicy, SandboxId, SecretUse};
+use crate::{NetworkPolicy, Owner, SandboxId, SandboxName, SecretUse};
 
 /// The strength of the wall around a sandbox, weakest first: `a < b` means that `b` isolates better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -171,11 +171,14 @@ pub struct VolumeMount {
 /// Everything that defines a sandbox at its creation.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct SandboxSpec {
+    /// What it is called among the living sandboxes of its project.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<SandboxName>,
     /// Name or id of the template, as the caller gave it.
     pub template: String,
     pub resources: Resources,
-    /// Lifetime from creation, from the last extension or from the last resume; `None` only where the operator allows
-    /// it.
+    /// Lifetime from creation or from the last extension, without the time that it rests; anew when it rested because
+    /// that was over. `None` only where the operator allows it.
     pub timeout_millis: Option<u64>,
     /// What happens when it is over.
     #[serde(default)]
@@ -191,6 +194,9 @@ pub struct SandboxSpec {
     /// How long it may rest paused or stopped before it is deleted; `None`: until somebody deletes it.
     #[serde(default)]
     pub retention_millis: Option<u64>,
+    /// Whom it belongs to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<Owner>,
     pub env: BTreeMap<String, String>,
     pub labels: BTreeMap<String, String>,
     /// The weakest isolation that the caller accepts. The server refuses rather than go below it.
@@ -225,6 +231,6 @@ mod tests {
         assert_eq!(spec.on_timeout, TimeoutAction::Kill);
         assert_eq!((spec.auto_resume, spec.retention_millis), (false, None));
         assert!(spec.hooks.is_empty() && spec.volumes.is_empty());
-        assert!(spec.network.is_none() && spec.secrets.is_empty());
+        assert!(spec.network.is_none() && spec.secrets.is_empty() && spec.name.is_none());
     }
 }

@@ -54,6 +54,22 @@ pub struct Saved {
     pub at: Timestamp,
     /// It was stopped rather than paused. The kind does not say: a pause, too, may keep the filesystem only.
     pub stopped: bool,
+    /// What it had left of its lifetime. Rest does not consume it.
+    #[serde(default)]
+    pub time_left: TimeLeft,
+}
+
+/// The lifetime of a sandbox that rests, once it comes back.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TimeLeft {
+    /// As long as its spec says: its last one was over, or was changed at rest. Rows of earlier versions do not say, and
+    /// mean this.
+    #[default]
+    Anew,
+    Millis(u64),
+    /// It had no end.
+    Unlimited,
 }
 
 impl Saved {
@@ -114,5 +130,19 @@ impl FromStr for SnapshotOwner {
             .into_iter()
             .find(|owner| owner.name() == text)
             .ok_or_else(|| format!("unknown owner `{text}`; one of user, sandbox, template"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rest_of_an_earlier_version_comes_back_to_a_whole_lifetime() {
+        // Rows are kept across upgrades.
+        let snapshot = SnapshotId::from_entropy([1; 20]);
+        let old = format!(r#"{{"snapshot":"{snapshot}","kind":"memory","at":5,"stopped":false}}"#);
+        let saved: Saved = serde_json::from_str(&old).unwrap();
+        assert_eq!(saved.time_left, TimeLeft::Anew);
     }
 }

@@ -51,6 +51,7 @@ pub(crate) async fn list(State(app): State<App>, Auth(caller): Auth, query: Quer
     } else {
         let request = ListSandboxes {
             labels: wanted.labels,
+            owner: None,
             states: wanted.states,
             cursor: token.map(str::to_owned),
             limit,
@@ -148,6 +149,7 @@ async fn chosen(app: &App, caller: &Caller, wanted: &Wanted) -> Answer<Vec<Sandb
     loop {
         let request = ListSandboxes {
             labels: wanted.labels.clone(),
+            owner: None,
             states: wanted.states.clone(),
             cursor,
             limit: PAGE,

@@ -96,6 +96,7 @@ pub(crate) async fn serve(
     let admitted = admitted_to_file(app, target, &request, query.signed(writes))?;
     let call = call(acting(admitted, query.username.clone()));
     call.admit()?;
+    target.wake(app).await?;
     match writes {
         true => write(&call, query.path, request).await,
         false => read(&call, query.path.unwrap_or_default(), request.headers()).await,

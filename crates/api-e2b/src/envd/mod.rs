@@ -105,7 +105,7 @@ pub(crate) async fn serve_signed(app: &App, request: Request) -> Response {
     });
     match found {
         Ok((Some(id), _)) => match Target::find(app, &id).await {
-            Some(target) if target.runs() => serve(app, &target, request).await,
+            Some(target) if target.answers() => serve(app, &target, request).await,
             Some(_) | None => edge::not_found(&id),
         },
         Ok((None, true)) => any_origin(Refusal::unauthorized("invalid signature").into_response()),
@@ -193,10 +193,12 @@ async fn dispatch(call: Call, path: &str, request: Request) -> Answer<Response> 
         return Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
     };
     let id = call.target.id.clone();
-    let response = match service {
-        "process.Process" => process::serve(call, kind, method, request).await,
-        "filesystem.Filesystem" => filesystem::serve(call, kind, method, request).await,
-        other => Err(Error::new(
+    let woken = call.target.wake(&call.app).await.map_err(Error::from);
+    let response = match (woken, service) {
+        (Err(error), _) => Err(error),
+        (Ok(()), "process.Process") => process::serve(call, kind, method, request).await,
+        (Ok(()), "filesystem.Filesystem") => filesystem::serve(call, kind, method, request).await,
+        (Ok(()), other) => Err(Error::new(
             Code::Unimplemented,
             format!("there is no service `{other}`"),
         )),

@@ -1,5 +1,6 @@
 //! `/v1/gateway/calls` and `/v1/gateway/spend`: what was called, and what it cost.
 
+use atoll_identity::Caller;
 use atoll_store::{ModelCallRow, SpendBy, SpendQuery};
 use atoll_types::{CallOutcome, Code, Fault, ModelCallId, SandboxId, Timestamp, Usd};
 use axum::extract::State;
@@ -9,10 +10,10 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::{Usage, instant, word};
-use crate::App;
 use crate::error::Answer;
 use crate::extract::{Args, As, At};
 use crate::wire::time;
+use crate::{App, named};
 
 pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -127,7 +128,7 @@ pub(crate) async fn list_calls(
     As(caller): As,
     Args(asked): Args<CallsQuery>,
 ) -> Answer<axum::Json<ModelCallPage>> {
-    let sandbox = maybe_sandbox(asked.sandbox.as_deref())?;
+    let sandbox = maybe_sandbox(&app, &caller, asked.sandbox.as_deref()).await?;
     let limit = asked.limit.unwrap_or(50);
     let page = app
         .models
@@ -139,8 +140,11 @@ pub(crate) async fn list_calls(
     }))
 }
 
-fn maybe_sandbox(text: Option<&str>) -> Answer<Option<SandboxId>> {
-    text.map(|id| word("sandbox", id)).transpose()
+async fn maybe_sandbox(app: &App, caller: &Caller, text: Option<&str>) -> Answer<Option<SandboxId>> {
+    match text {
+        Some(text) => Ok(Some(named::sandbox(app, caller, text, Code::InvalidQuery).await?)),
+        None => Ok(None),
+    }
 }
 
 /// Shows one call of a model.
@@ -238,7 +242,7 @@ pub(crate) async fn get_spend(
         by: by(asked.by.as_deref())?,
         model: asked.model,
         provider: asked.provider,
-        sandbox: maybe_sandbox(asked.sandbox.as_deref())?,
+        sandbox: maybe_sandbox(&app, &caller, asked.sandbox.as_deref()).await?,
         user: None,
         key: None,
     };

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use atoll_sandboxes::ChangeSandbox;
-use atoll_types::{IdlePolicy, SandboxId};
+use atoll_types::IdlePolicy;
 use axum::extract::State;
 use serde::{Deserialize, Deserializer};
 use utoipa::ToSchema;
@@ -11,7 +11,8 @@ use utoipa::ToSchema;
 use super::view::SandboxView;
 use super::words::{ActionName, Idle};
 use crate::error::Answer;
-use crate::extract::{As, At, Json};
+use crate::extract::{As, Json};
+use crate::named::Named;
 use crate::{App, wire};
 
 /// Limits; what is absent stays as it is. The disk is as large as it was made.
@@ -33,6 +34,10 @@ pub(crate) struct ChangeResources {
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ChangeSandboxRequest {
+    /// What to call it from now on; `null`: nothing.
+    #[serde(default, deserialize_with = "present")]
+    #[schema(value_type = Option<String>, min_length = 1, max_length = 63, pattern = "^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
+    name: Option<Option<String>>,
     /// These labels get these values; `null` removes one. Others stay.
     #[serde(default)]
     labels: BTreeMap<String, Option<String>>,
@@ -70,7 +75,12 @@ impl ChangeSandboxRequest {
                 action: action.when_idle(),
             })),
         };
+        let name = match self.name {
+            None => None,
+            Some(name) => Some(name.as_deref().map(str::parse).transpose()?),
+        };
         Ok(ChangeSandbox {
+            name,
             labels: self.labels,
             timeout_millis: millis("timeout_ms", self.timeout_ms)?,
             on_timeout: self.on_timeout.map(ActionName::at_timeout),
@@ -87,7 +97,7 @@ impl ChangeSandboxRequest {
     }
 }
 
-/// Changes labels, times and limits of a sandbox that runs or rests: all that is asked for, or nothing.
+/// Changes the name, labels, times and limits of a sandbox that runs or rests: all that is asked for, or nothing.
 #[utoipa::path(
     patch, path = "/v1/sandboxes/{id}", tag = "sandboxes",
     security(("key" = ["sandboxes.create"])), request_body = ChangeSandboxRequest,
@@ -96,7 +106,7 @@ impl ChangeSandboxRequest {
 pub(crate) async fn change_sandbox(
     State(app): State<App>,
     As(caller): As,
-    At(id): At<SandboxId>,
+    Named(id): Named,
     Json(body): Json<ChangeSandboxRequest>,
 ) -> Answer<axum::Json<SandboxView>> {
     let change = body.into_change()?;
@@ -122,6 +132,9 @@ mod tests {
     fn absent_null_and_a_value_are_three_things() {
         assert_eq!(change("{}"), ChangeSandbox::default());
         assert_eq!(change(r#"{"idle":null}"#).idle, Some(None));
+        assert_eq!(change(r#"{"name":null}"#).name, Some(None));
+        let name = change(r#"{"name":"my-agent"}"#).name.flatten().unwrap();
+        assert_eq!(name.as_str(), "my-agent");
         let idle = IdlePolicy {
             after_millis: 7,
             action: IdleAction::Pause,

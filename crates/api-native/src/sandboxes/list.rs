@@ -18,6 +18,8 @@ pub(crate) struct ListQuery {
     /// `NAME=VALUE`; repeat it to require several.
     #[param(style = Form, explode)]
     label: Option<Vec<String>>,
+    /// Only of this owner, as a sandbox shows it, or of all of a kind: `workflow`, `sandbox`, `key`.
+    owner: Option<String>,
     /// Repeat it to accept several; absent: every live state.
     #[param(style = Form, explode)]
     state: Option<Vec<StateName>>,
@@ -50,6 +52,7 @@ pub(crate) fn read_list(pairs: Vec<(String, String)>) -> Answer<ListSandboxes> {
                     list.states.push(state);
                 }
             }
+            "owner" if list.owner.is_none() => list.owner = Some(value.parse()?),
             "cursor" if list.cursor.is_none() => list.cursor = Some(value),
             "limit" if limit.is_none() => {
                 let number = value.parse().map_err(|_| {

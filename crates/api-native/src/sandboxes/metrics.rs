@@ -1,12 +1,12 @@
 //! What a sandbox uses at this moment.
 
-use atoll_types::SandboxId;
 use axum::extract::State;
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::error::Answer;
-use crate::extract::{As, At};
+use crate::extract::As;
+use crate::named::Named;
 use crate::{App, wire};
 
 /// What a sandbox uses now, as the host sees it; `guest` is what it says of itself.
@@ -43,7 +43,7 @@ pub(crate) struct GuestMetricsView {
 pub(crate) async fn sandbox_metrics(
     State(app): State<App>,
     As(caller): As,
-    At(id): At<SandboxId>,
+    Named(id): Named,
 ) -> Answer<axum::Json<MetricsView>> {
     let metrics = app.sandboxes.metrics(&caller, &id).await?;
     Ok(axum::Json(MetricsView {

@@ -32,6 +32,15 @@ pub(crate) struct ResourcesRequest {
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CreateSandboxRequest {
+    /// What to call it: a DNS label that no other living sandbox of the project has. Wherever its id is asked for, its name will
+    /// do.
+    #[schema(
+        examples("my-agent"),
+        min_length = 1,
+        max_length = 63,
+        pattern = "^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"
+    )]
+    name: Option<String>,
     /// Name or id of a template or of a snapshot; `base` if absent.
     #[schema(examples("base"), min_length = 1, max_length = 255)]
     template: Option<String>,
@@ -55,6 +64,10 @@ pub(crate) struct CreateSandboxRequest {
     /// How long it may rest, paused or stopped, before it is deleted. Absent: until somebody deletes it.
     #[schema(minimum = 1, maximum = 9_007_199_254_740_991_i64)]
     retention_ms: Option<u64>,
+    /// Whom it belongs to: `workflow:NAMESPACE:RUN:WORKFLOW`, with whose run it ends and in whose name it calls models, or
+    /// `sandbox:ID`, with which it ends. Absent: the key that it is made with.
+    #[schema(max_length = 2048)]
+    owner: Option<String>,
     /// Environment of every command.
     #[serde(default)]
     env: BTreeMap<String, String>,
@@ -124,6 +137,7 @@ impl CreateSandboxRequest {
             }),
         };
         Ok(SandboxSpec {
+            name: self.name.as_deref().map(str::parse).transpose()?,
             template: wire::name("template", template)?,
             resources: self.resources.unwrap_or_default().into_resources(),
             timeout_millis,
@@ -135,6 +149,7 @@ impl CreateSandboxRequest {
                 .retention_ms
                 .map(|millis| wire::duration("retention_ms", millis))
                 .transpose()?,
+            owner: self.owner.as_deref().map(str::parse).transpose()?,
             env: self.env,
             labels: self.labels,
             isolation_floor: self.isolation_floor.map(IsolationName::into_isolation),

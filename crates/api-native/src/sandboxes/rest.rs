@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use atoll_sandboxes::{ForkSandbox, MAX_COPIES};
-use atoll_types::SandboxId;
 use axum::extract::State;
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
@@ -12,7 +11,8 @@ use utoipa::ToSchema;
 use super::view::SandboxView;
 use super::words::SaveKindName;
 use crate::error::Answer;
-use crate::extract::{As, At, MaybeJson};
+use crate::extract::{As, MaybeJson};
+use crate::named::Named;
 use crate::{App, wire};
 
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -25,7 +25,7 @@ pub(crate) struct PauseRequest {
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ResumeRequest {
-    /// The new lifetime, from now. Absent: what it was created with.
+    /// The new lifetime, from now. Absent: what was left when it went to rest or, if nothing was, what it was created with.
     #[schema(minimum = 1, maximum = 9_007_199_254_740_991_i64)]
     timeout_ms: Option<u64>,
 }
@@ -60,7 +60,7 @@ pub(crate) struct Copies {
 pub(crate) async fn pause_sandbox(
     State(app): State<App>,
     As(caller): As,
-    At(id): At<SandboxId>,
+    Named(id): Named,
     MaybeJson(body): MaybeJson<PauseRequest>,
 ) -> Answer<axum::Json<SandboxView>> {
     let kind = body.kind.map(SaveKindName::into_kind);
@@ -77,7 +77,7 @@ pub(crate) async fn pause_sandbox(
 pub(crate) async fn resume_sandbox(
     State(app): State<App>,
     As(caller): As,
-    At(id): At<SandboxId>,
+    Named(id): Named,
     MaybeJson(body): MaybeJson<ResumeRequest>,
 ) -> Answer<axum::Json<SandboxView>> {
     let timeout = body
@@ -97,7 +97,7 @@ pub(crate) async fn resume_sandbox(
 pub(crate) async fn stop_sandbox(
     State(app): State<App>,
     As(caller): As,
-    At(id): At<SandboxId>,
+    Named(id): Named,
 ) -> Answer<axum::Json<SandboxView>> {
     let sandbox = app.sandboxes.stop(&caller, &id).await?;
     Ok(axum::Json(SandboxView::of(sandbox)))
@@ -112,7 +112,7 @@ pub(crate) async fn stop_sandbox(
 pub(crate) async fn start_sandbox(
     state: State<App>,
     caller: As,
-    id: At<SandboxId>,
+    id: Named,
     body: MaybeJson<ResumeRequest>,
 ) -> Answer<axum::Json<SandboxView>> {
     resume_sandbox(state, caller, id, body).await
@@ -127,7 +127,7 @@ pub(crate) async fn start_sandbox(
 pub(crate) async fn fork_sandbox(
     State(app): State<App>,
     As(caller): As,
-    At(id): At<SandboxId>,
+    Named(id): Named,
     MaybeJson(body): MaybeJson<ForkRequest>,
 ) -> Answer<(StatusCode, axum::Json<Copies>)> {
     let count = wire::within("count", body.count.unwrap_or(1), 1..=MAX_COPIES as u64)?;

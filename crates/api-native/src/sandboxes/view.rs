@@ -63,7 +63,12 @@ pub(crate) struct SavedView {
 #[schema(as = Sandbox)]
 pub(crate) struct SandboxView {
     id: String,
+    /// What it is called; of one that is over, what it was called.
+    name: Option<String>,
     project: String,
+    /// Whom it belongs to: `key:ID`, `sandbox:ID` or `workflow:NAMESPACE:RUN:WORKFLOW`. Absent where the server made it for
+    /// nobody.
+    owner: Option<String>,
     /// As the request named it.
     template: String,
     template_id: String,
@@ -121,7 +126,9 @@ impl SandboxView {
         let retention = spec.retention_millis;
         Self {
             id: id.to_string(),
+            name: spec.name.map(|name| name.to_string()),
             project: project.to_string(),
+            owner: spec.owner.map(|owner| owner.to_string()),
             template: spec.template,
             template_id: template.to_string(),
             isolation: IsolationName::of(isolation),

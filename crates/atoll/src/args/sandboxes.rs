@@ -41,6 +41,9 @@ pub(crate) struct SpecArgs {
     /// The weakest isolation that will do: jail, gvisor or microvm
     #[arg(long, value_name = "TIER")]
     pub(crate) isolation: Option<Isolation>,
+    /// What to call it: lowercase letters, digits and dashes; taken wherever its id is
+    #[arg(long)]
+    pub(crate) name: Option<String>,
     /// Set an environment variable; may be repeated
     #[arg(short, long, value_parser = parse_pair, value_name = "NAME=VALUE")]
     pub(crate) env: Vec<(String, String)>,
@@ -214,6 +217,9 @@ pub(crate) struct LsArgs {
     /// Only sandboxes with this label; may be repeated
     #[arg(short, long, value_parser = parse_pair, value_name = "NAME=VALUE")]
     pub(crate) label: Vec<(String, String)>,
+    /// Only those of this owner, or of a kind of owners: workflow, sandbox, key
+    #[arg(long, value_name = "OWNER")]
+    pub(crate) owner: Option<String>,
     /// Only sandboxes in these states [default: those that live]
     #[arg(short, long, value_delimiter = ',', value_name = "STATE")]
     pub(crate) state: Vec<atoll_types::SandboxState>,
@@ -261,6 +267,13 @@ pub(crate) struct StatsArgs {
     pub(crate) sandbox: String,
 }
 
+/// Show each time that a sandbox ran: from when to when, why it ended, what it used
+#[derive(Debug, Args)]
+#[command(after_help = "Example: atoll instances sbx_k3…")]
+pub(crate) struct InstancesArgs {
+    pub(crate) sandbox: String,
+}
+
 /// Move the end of a sandbox's life to this long from now
 #[derive(Debug, Args)]
 pub(crate) struct ExtendArgs {
@@ -270,14 +283,15 @@ pub(crate) struct ExtendArgs {
     pub(crate) time: u64,
 }
 
-/// Change labels, times and limits of a sandbox
+/// Change name, labels, times and limits of a sandbox
 ///
 /// What is not named stays as it is. The disk is as large as it was made.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   atoll update sbx_k3… --memory 2G --cpu 2
-  atoll update sbx_k3… --label stage=review --remove-label draft
+  atoll update sbx_k3… --name my-agent
+  atoll update my-agent --label stage=review --remove-label draft
   atoll update sbx_k3… --timeout 2h --on-timeout pause --auto-resume true
   atoll update sbx_k3… --idle never")]
 pub(crate) struct UpdateArgs {
@@ -311,6 +325,9 @@ pub(crate) struct UpdateArgs {
     /// Delete it when it has rested this long, e.g. 7d, or `never`
     #[arg(long, value_parser = parse_span, value_name = "TIME", help_heading = "Lifetime")]
     pub(crate) retention: Option<Span>,
+    /// What to call it from now on; empty for nothing
+    #[arg(long)]
+    pub(crate) name: Option<String>,
     /// Set a label; may be repeated
     #[arg(short, long, value_parser = parse_pair, value_name = "NAME=VALUE")]
     pub(crate) label: Vec<(String, String)>,

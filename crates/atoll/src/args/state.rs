@@ -55,7 +55,7 @@ Examples:
 pub(crate) struct ResumeArgs {
     /// Id of the sandbox, or a beginning of it that is unique
     pub(crate) sandbox: String,
-    /// Its new lifetime, from now [default: what it was created with]
+    /// Its new lifetime, from now [default: what was left when it went to rest]
     #[arg(long, value_parser = parse_duration, value_name = "TIME")]
     pub(crate) timeout: Option<u64>,
 }
@@ -74,7 +74,7 @@ pub(crate) struct StopArgs {
 pub(crate) struct StartArgs {
     /// Id of the sandbox, or a beginning of it that is unique
     pub(crate) sandbox: String,
-    /// Its new lifetime, from now [default: what it was created with]
+    /// Its new lifetime, from now [default: what was left when it went to rest]
     #[arg(long, value_parser = parse_duration, value_name = "TIME")]
     pub(crate) timeout: Option<u64>,
 }

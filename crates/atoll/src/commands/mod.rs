@@ -9,6 +9,7 @@ pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod events;
 pub(crate) mod exec;
+pub(crate) mod instances;
 pub(crate) mod key;
 pub(crate) mod ledger;
 pub(crate) mod models;
@@ -112,6 +113,7 @@ pub(crate) fn create_body(spec: &SpecArgs) -> Result<Value> {
     });
     let life = &spec.life;
     let given = [
+        ("name", spec.name.as_ref().map(|name| json!(name))),
         ("resources", resources(&spec.limits)),
         ("timeout_ms", life.timeout.map(|millis| json!(millis))),
         ("on_timeout", life.on_timeout.as_ref().map(|action| json!(action))),
@@ -202,13 +204,24 @@ pub(crate) fn exec_body(argv: &[String], command: &CommandArgs, env: &[(String, 
     body
 }
 
-/// The full id behind what the user wrote: itself, or the one live sandbox whose id begins like it.
+/// The full id behind what the user wrote: itself, or the one live sandbox that has this name or whose id begins like it.
 pub(crate) async fn resolve(client: &Client, text: &str) -> Result<String> {
     if text.parse::<SandboxId>().is_ok() {
         return Ok(text.to_owned());
     }
-    let prefix = text.strip_prefix("sbx_").unwrap_or(text);
     let known = client.list("/v1/sandboxes", &[]).await?;
+    meant(&known, text)
+}
+
+/// The same, among the sandboxes that are known.
+fn meant(known: &[Value], text: &str) -> Result<String> {
+    let named = known
+        .iter()
+        .find(|sandbox| sandbox["name"].as_str() == Some(text));
+    if let Some(id) = named.and_then(|sandbox| sandbox["id"].as_str()) {
+        return Ok(id.to_owned());
+    }
+    let prefix = text.strip_prefix("sbx_").unwrap_or(text);
     let mut found = known
         .iter()
         .filter_map(|sandbox| sandbox["id"].as_str())
@@ -284,6 +297,22 @@ mod tests {
         for local in ["./a:b", "/a:b", "a", "dir/a:b", ":x"] {
             assert_eq!(split_location(local), None, "{local}");
         }
+    }
+
+    #[test]
+    fn a_sandbox_is_found_by_its_name_or_by_the_beginning_of_its_id() {
+        let known = [
+            json!({"id": "sbx_abc1", "name": null}),
+            json!({"id": "sbx_abd2", "name": "x7"}),
+            json!({"id": "sbx_x7k3", "name": "build"}),
+        ];
+        let found = |text: &str| meant(&known, text).map_err(|error| error.message);
+        assert_eq!(found("build").as_deref(), Ok("sbx_x7k3"));
+        assert_eq!(found("sbx_abc").as_deref(), Ok("sbx_abc1"));
+        assert_eq!(found("x7").as_deref(), Ok("sbx_abd2"), "a name comes first");
+        assert_eq!(found("sbx_x7").as_deref(), Ok("sbx_x7k3"));
+        assert!(found("ab").unwrap_err().contains("more than one"));
+        assert!(found("other").unwrap_err().contains("no live sandbox"));
     }
 
     #[test]

@@ -34,6 +34,7 @@ pub(crate) async fn ls(global: &Global, output: Output, args: LsArgs) -> Result<
         .iter()
         .map(|(name, value)| ("label".into(), format!("{name}={value}")))
         .collect();
+    query.extend(args.owner.map(|owner| ("owner".to_owned(), owner)));
     let states = if args.all {
         atoll_types::SandboxState::ALL.to_vec()
     } else {
@@ -46,6 +47,7 @@ pub(crate) async fn ls(global: &Global, output: Output, args: LsArgs) -> Result<
         .map(|sandbox| {
             [
                 text(sandbox, "id"),
+                text(sandbox, "name"),
                 state(sandbox),
                 wall(sandbox),
                 text(sandbox, "template"),
@@ -59,6 +61,7 @@ pub(crate) async fn ls(global: &Global, output: Output, args: LsArgs) -> Result<
     output.table(
         [
             "ID",
+            "NAME",
             "STATE",
             "ISOLATION",
             "TEMPLATE",
@@ -120,6 +123,12 @@ fn about(sandbox: &Value) -> Vec<(&'static str, String)> {
         ("size", size(&sandbox["resources"])),
         ("created", relative(sandbox, "created_at")),
     ];
+    if let Some(name) = sandbox["name"].as_str() {
+        lines.insert(1, ("name", name.to_owned()));
+    }
+    if let Some(owner) = sandbox["owner"].as_str() {
+        lines.push(("owner", owner.to_owned()));
+    }
     if let Some(message) = sandbox["end"]["message"].as_str() {
         lines.push(("ended", format!("{}: {message}", relative(sandbox, "ended_at"))));
         return lines;
@@ -390,7 +399,7 @@ mod tests {
     #[test]
     fn a_resting_sandbox_says_what_it_keeps() {
         let sandbox = json!({
-            "id": "sbx_a", "state": "paused", "template": "base", "template_id": "tpl_a", "isolation": "gvisor",
+            "id": "sbx_a", "name": "my-agent", "owner": "key:key_a", "state": "paused", "template": "base", "template_id": "tpl_a", "isolation": "gvisor",
             "resources": {"cpu_millis": 1000, "memory_bytes": 536_870_912}, "end": null, "ended_at": null,
             "deadline": null, "on_timeout": "pause", "auto_resume": true, "retention_ms": 604_800_000,
             "saved": {"kind": "memory", "at": null, "expires_at": null}, "idle": {"after_ms": 600_000, "action": "stop"},
@@ -404,11 +413,13 @@ mod tests {
             .collect();
         insta::assert_snapshot!(lines.join("\n"), @r"
         id          sbx_a
+        name        my-agent
         state       paused (memory)
         template    base (tpl_a)
         isolation   gvisor
         size        1 cpu, 512 MiB
         created     -
+        owner       key:key_a
         rests since -
         keeps       memory and files: its processes will go on
         expires     -

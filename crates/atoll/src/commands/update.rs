@@ -38,7 +38,12 @@ fn body(args: &UpdateArgs) -> Map<String, Value> {
     ];
     let limits: Map<String, Value> = given(limits);
     let action = args.on_idle.as_deref().unwrap_or("kill");
+    let name = args.name.as_deref();
     given([
+        (
+            "name",
+            name.map(|name| if name.is_empty() { Value::Null } else { json!(name) }),
+        ),
         ("labels", (!labels.is_empty()).then_some(Value::Object(labels))),
         ("resources", (!limits.is_empty()).then_some(Value::Object(limits))),
         ("timeout_ms", args.timeout.map(|millis| json!(millis))),
@@ -71,11 +76,11 @@ mod tests {
 
     #[test]
     fn only_what_is_named_is_asked_for() {
-        let words = "atoll update sbx_a --memory 1G --label a=b --remove-label c --idle never --retention 1d";
+        let words = "atoll update sbx_a --memory 1G --label a=b --remove-label c --idle never --retention 1d --name b";
         let Command::Update(args) = Cli::parse_from(words.split(' ')).command else {
             panic!("another command");
         };
         let body = Value::Object(body(&args)).to_string();
-        insta::assert_snapshot!(body, @r#"{"idle":null,"labels":{"a":"b","c":null},"resources":{"memory_bytes":1073741824},"retention_ms":86400000}"#);
+        insta::assert_snapshot!(body, @r#"{"idle":null,"labels":{"a":"b","c":null},"name":"b","resources":{"memory_bytes":1073741824},"retention_ms":86400000}"#);
     }
 }

@@ -1,10 +1,10 @@
 //! When a sandbox's time is over, and what happens to it then.
 
-use atoll_types::{IdleAction, SandboxState, SaveKind, SnapshotId, TimeoutAction, Timestamp};
+use atoll_types::{IdleAction, SandboxState, SaveKind, SnapshotId, TimeLeft, TimeoutAction, Timestamp};
 
 use super::ending::delete;
 use super::saving::begin_saving;
-use super::words::{DeadlineKind, Extension, Happening, Record, Refused, Transition};
+use super::words::{DeadlineKind, Extension, Happening, Policy, Record, Refused, Transition};
 
 /// How long a deadline waits before it asks again for a save that failed: what stood in the way (a full disk, say) is
 /// not gone in a moment, and trying costs.
@@ -126,10 +126,10 @@ pub(super) fn extend(record: &Record, extension: Extension, now: Timestamp) -> R
     match record.state {
         SandboxState::Starting | SandboxState::Running | SandboxState::Resuming => {}
         SandboxState::Pausing | SandboxState::Stopping => {
-            return refused("resume it once it rests; that sets its lifetime anew");
+            return refused("change its timeout once it rests, or resume it with one");
         }
         SandboxState::Paused | SandboxState::Stopped => {
-            return refused("resume it; that sets its lifetime anew");
+            return refused("change its timeout, or resume it with one");
         }
         SandboxState::Deleting | SandboxState::Deleted | SandboxState::Failed => {
             return refused("create a new sandbox");
@@ -151,4 +151,53 @@ pub(super) fn extend(record: &Record, extension: Extension, now: Timestamp) -> R
             ..record.clone()
         })
     })
+}
+
+/// What a sandbox that is held still from `since` on has left of its lifetime. One whose time was over, which is why it
+/// rests or was about to, comes back to a whole one: with nothing it could not come back at all.
+pub(super) fn time_left(deadline: Option<Timestamp>, since: Timestamp) -> TimeLeft {
+    match deadline {
+        None => TimeLeft::Unlimited,
+        Some(at) if at <= since => TimeLeft::Anew,
+        Some(at) => TimeLeft::Millis(at.millis_since(since)),
+    }
+}
+
+/// The end of the lifetime of one that comes back now; `timeout_millis` is what its resume asks for.
+pub(super) fn deadline_after(
+    left: TimeLeft,
+    timeout_millis: Option<u64>,
+    policy: &Policy,
+    now: Timestamp,
+) -> Option<Timestamp> {
+    let lifetime = match (timeout_millis, left) {
+        (Some(asked), _) => Some(asked),
+        (None, TimeLeft::Millis(left)) => Some(left),
+        (None, TimeLeft::Unlimited) => None,
+        (None, TimeLeft::Anew) => policy.timeout_millis,
+    };
+    lifetime.map(|millis| now.plus_millis(millis))
+}
+
+/// What its spec says about time is different from now on. A new timeout holds at once: from now where it runs, from its
+/// resume where it rests. Whoever calls this has seen to it that it does one or the other.
+pub fn change(
+    record: &Record,
+    policy: Policy,
+    timeout_millis: Option<u64>,
+    now: Timestamp,
+) -> Result<Record, Refused> {
+    let mut next = match timeout_millis {
+        Some(timeout_millis) if record.state == SandboxState::Running => {
+            extend(record, Extension::For { timeout_millis }, now)?.next
+        }
+        _ => record.clone(),
+    };
+    if timeout_millis.is_some()
+        && let Some(saved) = &mut next.saved
+    {
+        saved.time_left = TimeLeft::Anew;
+    }
+    next.policy = policy;
+    Ok(next)
 }

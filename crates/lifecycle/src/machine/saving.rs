@@ -10,13 +10,14 @@
 //! ```
 //!
 //! What must hold: at every moment either the instance or what it was saved as is whole, and the record says which. The
-//! instance goes only after its save is committed; the save goes only after its instance runs.
+//! instance goes only after its save is committed; the save goes only after its instance runs. The lifetime stands still
+//! from the moment that the instance does until the resume is asked for.
 
 use atoll_types::{
     EndReason, InstanceId, SandboxState, SaveKind, Saved, Saving, SnapshotId, TimeoutAction, Timestamp,
 };
 
-use super::deadlines::{action, expired, hold_off, too_late};
+use super::deadlines::{action, deadline_after, expired, hold_off, time_left, too_late};
 use super::ending::delete;
 use super::words::{Effect, Happening, Record, Refused, Transition};
 
@@ -101,6 +102,7 @@ pub(super) fn saved(record: &Record, snapshot: SnapshotId, bytes: u64, now: Time
                 kind: saving.kind,
                 at: now,
                 stopped,
+                time_left: time_left(record.deadline, saving.since),
             };
             let happening = if stopped {
                 Happening::Stopped {
@@ -205,7 +207,6 @@ pub(super) fn resume(
             "try again in a moment",
         );
     }
-    let lifetime = timeout_millis.or(record.policy.timeout_millis);
     Ok(Transition {
         effects: vec![Effect::RestoreInstance {
             instance: instance.clone(),
@@ -215,7 +216,7 @@ pub(super) fn resume(
         ..Transition::to(Record {
             state: SandboxState::Resuming,
             instance: Some(instance),
-            deadline: lifetime.map(|millis| now.plus_millis(millis)),
+            deadline: deadline_after(saved.time_left, timeout_millis, &record.policy, now),
             last_used_at: record.last_used_at.max(now),
             ..record.clone()
         })

@@ -6,7 +6,9 @@ use super::*;
 use SandboxState::{
     Deleted, Deleting, Failed, Paused, Pausing, Resuming, Running, Starting, Stopped, Stopping,
 };
-use atoll_types::{Code, Fault, IdleAction, IdlePolicy, SaveKind, Saved, SnapshotId, TimeoutAction};
+use atoll_types::{
+    Code, Fault, IdleAction, IdlePolicy, SaveKind, Saved, SnapshotId, TimeLeft, TimeoutAction,
+};
 
 mod histories;
 mod resting;

@@ -19,7 +19,7 @@ pub struct Record {
     pub started_at: Option<Timestamp>,
     /// When it became `Deleted` or `Failed`.
     pub ended_at: Option<Timestamp>,
-    /// When its lifetime is over. At rest it has none.
+    /// When its lifetime is over. At rest it has none: what was left is in [`Saved::time_left`].
     pub deadline: Option<Timestamp>,
     /// What its spec says about time.
     pub policy: Policy,
@@ -36,7 +36,7 @@ pub struct Record {
     pub kill_requested: bool,
 }
 
-/// What a spec says about time; it never changes.
+/// What a spec says about time. [`super::change`] alone changes it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Policy {
     pub timeout_millis: Option<u64>,
@@ -108,7 +108,7 @@ pub enum Input {
     /// Bring it back from where it rests.
     Resume {
         instance: InstanceId,
-        /// Its new lifetime, if not that of its spec.
+        /// Its new lifetime, if not what it had left.
         timeout_millis: Option<u64>,
     },
     ResumeFailed {

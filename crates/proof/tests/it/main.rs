@@ -29,4 +29,5 @@ mod telemetry;
 mod templates;
 mod transfer;
 mod volumes;
+mod waking;
 mod watch;

@@ -11,6 +11,7 @@ on_every_tier!(
     an_idempotency_key_finds_the_first_sandbox,
     a_deadline_can_be_moved,
     labels_times_and_limits_can_be_changed,
+    a_name_stands_for_the_id_of_the_one_that_has_it,
     the_environment_is_given_to_every_command,
     many_at_once_all_run,
     the_agent_is_small,
@@ -313,6 +314,75 @@ async fn the_strongest_wall_is_not_the_only_answer(server: &Server) {
             .await
             .is_empty()
     );
+}
+
+async fn a_name_stands_for_the_id_of_the_one_that_has_it(server: &Server) {
+    let client = server.client();
+    let asked = server.request(&json!({"name": "agent-7"}));
+    let wanting = (0..4).map(|_| client.post("/v1/sandboxes", &asked));
+    let answers = futures_util::future::join_all(wanting).await;
+    let (made, refused): (Vec<_>, Vec<_>) = answers.into_iter().partition(|answer| answer.status == 201);
+    assert_eq!((made.len(), refused.len()), (1, 3), "{refused:?}");
+    for refused in refused {
+        refused.refused(409, "name_taken");
+    }
+    let made = made[0].json();
+    assert_eq!(made["name"], "agent-7");
+
+    let by_name = |rest: &str| format!("/v1/sandboxes/agent-7{rest}");
+    assert_eq!(client.get(&by_name("")).await.ok()["id"], made["id"]);
+    let ran = client
+        .post(&by_name("/exec"), &json!({"cmd": "echo hi"}))
+        .await
+        .ok();
+    assert_eq!(ran["stdout"], "hi\n", "{ran}");
+    client.post(&by_name("/pause"), &json!({})).await.ok();
+    let resumed = client.post(&by_name("/resume"), &json!({})).await.ok();
+    assert_eq!(
+        (&resumed["id"], &resumed["name"]),
+        (&made["id"], &json!("agent-7"))
+    );
+    let facts = client.get(&by_name("/facts")).await.ok();
+    assert_eq!(facts["items"][0]["kind"], "sandbox.created");
+    client
+        .get("/v1/sandboxes/agent-8")
+        .await
+        .refused(404, "sandbox_not_found");
+    client
+        .get("/v1/sandboxes/sbx_agent")
+        .await
+        .refused(400, "invalid_path_parameter");
+
+    let change = |body: Value| {
+        let request = client
+            .request(
+                reqwest::Method::PATCH,
+                &format!("/v1/sandboxes/{}", made["id"].as_str().unwrap()),
+            )
+            .json(&body);
+        async move { client.send(request).await }
+    };
+    for wrong in ["Agent", "a_b", "-a", "", "abcdefghijkmnpqrstuv"] {
+        change(json!({"name": wrong})).await.refused(400, "name_invalid");
+    }
+    assert_eq!(change(json!({"name": "agent-8"})).await.ok()["name"], "agent-8");
+    let other = client.post("/v1/sandboxes", &asked).await.expect(201).json();
+    change(json!({"name": "agent-7"}))
+        .await
+        .refused(409, "name_taken");
+    // Free again with its end, at once.
+    client.delete(&by_name("")).await.ok();
+    client.get(&by_name("")).await.refused(404, "sandbox_not_found");
+    assert_eq!(change(json!({"name": "agent-7"})).await.ok()["name"], "agent-7");
+    let record = client
+        .get(&format!("/v1/sandboxes/{}", other["id"].as_str().unwrap()))
+        .await
+        .ok();
+    assert_eq!(
+        (&record["state"], &record["name"]),
+        (&json!("deleted"), &json!("agent-7"))
+    );
+    assert_eq!(change(json!({"name": null})).await.ok()["name"], Value::Null);
 }
 
 async fn labels_times_and_limits_can_be_changed(server: &Server) {

@@ -9,7 +9,9 @@ on_every_tier!(
     a_stopped_sandbox_keeps_its_files_only,
     a_resting_sandbox_is_woken_by_use_if_it_asks_for_that,
     deadlines_put_to_rest_instead_of_killing,
+    rest_does_not_consume_the_lifetime,
     rest_is_over_when_its_time_is,
+    each_time_that_it_ran_is_listed,
     hooks_run_when_they_should,
     a_pause_is_told_to_those_in_the_middle_of_something,
     resting_twice_and_waking_twice_are_one,
@@ -211,6 +213,24 @@ async fn deadlines_put_to_rest_instead_of_killing(server: &Server) {
     assert_eq!(timed.read("/home/user/kept").await, b"kept");
 }
 
+async fn rest_does_not_consume_the_lifetime(server: &Server) {
+    let sandbox = server.sandbox_with(&json!({"timeout_ms": 3_600_000})).await;
+    let whole = sandbox.get().await["deadline"].as_str().unwrap().to_owned();
+    let extended = post(&sandbox, "/extend", json!({"timeout_ms": 600_000})).await;
+    post(&sandbox, "/pause", json!({})).await;
+    // What was left, later by the time that it rested; not a whole lifetime again.
+    let resumed = post(&sandbox, "/resume", json!({})).await;
+    let deadline = resumed["deadline"].as_str().unwrap();
+    assert!(deadline > extended["deadline"].as_str().unwrap(), "{resumed}");
+    assert!(deadline < whole.as_str(), "{resumed}");
+    post(&sandbox, "/pause", json!({})).await;
+    let resumed = post(&sandbox, "/resume", json!({"timeout_ms": 7_200_000})).await;
+    assert!(
+        resumed["deadline"].as_str().unwrap() > whole.as_str(),
+        "{resumed}"
+    );
+}
+
 async fn rest_is_over_when_its_time_is(server: &Server) {
     let sandbox = server.sandbox_with(&json!({"retention_ms": 1000})).await;
     post(&sandbox, "/pause", json!({})).await;
@@ -228,6 +248,44 @@ async fn rest_is_over_when_its_time_is(server: &Server) {
         (&json!(0), &json!([])),
         "{left}"
     );
+}
+
+async fn each_time_that_it_ran_is_listed(server: &mut Server) {
+    let sandbox = server.sandbox().await;
+    let first = sandbox.get().await["instance"].clone();
+    sandbox
+        .sh("i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done")
+        .await
+        .ok();
+    post(&sandbox, "/pause", json!({})).await;
+    let second = post(&sandbox, "/resume", json!({})).await["instance"].clone();
+    let list = async |server: &Server| {
+        let answer = server.client().get(&sandbox.path("/instances")).await.ok();
+        answer["items"].as_array().unwrap().clone()
+    };
+    // What the first one used last is told a moment after its end.
+    wait::until("its use is metered", Duration::from_secs(30), || async {
+        (list(server).await[1]["cpu_micros"].as_u64().unwrap() > 0).then_some(())
+    })
+    .await;
+    server.kill_9();
+    server.start_again().await;
+    // The second was taken over, and goes on.
+    let listed = list(server).await;
+    assert_eq!((&listed[0]["id"], &listed[1]["id"]), (&second, &first));
+    assert_eq!(
+        (&listed[0]["ended_at"], &listed[0]["reason"]),
+        (&Value::Null, &Value::Null)
+    );
+    assert_eq!(listed[1]["reason"], "paused");
+    assert!(listed[1]["ended_at"].as_str() >= listed[1]["started_at"].as_str());
+    assert!(listed[0]["started_at"].as_str() >= listed[1]["ended_at"].as_str());
+    assert!(listed[1]["wall_ms"].as_u64().unwrap() > 0, "{listed:?}");
+    assert_eq!(listed[1]["isolation"], server.tier.name());
+    server.again(&sandbox).kill().await;
+    let listed = list(server).await;
+    assert_eq!((listed.len(), &listed[0]["reason"]), (2, &json!("killed")));
+    assert!(listed[0]["ended_at"].is_string());
 }
 
 async fn hooks_run_when_they_should(server: &Server) {

@@ -6,13 +6,14 @@
 //! - When all has settled: no row is on its way; one that runs has its instance, which runs, knows its name, and has seen
 //!   every command that a caller was told of; one at rest has none; no other instance is there.
 //! - The ledger: every sandbox was created once and has ended once, or lives; every command that was started has one end.
+//! - Instances: one that runs has one without an end, which is its own; all others have ended.
 //! - When all were killed and all snapshots deleted: no instance, no live row, no saved bytes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use atoll_store::{Fact, FactQuery, SandboxRow};
-use atoll_types::{InstanceId, SandboxState};
+use atoll_store::{Fact, FactQuery, InstanceQuery, SandboxRow};
+use atoll_types::{InstanceId, SandboxId, SandboxState};
 
 use crate::world::{MAX_LIVE, Server, World, project};
 
@@ -132,6 +133,34 @@ pub(crate) async fn settled(world: &World<'_>, server: &Server) -> Result<(), St
     if others.len() > world.pool {
         return Err(format!("instances without a row: {others:?}"));
     }
+    // What is over has none, which is looked at in the end.
+    times_that_it_ran(server, &rows, rows.iter().map(|row| &row.id)).await
+}
+
+/// Those of every sandbox that ever was.
+async fn times_that_it_ran<'a>(
+    server: &Server,
+    live: &[SandboxRow],
+    sandboxes: impl Iterator<Item = &'a SandboxId>,
+) -> Result<(), String> {
+    for sandbox in sandboxes {
+        let query = InstanceQuery {
+            project: project(server),
+            sandbox: sandbox.clone(),
+            after: None,
+            limit: 100,
+        };
+        let page = server.store.sandboxes.instances(query).await;
+        let page = page.map_err(|error| error.to_string())?;
+        let open: Vec<_> = page.items.iter().filter(|row| row.ended_at.is_none()).collect();
+        let own = live.iter().find(|row| row.id == *sandbox);
+        let runs = own.and_then(|row| row.record.running_instance());
+        if !open.iter().map(|row| &row.id).eq(runs) {
+            return Err(format!(
+                "{sandbox} runs as {runs:?}, and these have not ended: {open:?}"
+            ));
+        }
+    }
     Ok(())
 }
 
@@ -179,6 +208,7 @@ async fn ledger(server: &Server, live: &[SandboxRow]) -> Result<(), String> {
             ));
         }
     }
+    times_that_it_ran(server, live, created.keys()).await?;
     if let Some(stranger) = ended.keys().find(|id| !created.contains_key(*id)) {
         return Err(format!("{stranger} has ended and was never created"));
     }

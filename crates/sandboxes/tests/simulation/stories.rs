@@ -1,12 +1,14 @@
 //! What happens in one known order: the runtime does as it is told, step by step.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use atoll_runtime::InstanceEnd;
 use atoll_runtime::scripted::{Answer, How, Step};
-use atoll_sandboxes::{CreateSandbox, ForkSandbox, Sandbox};
-use atoll_types::{Code, Fault, SandboxSpec, SandboxState};
+use atoll_sandboxes::{CreateSandbox, ExecSpec, ForkSandbox, ListSandboxes, Sandbox};
+use atoll_types::{Code, Fault, KeyId, Owner, SandboxId, SandboxSpec, SandboxState};
 
 use crate::world::{Home, Server, TEMPLATE, Trace, World};
 
@@ -27,8 +29,13 @@ fn world<'a>(home: &'a Home, steps: impl IntoIterator<Item = (Step, u64, How)>) 
 }
 
 async fn make(server: &Server, key: Option<&str>) -> Result<Sandbox, Fault> {
+    make_named(server, None, key).await
+}
+
+async fn make_named(server: &Server, name: Option<&str>, key: Option<&str>) -> Result<Sandbox, Fault> {
     let request = CreateSandbox {
         spec: SandboxSpec {
+            name: name.map(|name| name.parse().unwrap()),
             template: TEMPLATE.into(),
             timeout_millis: Some(3_600_000),
             ..SandboxSpec::default()
@@ -172,6 +179,157 @@ fn who_comes_second_under_a_key_gets_what_the_first_made_or_hears_that_it_failed
         codes.sort_unstable();
         assert_eq!(codes, ["runtime_failed", "start_failed"]);
         make(&server, Some("b")).await.unwrap();
+    });
+    world.gone(server, "done", Duration::ZERO);
+}
+
+#[test]
+fn of_two_that_want_a_name_one_is_made_and_the_name_is_found_until_it_ends() {
+    let home = Home::new();
+    let mut world = world(&home, []);
+    let server = world.start().unwrap();
+    let (sandboxes, caller) = (server.sandboxes.clone(), server.caller.clone());
+    let id = server.runtime.block_on(async {
+        let want = |key| make_named(&server, Some("agent"), key);
+        let (one, other) = tokio::join!(want(Some("a")), want(None));
+        let (made, refused) = match (one, other) {
+            (Ok(made), Err(refused)) | (Err(refused), Ok(made)) => (made, refused),
+            both => panic!("{both:?}"),
+        };
+        assert_eq!(refused.code, Code::NameTaken);
+        let found = async || {
+            sandboxes
+                .named(&caller, "agent")
+                .await
+                .map_err(|fault| fault.code)
+        };
+        assert_eq!(found().await, Ok(made.id.clone()));
+        // A copy has no name, and a resume keeps it.
+        let copies = ForkSandbox {
+            count: 1,
+            kind: None,
+            timeout_millis: None,
+            labels: BTreeMap::new(),
+        };
+        let copies = sandboxes.fork(&caller, &made.id, copies).await.unwrap();
+        assert_eq!(copies[0].spec.name, None);
+        sandboxes.pause(&caller, &made.id, None).await.unwrap();
+        assert_eq!(want(None).await.unwrap_err().code, Code::NameTaken);
+        sandboxes.resume(&caller, &made.id, None).await.unwrap();
+        assert_eq!(found().await, Ok(made.id.clone()));
+        sandboxes.kill(&caller, &made.id).await.unwrap();
+        assert_eq!(found().await, Err(Code::SandboxNotFound));
+        want(None).await.unwrap().id
+    });
+    drop(sandboxes);
+    // The next server knows it by the same name.
+    world.gone(server, "killed", Duration::ZERO);
+    let server = world.start().unwrap();
+    let found = server
+        .runtime
+        .block_on(server.sandboxes.named(&server.caller, "agent"));
+    assert_eq!(found.unwrap(), id);
+    world.gone(server, "done", Duration::ZERO);
+}
+
+#[test]
+fn no_command_runs_in_a_sandbox_whose_name_is_taken() {
+    let home = Home::new();
+    let mut world = world(&home, []);
+    world.pool = 2;
+    let ran = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&ran);
+    world.machine.follow(move |step, _: &_| {
+        count.fetch_add(usize::from(step == Step::Exec), Ordering::Relaxed);
+        Answer::AT_ONCE
+    });
+    let server = world.start().unwrap();
+    server.runtime.block_on(async {
+        // Until the pool is full.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        make_named(&server, Some("agent"), None).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let request = CreateSandbox {
+            spec: SandboxSpec {
+                name: Some("agent".parse().unwrap()),
+                template: TEMPLATE.into(),
+                timeout_millis: Some(3_600_000),
+                ..SandboxSpec::default()
+            },
+            resources_given: true,
+            idempotency_key: None,
+        };
+        let command = ExecSpec::new(["touch", "file"]);
+        let refused = server.sandboxes.run(&server.caller, request, command, true).await;
+        assert_eq!(refused.unwrap_err().code, Code::NameTaken);
+        assert_eq!(ran.load(Ordering::Relaxed), 0);
+    });
+    world.gone(server, "done", Duration::ZERO);
+}
+
+#[test]
+fn what_belongs_to_a_sandbox_ends_with_it_also_while_no_server_runs() {
+    let home = Home::new();
+    let mut world = world(&home, []);
+    let server = world.start().unwrap();
+    let owned_by = async |server: &Server, owner: Owner| {
+        let request = CreateSandbox {
+            spec: SandboxSpec {
+                owner: Some(owner),
+                template: TEMPLATE.into(),
+                timeout_millis: Some(3_600_000),
+                ..SandboxSpec::default()
+            },
+            resources_given: true,
+            idempotency_key: None,
+        };
+        server.sandboxes.create(&server.caller, request).await
+    };
+    let state = async |server: &Server, id: &SandboxId| {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        server.sandboxes.get(&server.caller, id).await.unwrap().state
+    };
+    let (other, its) = server.runtime.block_on(async {
+        let owner = make(&server, None).await.unwrap();
+        assert_eq!(owner.spec.owner, None, "the server has no key");
+        let own = owned_by(&server, Owner::Sandbox(owner.id.clone())).await.unwrap();
+        let mut listed = ListSandboxes {
+            owner: Some("sandbox".parse().unwrap()),
+            limit: 10,
+            ..ListSandboxes::default()
+        };
+        let page = server
+            .sandboxes
+            .list(&server.caller, listed.clone())
+            .await
+            .unwrap();
+        assert_eq!(page.items.iter().map(|it| &it.id).collect::<Vec<_>>(), [&own.id]);
+        listed.owner = Some("workflow".parse().unwrap());
+        let page = server.sandboxes.list(&server.caller, listed).await.unwrap();
+        assert!(page.items.is_empty());
+        server.sandboxes.kill(&server.caller, &owner.id).await.unwrap();
+        assert_eq!(state(&server, &own.id).await, SandboxState::Deleted);
+        // Nothing can come to belong to what is over, and nobody gives away what is another key's.
+        let late = owned_by(&server, Owner::Sandbox(owner.id)).await;
+        assert_eq!(late.unwrap_err().code, Code::OwnerInvalid);
+        let foreign = owned_by(&server, Owner::Key(KeyId::from_entropy([1; 20]))).await;
+        assert_eq!(foreign.unwrap_err().code, Code::OwnerInvalid);
+
+        let other = make(&server, None).await.unwrap().id;
+        let its = owned_by(&server, Owner::Sandbox(other.clone())).await.unwrap().id;
+        (other, its)
+    });
+    world.gone(server, "killed", Duration::from_secs(1));
+    let instances = world.machine.instances();
+    let (instance, _) = instances
+        .iter()
+        .find(|(_, look)| look.hostname.as_deref() == Some(other.bare()))
+        .unwrap();
+    world.machine.end(instance, InstanceEnd::OutOfMemory);
+    let server = world.start().unwrap();
+    server.runtime.block_on(async {
+        assert_eq!(state(&server, &other).await, SandboxState::Failed);
+        assert_eq!(state(&server, &its).await, SandboxState::Deleted);
     });
     world.gone(server, "done", Duration::ZERO);
 }

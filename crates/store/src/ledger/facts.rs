@@ -122,6 +122,9 @@ pub enum Fact {
     /// What a sandbox consumed since its last fact of this kind.
     #[serde(rename = "usage")]
     Usage {
+        /// Which instance of it; facts of earlier versions do not say.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        instance: Option<InstanceId>,
         wall_millis: u64,
         cpu_micros: u64,
         memory_byte_seconds: u64,

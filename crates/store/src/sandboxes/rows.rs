@@ -7,6 +7,7 @@
 //! - The volumes that a row's spec names are attached from its insertion to its end; the hidden snapshot that its record
 //!   names exists, and no other of it does (see [`crate::SnapshotRow`]).
 //! - What it was asked to be is as it was at creation, but for what it may reach.
+//! - A name belongs to one living sandbox of its project, from the commit that gives it to the one that ends the sandbox.
 //! - An idempotency key belongs to one sandbox of its project for as long as that row exists. One that could not be started
 //!   gives its key up: whoever asks again under it gets another.
 
@@ -15,7 +16,8 @@ use std::fmt;
 use async_trait::async_trait;
 use atoll_lifecycle::{Happening, Record};
 use atoll_types::{
-    EndReason, Isolation, ProjectId, SandboxId, SandboxSpec, SandboxState, TemplateId, Timestamp,
+    EndReason, Isolation, OwnedBy, ProjectId, SandboxId, SandboxName, SandboxSpec, SandboxState, TemplateId,
+    Timestamp,
 };
 
 use crate::{Cursor, Error, Fact, NewFact, Page};
@@ -64,6 +66,7 @@ pub struct SandboxQuery {
     pub project: ProjectId,
     /// Every one of these must match.
     pub labels: Vec<(String, String)>,
+    pub owner: Option<OwnedBy>,
     /// Any of these; all when empty.
     pub states: Vec<SandboxState>,
     pub after: Option<Cursor>,
@@ -150,6 +153,13 @@ pub trait SandboxRowStore: fmt::Debug + Send + Sync + 'static {
     ) -> Result<Option<SandboxRow>, Error>;
 
     async fn sandbox(&self, project: &ProjectId, id: &SandboxId) -> Result<Option<SandboxRow>, Error>;
+
+    /// The living sandbox of a project that has this name.
+    async fn sandbox_named(
+        &self,
+        project: &ProjectId,
+        name: &SandboxName,
+    ) -> Result<Option<SandboxId>, Error>;
 
     /// The sandbox, whichever project it belongs to: for port hosts and the server's own loops.
     async fn sandbox_of_any_project(&self, id: &SandboxId) -> Result<Option<SandboxRow>, Error>;

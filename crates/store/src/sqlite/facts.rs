@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use atoll_types::{CommandId, ProjectId, SandboxId, Timestamp};
 use rusqlite::{Connection, Row};
 
-use super::{Ledger, sql};
+use super::{Ledger, instances, sql};
 use crate::{
     Error, Fact, FactPage, FactQuery, FactRow, LedgerStore, NewFact, Scope, SpendBy, SpendQuery, UsageTotal,
 };
@@ -164,6 +164,7 @@ impl LedgerStore for Ledger {
                 &[&before.0, &sql::as_limit(limit)],
             )?;
             sql::execute(db, "DELETE FROM fact_retention", &[])?;
+            instances::expire(db, before, limit)?;
             Ok(gone)
         })
         .await
@@ -252,6 +253,7 @@ pub(crate) fn append(db: &Connection, facts: &[NewFact]) -> Result<(), Error> {
                 &data,
             ],
         )?;
+        instances::note(db, new)?;
     }
     Ok(())
 }

@@ -5,7 +5,7 @@
 
 use async_trait::async_trait;
 use atoll_lifecycle::{Policy, Record, next_deadline};
-use atoll_types::{ProjectId, SandboxId, SandboxSpec, Timestamp};
+use atoll_types::{OwnedBy, Owner, ProjectId, SandboxId, SandboxName, SandboxSpec, Timestamp};
 use rusqlite::{Connection, Row, ToSql};
 
 use super::{Sandboxes, facts, page, snapshots, sql, volumes};
@@ -55,6 +55,17 @@ impl SandboxRowStore for Sandboxes {
             .await
     }
 
+    async fn sandbox_named(
+        &self,
+        project: &ProjectId,
+        name: &SandboxName,
+    ) -> Result<Option<SandboxId>, Error> {
+        let (project, name) = (project.clone(), name.clone());
+        self.file
+            .read("look for a sandbox's name", move |db| by_name(db, &project, &name))
+            .await
+    }
+
     async fn sandbox_of_any_project(&self, id: &SandboxId) -> Result<Option<SandboxRow>, Error> {
         let id = id.clone();
         self.file
@@ -101,9 +112,12 @@ impl SandboxRowStore for Sandboxes {
     async fn change_sandbox(&self, row: SandboxRow, facts: Vec<NewFact>) -> Result<SandboxRow, Error> {
         self.file
             .write("change the sandbox", move |db| {
+                check_name(db, &row)?;
                 let row = update(db, row, &facts)?;
                 let (id, spec) = (row.id.as_str(), sql::to_json("a spec", &row.spec)?);
-                sql::execute(db, "UPDATE sandboxes SET spec = ?2 WHERE id = ?1", &[&id, &spec])?;
+                let name = row.spec.name.as_ref().map(SandboxName::as_str);
+                let statement = "UPDATE sandboxes SET spec = ?2, name = ?3 WHERE id = ?1";
+                sql::execute(db, statement, &[&id, &spec, &name])?;
                 sql::execute(db, "DELETE FROM labels WHERE sandbox = ?1", &[&id])?;
                 label(db, &row)?;
                 Ok(row)
@@ -240,14 +254,16 @@ fn insert(db: &Connection, new: NewSandbox) -> Result<Inserted, Error> {
     if let Some(limit) = max_live {
         limit_live(db, &row.project, limit)?;
     }
+    check_name(db, &row)?;
     row.version = 1;
     let record = &row.record;
     sql::execute(
         db,
         "INSERT INTO sandboxes (id, project, template, isolation, spec, state, instance, created_at, started_at,
              ended_at, deadline, last_used_at, due_at, ending, kill_requested, idempotency_key, request_digest,
-             version, saved, saving, hold_off)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21)",
+             version, saved, saving, hold_off, name, owner)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21,
+             ?22, ?23)",
         &[
             &row.id.as_str(),
             &row.project.as_str(),
@@ -270,12 +286,37 @@ fn insert(db: &Connection, new: NewSandbox) -> Result<Inserted, Error> {
             &maybe_json("a saved state", record.saved.as_ref())?,
             &maybe_json("a saved state", record.saving.as_ref())?,
             &record.hold_off.map(|at| at.0),
+            &row.spec.name.as_ref().map(SandboxName::as_str),
+            &row.spec.owner.as_ref().map(Owner::to_string),
         ],
     )?;
     volumes::attach(db, &row.project, &row.id, &row.spec.volumes)?;
     label(db, &row)?;
     facts::append(db, &facts)?;
     Ok(Inserted::New(row))
+}
+
+/// Refuses a name that another living sandbox of the project has.
+fn check_name(db: &Connection, row: &SandboxRow) -> Result<(), Error> {
+    let Some(name) = &row.spec.name else {
+        return Ok(());
+    };
+    match by_name(db, &row.project, name)? {
+        Some(id) if id != row.id => Err(Error::NameTaken {
+            what: "sandbox",
+            name: name.to_string(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn by_name(db: &Connection, project: &ProjectId, name: &SandboxName) -> Result<Option<SandboxId>, Error> {
+    sql::row(
+        db,
+        "SELECT id FROM sandboxes WHERE project = ?1 AND name = ?2 AND state NOT IN ('deleted', 'failed')",
+        &[&project.as_str(), &name.as_str()],
+        |row| sql::word(row, "id"),
+    )
 }
 
 fn label(db: &Connection, row: &SandboxRow) -> Result<(), Error> {
@@ -350,6 +391,16 @@ fn list(db: &Connection, query: &SandboxQuery) -> Result<Page<SandboxRow>, Error
         sql.push_str(&vec!["?"; states.len()].join(", "));
         sql.push(')');
         parameters.extend(states.iter().map(|state| state as &dyn ToSql));
+    }
+    // All of a kind have the same beginning; `;` is what follows `:`.
+    let (from, to) = match &query.owner {
+        None => Default::default(),
+        Some(OwnedBy::One(owner)) => (owner.to_string(), owner.to_string()),
+        Some(OwnedBy::Kind(kind)) => (format!("{}:", kind.name()), format!("{};", kind.name())),
+    };
+    if query.owner.is_some() {
+        sql.push_str(" AND owner >= ? AND owner <= ?");
+        parameters.extend([&from as &dyn ToSql, &to]);
     }
     for (key, value) in &query.labels {
         sql.push_str(" AND EXISTS (SELECT 1 FROM labels WHERE sandbox = s.id AND key = ? AND value = ?)");

@@ -62,7 +62,12 @@ static LEDGER: Domain = Domain {
 };
 static SANDBOXES: Domain = Domain {
     name: "sandboxes",
-    steps: &[include_str!("schema/sandboxes/0001-sandboxes.sql")],
+    steps: &[
+        include_str!("schema/sandboxes/0001-sandboxes.sql"),
+        include_str!("schema/sandboxes/0002-names.sql"),
+        include_str!("schema/sandboxes/0003-instances.sql"),
+        include_str!("schema/sandboxes/0004-owners.sql"),
+    ],
     first_tables: &["network_usage", "secrets", "artifacts", "labels", "sandboxes"],
 };
 static SAVED: Domain = Domain {

@@ -96,6 +96,7 @@ fn one_of_each() -> Vec<Fact> {
             bytes_out: u64::MAX,
         },
         Fact::Usage {
+            instance: None,
             wall_millis: 1,
             cpu_micros: 2,
             memory_byte_seconds: 3,
@@ -451,6 +452,7 @@ async fn usage_is_summed_by_scope_and_time_without_overflow() {
         project: context.project.id.clone(),
         sandbox: Some(sandbox_id(n)),
         fact: Fact::Usage {
+            instance: None,
             wall_millis: 10,
             cpu_micros: 20,
             memory_byte_seconds,

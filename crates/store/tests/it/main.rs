@@ -8,8 +8,10 @@
 
 mod artifacts;
 mod crash;
+mod instances;
 mod ledger;
 mod models;
+mod names;
 mod network;
 mod rows;
 mod sandboxes;

@@ -275,6 +275,7 @@ async fn pages_neither_repeat_nor_hide_rows_while_others_come_and_go() {
     let mut query = SandboxQuery {
         project: context.project.id.clone(),
         labels: vec![],
+        owner: None,
         states: vec![],
         after: None,
         limit: 4,
@@ -320,6 +321,7 @@ async fn lists_filter_by_all_labels_and_any_state() {
             .sandboxes(SandboxQuery {
                 project: context.project.id.clone(),
                 labels: labels.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect(),
+                owner: None,
                 states: states.to_vec(),
                 after: None,
                 limit: usize::MAX,

@@ -117,6 +117,80 @@ async fn of_the_keys_of_earlier_releases_the_servers_own_alone_is_an_operators()
     assert_eq!(revoked.role, Role::Member);
 }
 
+/// Earlier releases said in labels which sandboxes belong to a workflow.
+#[tokio::test]
+async fn what_labels_said_of_owners_is_in_the_row() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("atoll.db");
+    first_release(&path);
+    let db = Connection::open(&path).unwrap();
+    let label = |n: u32, key: &str, value: &str| {
+        let spec = format!("$.labels.\"{key}\"");
+        let id = sandbox_id(n);
+        db.execute(
+            "INSERT INTO labels VALUES (?1, ?2, ?3)",
+            [id.as_str(), key, value],
+        )
+        .unwrap();
+        db.execute(
+            "UPDATE sandboxes SET spec = json_set(spec, ?2, ?3) WHERE id = ?1",
+            [id.as_str(), &spec, value],
+        )
+        .unwrap();
+    };
+    label(1, "atoll.owner", "workflow");
+    label(1, "atoll.workflow", "default:0199:order:7");
+    label(1, "team", "search");
+    // What nobody could read then means nothing now.
+    label(2, "atoll.owner", "workflow");
+    label(2, "atoll.workflow", "default");
+    drop(db);
+    let store = sqlite::open(&path).unwrap();
+    let row = async |n| {
+        store.sandboxes.sandbox_of_any_project(&sandbox_id(n))
+            .await
+            .unwrap()
+            .unwrap()
+    };
+    let one = row(1).await;
+    let owner = one.spec.owner.clone().unwrap();
+    assert_eq!(owner.to_string(), "workflow:default:0199:order:7");
+    assert_eq!(one.spec.labels, [("team".to_owned(), "search".to_owned())].into());
+    for (asked, found) in [
+        ("workflow", 1),
+        ("workflow:default:0199:order:7", 1),
+        ("workflow:default:0199:order", 0),
+        ("workflow:default:0199:order:77", 0),
+        ("key", 0),
+    ] {
+        let query = atoll_store::SandboxQuery {
+            project: crate::support::project_id(1),
+            labels: vec![],
+            owner: Some(asked.parse().unwrap()),
+            states: vec![],
+            after: None,
+            limit: 10,
+        };
+        let page = store.sandboxes.sandboxes(query).await.unwrap();
+        assert_eq!(page.items.len(), found, "{asked}");
+    }
+    assert_eq!(row(2).await.spec.owner, None);
+    // The one that runs has an instance that has not ended.
+    let instances = store.sandboxes.instances(atoll_store::InstanceQuery {
+            project: crate::support::project_id(1),
+            sandbox: sandbox_id(1),
+            after: None,
+            limit: 10,
+        })
+        .await
+        .unwrap();
+    assert_eq!(instances.items.len(), 1);
+    assert_eq!(
+        (instances.items[0].ended_at, instances.items[0].started_at),
+        (None, Timestamp(2))
+    );
+}
+
 #[tokio::test]
 async fn what_the_first_release_left_goes_on() {
     let directory = tempfile::tempdir().unwrap();
@@ -345,6 +419,15 @@ fn tables(db: &Connection) -> Vec<String> {
     names.collect::<Result<_, _>>().unwrap()
 }
 
+/// Every row is as it was; columns that came since are empty.
+fn assert_kept(now: &[String], then: &[String]) {
+    assert_eq!(now.len(), then.len());
+    for (now, then) in now.iter().zip(then) {
+        let more = now.strip_prefix(then.as_str()).unwrap_or_else(|| panic!("{then} is {now}"));
+        assert!(more.split_whitespace().all(|cell| cell.ends_with("=Null")), "{now}");
+    }
+}
+
 /// The files of the last release that had one list of steps, with something in every table that each of them used.
 #[tokio::test]
 async fn both_files_of_the_last_release_keep_every_row_and_lose_the_tables_that_were_not_theirs() {
@@ -378,12 +461,12 @@ async fn both_files_of_the_last_release_keep_every_row_and_lose_the_tables_that_
         sqlite::open(&main).unwrap().database.close().await;
         sqlite::open_workflows(&workflows).unwrap().close().await;
         let db = Connection::open(&main).unwrap();
-        assert_eq!(rows(&db, &IN_MAIN), main_rows);
-        let mut kept = [&IN_MAIN[..], &["fact_retention", "migrations"]].concat();
+        assert_kept(&rows(&db, &IN_MAIN), &main_rows);
+        let mut kept = [&IN_MAIN[..], &["fact_retention", "instances", "migrations"]].concat();
         kept.sort_unstable();
         assert_eq!(tables(&db), kept);
         let db = Connection::open(&workflows).unwrap();
-        assert_eq!(rows(&db, &IN_WORKFLOWS), workflow_rows);
+        assert_kept(&rows(&db, &IN_WORKFLOWS), &workflow_rows);
         let mut kept = [&IN_WORKFLOWS[..], &["migrations"]].concat();
         kept.sort_unstable();
         assert_eq!(tables(&db), kept);

@@ -229,6 +229,49 @@ proptest! {
         prop_assert_eq!(next_deadline(&record), None);
     }
 
+    /// However often it rests, fails to rest and fails to come back: it runs for as long as it was given, within the
+    /// moments that it spends between `Running` and being held still.
+    #[test]
+    fn what_a_sandbox_runs_and_nothing_else_consumes_its_lifetime(
+        lifetime in 1u64..5000,
+        turns in proptest::collection::vec((0u64..300, 0u64..10_000, 0u64..10_000, any::<bool>(), any::<bool>()), 0..40),
+    ) {
+        let policy = Policy { timeout_millis: Some(lifetime), on_timeout: TimeoutAction::Pause, ..Policy::default() };
+        let mut record = create(NewRecord { boot: Boot::Warm(instance(1)), policy }, T0).next;
+        let (mut now, mut left) = (T0, lifetime);
+        for (runs, saves, rests, saves_well, comes_back_well) in turns {
+            let go = |record: &Record, input, now| step(record, input, now).expect("accepted").next;
+            now = now.plus_millis(runs);
+            left = left.saturating_sub(runs);
+            let pause = Input::Pause { snapshot: snapshot(1), kind: SaveKind::Memory };
+            record = go(&record, pause, now);
+            if !saves_well {
+                record = go(&record, Input::SaveFailed { snapshot: snapshot(1), why: "x".into() }, now);
+                record.hold_off = None;
+                record = go(&record, Input::Pause { snapshot: snapshot(1), kind: SaveKind::Memory }, now);
+            }
+            now = now.plus_millis(saves);
+            record = go(&record, saved(), now);
+            record = go(&record, Input::Destroyed { instance: instance(1) }, now);
+            prop_assert_eq!(record.deadline, None);
+            now = now.plus_millis(rests);
+            record = go(&record, resume(), now);
+            if !comes_back_well {
+                let failed = Input::ResumeFailed { instance: instance(1), why: "x".into() };
+                now = now.plus_millis(saves);
+                record = go(&record, failed, now);
+                record = go(&record, Input::Destroyed { instance: instance(1) }, now);
+                now = now.plus_millis(rests);
+                record = go(&record, resume(), now);
+            }
+            record = go(&record, Input::Started { instance: instance(1) }, now);
+            if left == 0 {
+                left = lifetime;
+            }
+            prop_assert_eq!(record.deadline, Some(now.plus_millis(left)));
+        }
+    }
+
     #[test]
     fn a_passed_deadline_is_final(
         new in any_new(),

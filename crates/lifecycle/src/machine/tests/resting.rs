@@ -85,7 +85,13 @@ fn rest_and_its_ways_meet_every_input() {
             (ended(), early, "deleting destroy drop".into()),
             (other_ended(), early, going.to_string()),
             (destroyed(), early, "failed +failed drop".into()),
-            (extend(), early, later("extend", "; that sets its lifetime anew")),
+            (
+                extend(),
+                early,
+                format!(
+                    "refused: cannot extend this sandbox: it is {going}; change its timeout once it rests, or resume it with one"
+                ),
+            ),
             (Input::Touched, early, later("use", "")),
             (deadline(), late, going.to_string()),
             (alive(), early, "running +save-failed thaw drop".into()),
@@ -127,7 +133,7 @@ fn rest_and_its_ways_meet_every_input() {
                 extend(),
                 early,
                 format!(
-                    "refused: cannot extend this sandbox: it is {rests}; resume it; that sets its lifetime anew"
+                    "refused: cannot extend this sandbox: it is {rests}; change its timeout, or resume it with one"
                 ),
             ),
             (
@@ -250,6 +256,7 @@ fn what_a_sandbox_rests_on_is_named_until_it_runs() {
         kind: SaveKind::Memory,
         at: T0.plus_millis(30),
         stopped: false,
+        time_left: TimeLeft::Millis(60_000),
     };
     assert_eq!(rested.next.saved, Some(on.clone()));
     assert_eq!(rested.next.saving, None);
@@ -344,6 +351,113 @@ fn a_resume_may_ask_for_another_lifetime() {
     };
     assert_eq!(ask(Some(5)), Some(T0.plus_millis(5)));
     assert_eq!(ask(None), Some(T0.plus_millis(60_000)));
+}
+
+/// From `Running` at `pauses_at`, through a save that takes `saving` and a rest that takes `resting`, to its resume.
+fn rested(running: &Record, pauses_at: Timestamp, saving: u64, resting: u64, asked: Option<u64>) -> Record {
+    let go = |record: &Record, input, now| step(record, input, now).expect("accepted").next;
+    let pausing = go(running, deadline_reached(), pauses_at);
+    let pausing = match pausing.state {
+        Running => {
+            let (snapshot, kind) = (snapshot(1), SaveKind::Memory);
+            go(running, Input::Pause { snapshot, kind }, pauses_at)
+        }
+        _ => pausing,
+    };
+    let rests_at = pauses_at.plus_millis(saving);
+    let paused = go(&pausing, saved(), rests_at);
+    let gone = Input::Destroyed {
+        instance: instance(1),
+    };
+    let paused = go(&paused, gone, rests_at);
+    let input = Input::Resume {
+        instance: instance(2),
+        timeout_millis: asked,
+    };
+    go(&paused, input, rests_at.plus_millis(resting))
+}
+
+#[test]
+fn rest_does_not_consume_the_lifetime() {
+    let running = Record {
+        policy: Policy {
+            on_timeout: TimeoutAction::Pause,
+            retention_millis: None,
+            ..policy()
+        },
+        ..record(Running)
+    };
+    let back = |at: u64, asked| {
+        let resumed_at = T0.plus_millis(at + 5_000 + 7_000_000);
+        let resumed = rested(&running, T0.plus_millis(at), 5_000, 7_000_000, asked);
+        resumed.deadline.map(|deadline| deadline.millis_since(resumed_at))
+    };
+    // 20 of its 60 seconds were used; neither the save nor the rest counts.
+    assert_eq!(back(20_000, None), Some(40_000));
+    assert_eq!(back(59_999, None), Some(1));
+    assert_eq!(back(20_000, Some(5)), Some(5), "a resume may ask for another");
+    // It rests because its time was over: it comes back to a whole one.
+    assert_eq!(back(60_000, None), Some(60_000));
+    assert_eq!(back(75_000, None), Some(60_000));
+
+    let unlimited = Record {
+        deadline: None,
+        ..running.clone()
+    };
+    assert_eq!(rested(&unlimited, T0, 1, 1, None).deadline, None);
+    assert_eq!(
+        rested(&unlimited, T0, 1, 1, Some(5)).deadline,
+        Some(T0.plus_millis(7))
+    );
+}
+
+#[test]
+fn a_failed_resume_costs_no_lifetime() {
+    let go = |record: &Record, input, now| step(record, input, now).expect("accepted").next;
+    let running = Record {
+        policy: Policy {
+            retention_millis: None,
+            ..policy()
+        },
+        ..record(Running)
+    };
+    let resuming = rested(&running, T0.plus_millis(20_000), 0, 0, Some(3));
+    let failed = Input::ResumeFailed {
+        instance: instance(2),
+        why: "x".into(),
+    };
+    let back = go(&resuming, failed, T0.plus_millis(30_000));
+    let gone = Input::Destroyed {
+        instance: instance(2),
+    };
+    let back = go(&back, gone, T0.plus_millis(30_000));
+    let again = go(&back, resume(), T0.plus_millis(100_000));
+    assert_eq!(again.deadline, Some(T0.plus_millis(140_000)));
+}
+
+#[test]
+fn a_timeout_that_is_changed_holds_from_now_or_from_the_next_resume() {
+    let longer = Policy {
+        timeout_millis: Some(90_000),
+        ..policy()
+    };
+    let now = T0.plus_millis(10);
+    let running = change(&record(Running), longer, Some(90_000), now).unwrap();
+    assert_eq!(running.deadline, Some(now.plus_millis(90_000)));
+    assert_eq!(running.policy, longer);
+
+    let paused = change(&record(Paused), longer, Some(90_000), now).unwrap();
+    assert_eq!((paused.state, paused.deadline), (Paused, None));
+    let resumed = step(&paused, resume(), now).unwrap().next;
+    assert_eq!(resumed.deadline, Some(now.plus_millis(90_000)));
+
+    // Another change leaves what was left as it was.
+    let kept = change(&record(Paused), longer, None, now).unwrap();
+    let resumed = step(&kept, resume(), now).unwrap().next;
+    assert_eq!(resumed.deadline, Some(now.plus_millis(60_000)));
+
+    let over = change(&record(Running), longer, Some(90_000), T0.plus_millis(60_000));
+    assert!(over.is_err(), "a deadline that has passed has passed");
 }
 
 #[test]
