@@ -34,7 +34,6 @@ pub mod status;
 mod visit;
 pub mod websocket;
 
-use std::sync::Arc;
 use std::time::Duration;
 
 pub use apis::{Api, Apis, Asked};
@@ -97,7 +96,7 @@ pub struct Front {
     pub memory: Memory,
     pub connections: Connections,
     pub patience: Patience,
-    pub meter: Arc<meter::Meter>,
+    pub meter: meter::Meter,
 }
 
 impl Front {
@@ -106,7 +105,7 @@ impl Front {
             memory: Memory::new(limits.memory),
             connections: Connections::new(limits.connections, limits.patience),
             patience: limits.patience,
-            meter: Arc::default(),
+            meter: meter::Meter::default(),
         }
     }
 
