@@ -3,13 +3,14 @@
 //! What must hold: a sandbox speaks for itself alone. It cannot name a workflow or a run of others: those come from the
 //! labels that it was created with.
 
-use atoll_front::{Refused, Visit};
+use atoll_front::Visit;
+use atoll_front::extract::bearer;
 use atoll_gateway_core::Spender;
 use atoll_identity::{Action, Caller, Opens};
 use atoll_models::{Refusal, Who};
 use atoll_types::{Code, Fault};
+use axum::http::HeaderMap;
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, header};
 
 use crate::App;
 
@@ -20,14 +21,9 @@ const RUN: &str = "run";
 /// Who asks, and pays for what the request holds.
 pub(crate) async fn payer(app: &App, parts: &Parts) -> Result<(Who, Visit), Refusal> {
     let (caller, who) = known(app, &parts.headers).await?;
-    let visit = visit(parts)?;
+    let visit = Visit::of(&parts.extensions)?;
     visit.admit_caller(&caller)?;
     Ok((who, visit))
-}
-
-fn visit(parts: &Parts) -> Result<Visit, Refusal> {
-    let visit = parts.extensions.get::<Visit>().cloned();
-    Ok(visit.ok_or_else(|| Refused::Unpaid.fault())?)
 }
 
 pub(crate) async fn who(app: &App, headers: &HeaderMap) -> Result<Who, Refusal> {
@@ -98,15 +94,10 @@ fn sandbox(app: &App, token: &str) -> Option<(Caller, Who)> {
 
 /// The secret where either wire puts it; a key of one's own wins over what else is there.
 fn secret(headers: &HeaderMap) -> Option<&str> {
-    let text = |name: header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
-    let bearer = text(header::AUTHORIZATION)
-        .and_then(|value| value.split_once(' '))
-        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
-        .map(|(_, token)| token.trim());
-    let key = text(header::HeaderName::from_static("x-api-key")).map(str::trim);
-    key.filter(|key| !key.is_empty())
-        .or(bearer)
-        .filter(|secret| !secret.is_empty())
+    let key = headers.get("x-api-key").and_then(|value| value.to_str().ok());
+    key.map(str::trim)
+        .filter(|key| !key.is_empty())
+        .or_else(|| bearer(headers))
 }
 
 fn label(headers: &HeaderMap, name: &'static str) -> Result<Option<String>, Refusal> {

@@ -39,7 +39,6 @@ mod parameters;
 mod ports;
 mod projects;
 mod proxy;
-mod range;
 mod run;
 mod sandboxes;
 mod secrets;

@@ -16,21 +16,28 @@
 //! - **Strangers cannot keep others out.** When there are too many of them, the one that came first is cut, so whoever comes
 //!   with a key gets in.
 //! - A fault has one status in HTTP and one in gRPC: [`status`] is the only table.
+//! - **Requests are read in one way** ([`extract`], [`query`], [`range`], [`multipart`], [`upload`]): bounded, strict about what
+//!   nobody knows. Each API has its own shape of an error, which it says in one trait ([`extract::Wire`]), and nothing else.
 //! - A `Host` means one thing: [`host`] is the only parser of `{port}-{sandbox}.{domain}`.
 
 mod answer;
 pub mod apis;
 pub mod body;
 pub mod connections;
+pub mod extract;
 mod guarded;
 pub mod host;
 pub mod memory;
 pub mod meter;
+pub mod multipart;
 pub mod proto;
 pub mod proxy;
+pub mod query;
+pub mod range;
 pub mod serve;
 mod slots;
 pub mod status;
+pub mod upload;
 mod visit;
 pub mod websocket;
 

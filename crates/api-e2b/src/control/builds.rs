@@ -11,10 +11,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use atoll_front::Slots;
+use atoll_front::extract::At;
 use atoll_identity::Caller;
 use atoll_sandboxes::{BuildEvent, BuildFrom, BuildStart, BuildTemplate, RegistryLogin};
 use atoll_types::{Code, DiskBacking, Fault, MIB, ReadyCheck, Resources, StartCommand, Timestamp};
-use axum::extract::{Json, Path, State};
+use axum::extract::{Json, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt as _;
@@ -271,7 +272,7 @@ fn find(app: &App, caller: &Caller, template: &str, build: &str) -> Answer<Arc<B
 pub(crate) async fn start(
     State(app): State<App>,
     Auth(caller): Auth,
-    Path((template, id)): Path<(String, String)>,
+    At((template, id)): At<(String, String)>,
     Read(request): Read<Start>,
 ) -> Answer<StatusCode> {
     let build = find(&app, &caller, &template, &id)?;
@@ -422,7 +423,7 @@ async fn finish(app: &App, build: &Build, starts: bool) -> Result<(), Fault> {
 pub(crate) async fn status(
     State(app): State<App>,
     Auth(caller): Auth,
-    Path((template, id)): Path<(String, String)>,
+    At((template, id)): At<(String, String)>,
     query: Query,
 ) -> Answer<Json<Value>> {
     let query = query.only(&["logsOffset", "limit", "level", "direction", "cursor", "source"])?;

@@ -6,15 +6,18 @@
 
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path as FilePath, PathBuf};
-use std::time::Duration;
+use std::pin::pin;
+use std::sync::Arc;
 
+use atoll_front::extract::At;
+use atoll_front::host;
+use atoll_front::upload::Incoming;
 use atoll_identity::{Caller, Opens};
 use atoll_sandboxes::UploadRoom;
 use atoll_types::GIB;
-use axum::body::Body;
-use axum::extract::{Json, Path, Request, State};
+use axum::extract::{Json, Request, State};
+use axum::http::StatusCode;
 use axum::http::request::Parts;
-use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt as _;
 use serde_json::json;
@@ -35,8 +38,6 @@ pub(super) const AT_ONCE: usize = 64;
 pub(super) const OF_A_PROJECT: usize = 8;
 /// How long a link to upload to is good for, in seconds.
 const GOOD_FOR: i64 = 3600;
-/// An upload that stands still for so long is given up.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Where the archive with this hash is kept for a project.
 pub(crate) fn path_of(app: &App, caller: &Caller, hash: &str) -> Answer<PathBuf> {
@@ -62,7 +63,7 @@ pub(crate) fn path_of(app: &App, caller: &Caller, hash: &str) -> Answer<PathBuf>
 pub(crate) async fn link(
     State(app): State<App>,
     Auth(caller): Auth,
-    Path((id, hash)): Path<(String, String)>,
+    At((id, hash)): At<(String, String)>,
     parts: Parts,
 ) -> Answer<Response> {
     let present = asked_for(&path_of(&app, &caller, &hash)?);
@@ -126,18 +127,13 @@ fn origin(parts: &Parts) -> String {
         .and_then(|value| value.to_str().ok());
     let secured =
         parts.extensions.get::<atoll_front::serve::Secured>().is_some() || forwarded == Some("https");
-    let host = parts
-        .uri
-        .authority()
-        .map(ToString::to_string)
-        .or_else(|| Some(parts.headers.get(header::HOST)?.to_str().ok()?.to_owned()))
-        .unwrap_or_default();
+    let host = host::authority(&parts.uri, &parts.headers).unwrap_or_default();
     format!("{}://{host}", if secured { "https" } else { "http" })
 }
 
 pub(crate) async fn receive(
     State(app): State<App>,
-    Path((_, hash)): Path<(String, String)>,
+    At((_, hash)): At<(String, String)>,
     query: Query,
     request: Request,
 ) -> Answer<StatusCode> {
@@ -152,21 +148,21 @@ pub(crate) async fn receive(
     };
     let _slot = app.builds.receiving.take(caller.project())?;
     let visit = admit(request.extensions(), &caller)?;
-    let room = app.sandboxes.upload_room(caller.project()).await?;
+    let room = Arc::new(app.sandboxes.upload_room(caller.project()).await?);
     let to = path_of(&app, &caller, &hash)?;
     let dir = to.parent().map(FilePath::to_path_buf).unwrap_or_default();
-    save(
-        Body::new(visit.upload(request.into_body())),
-        dir,
-        to,
-        caller.project().as_str(),
-        &room,
-    )
-    .await?;
+    let body = Incoming::new(&visit, request.into_body());
+    save(body, dir, to, caller.project().as_str(), &room).await?;
     Ok(StatusCode::OK)
 }
 
-async fn save(body: Body, dir: PathBuf, to: PathBuf, project: &str, taken: &UploadRoom) -> Answer<()> {
+async fn save(
+    body: Incoming,
+    dir: PathBuf,
+    to: PathBuf,
+    project: &str,
+    taken: &Arc<UploadRoom>,
+) -> Answer<()> {
     let failed = |error: &dyn std::fmt::Display| {
         Refusal::new(
             StatusCode::INTERNAL_SERVER_ERROR,
@@ -174,18 +170,14 @@ async fn save(body: Body, dir: PathBuf, to: PathBuf, project: &str, taken: &Uplo
         )
     };
     let mut file = tempfile::NamedTempFile::new_in(&dir).map_err(|error| failed(&error))?;
-    let mut pieces = body.into_data_stream();
+    let counted = Arc::clone(taken);
+    let mut pieces = pin!(body.kept(move |bytes| counted.take(bytes)));
     let mut room = MOST;
-    loop {
-        let piece = tokio::time::timeout(PATIENCE, pieces.next())
-            .await
-            .map_err(|_| Refusal::new(StatusCode::REQUEST_TIMEOUT, "the upload stands still"))?;
-        let Some(piece) = piece else { break };
-        let piece = piece.map_err(|error| Refusal::invalid(format!("the upload broke off: {error}")))?;
+    while let Some(piece) = pieces.next().await {
+        let piece = piece?;
         room = room
             .checked_sub(piece.len() as u64)
             .ok_or_else(|| Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, "the files are too large"))?;
-        taken.take(piece.len() as u64)?;
         // A piece is some tens of kilobytes, into the page cache.
         file.write_all(&piece).map_err(|error| failed(&error))?;
     }
