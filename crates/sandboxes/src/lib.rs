@@ -17,6 +17,7 @@
 
 mod artifacts;
 mod blocking;
+mod build_jobs;
 mod builds;
 mod cell;
 mod changes;
@@ -40,6 +41,7 @@ mod pool;
 mod port_io;
 mod portable;
 mod ports;
+mod processes;
 mod recovery;
 mod replies;
 mod request;
@@ -85,6 +87,9 @@ use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+pub use build_jobs::{
+    BegunAlready, BuildJob, BuildJobs, BuildLine, BuildState, BuildStatus, LineLevel, OpenBuild, StepFailed,
+};
 pub use builds::{BuildEvent, BuildFrom, BuildStart, BuildStream, BuildTemplate, RegistryLogin, Template};
 pub use changes::ChangeSandbox;
 pub use exec::{ExecEvents, ExecInput, Execution};
@@ -98,6 +103,10 @@ pub use network::{
 pub use owners::Labelled;
 pub use port_io::PortIo;
 pub use ports::{PortReader, PortStream, PortWriter};
+pub use processes::{
+    Kept, ListedProcess, Process, ProcessEvent, ProcessEvents, ProcessSaid, Processes, StartProcess,
+    WhichProcess,
+};
 pub use request::*;
 pub use run::{Ran, Removal};
 pub use secrets::{PrivateSecret, SecretView, SetSecret};

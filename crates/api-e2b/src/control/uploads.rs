@@ -9,6 +9,7 @@ use std::path::{Path as FilePath, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
 
+use atoll_front::Slots;
 use atoll_front::extract::At;
 use atoll_front::host;
 use atoll_front::upload::Incoming;
@@ -34,10 +35,15 @@ const MOST: u64 = 8 * GIB;
 /// The most that the archives of one project may hold together.
 const KEPT: u64 = 32 * GIB;
 /// How many archives are received at once.
-pub(super) const AT_ONCE: usize = 64;
-pub(super) const OF_A_PROJECT: usize = 8;
+const AT_ONCE: usize = 64;
+const OF_A_PROJECT: usize = 8;
 /// How long a link to upload to is good for, in seconds.
 const GOOD_FOR: i64 = 3600;
+
+/// Places for archives that are being received.
+pub(crate) fn receiving() -> Slots {
+    Slots::new("uploads", AT_ONCE, OF_A_PROJECT)
+}
 
 /// Where the archive with this hash is kept for a project.
 pub(crate) fn path_of(app: &App, caller: &Caller, hash: &str) -> Answer<PathBuf> {
@@ -146,7 +152,7 @@ pub(crate) async fn receive(
             "this link is not good, or not any more; ask for a new one",
         ));
     };
-    let _slot = app.builds.receiving.take(caller.project())?;
+    let _slot = app.receiving.take(caller.project())?;
     let visit = admit(request.extensions(), &caller)?;
     let room = Arc::new(app.sandboxes.upload_room(caller.project()).await?);
     let to = path_of(&app, &caller, &hash)?;

@@ -4,12 +4,12 @@
 pub(crate) mod connect;
 mod content;
 mod entries;
+mod events;
 pub(crate) mod files;
 mod filesystem;
 mod json;
 pub(crate) mod messages;
 mod process;
-mod registry;
 mod watch;
 
 use atoll_front::Visit;
@@ -19,7 +19,6 @@ use axum::extract::{Json, Request};
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-pub(crate) use registry::Processes;
 pub(crate) use watch::Watchers;
 
 use crate::auth::{self, Signed};
