@@ -5,6 +5,8 @@ pub(crate) mod connect;
 mod content;
 mod entries;
 mod events;
+#[cfg(test)]
+mod fields;
 pub(crate) mod files;
 mod filesystem;
 mod json;
