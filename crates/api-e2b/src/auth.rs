@@ -1,7 +1,8 @@
 //! Who is asking: API keys on the control plane, tokens and signatures in front of a sandbox. Which token opens what is
 //! decided in one place, by [`Identity::is_token`](atoll_identity::Identity::is_token).
 
-use atoll_front::{Refused, Visit};
+use atoll_front::Visit;
+use atoll_front::extract::bearer;
 use atoll_identity::Caller;
 use atoll_types::Fault;
 use axum::extract::{FromRequestParts, MatchedPath, RawPathParams};
@@ -60,8 +61,7 @@ async fn may(caller: &Caller, parts: &mut Parts) -> Answer<()> {
 
 /// Says who pays for what a request holds, now that it is known who asks.
 pub(crate) fn admit(extensions: &Extensions, caller: &Caller) -> Answer<Visit> {
-    let visit = extensions.get::<Visit>().cloned();
-    let visit = visit.ok_or(Refused::Unpaid)?;
+    let visit = Visit::of(extensions)?;
     visit.admit_caller(caller)?;
     Ok(visit)
 }
@@ -73,13 +73,6 @@ pub(crate) fn key(headers: &HeaderMap) -> Option<String> {
         .and_then(|value| value.to_str().ok())
         .or_else(|| bearer(headers))?;
     Some(own_form(given.trim()))
-}
-
-pub(crate) fn bearer(headers: &HeaderMap) -> Option<&str> {
-    let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
-    value
-        .strip_prefix("Bearer ")
-        .or_else(|| value.strip_prefix("bearer "))
 }
 
 /// Some clients insist on keys of the form `e2b_<hex>`: that is one of ours, in hexadecimal.

@@ -5,7 +5,7 @@
 
 use atoll_front::proxy::{self, Passing, Secrets};
 use atoll_front::serve;
-use atoll_front::{Asked, Refused, Visit, host};
+use atoll_front::{Asked, Visit, host};
 use atoll_identity::{Caller, Opens, kind_of_secret};
 use atoll_sandboxes::Sandbox;
 use atoll_types::{Code, Fault, SandboxId, SandboxState};
@@ -250,8 +250,7 @@ async fn to_port(
     if request.method() == Method::CONNECT {
         return Err(Fault::new(Code::MethodNotAllowed, "a sandbox's port is not a proxy").into());
     }
-    let visit = request.extensions().get::<Visit>().cloned();
-    let visit = visit.ok_or_else(|| Refused::Unpaid.fault())?;
+    let visit = Visit::of(request.extensions())?;
     match extras.private_ports {
         true => visit.admit_caller(&target.caller)?,
         // Anybody may come, and nobody of them takes the project's places.

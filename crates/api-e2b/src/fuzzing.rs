@@ -1,5 +1,6 @@
 //! What the fuzzer may see: both planes of this wire, read as their routes read them.
 
+use atoll_front::multipart;
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderValue, Request};
 use bytes::{Buf as _, Bytes, BytesMut};
@@ -10,7 +11,7 @@ use crate::control::{
     builds, create, life, network, recipe, snapshots, tags, templates, volume_content, volumes,
 };
 use crate::envd::connect::{self, Codec, Frame};
-use crate::envd::{files, messages, multipart};
+use crate::envd::{files, messages};
 use crate::extras::Extras;
 
 fn reads<T: DeserializeOwned>(body: &[u8], more: Option<&[u8]>) -> bool {

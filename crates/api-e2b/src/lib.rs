@@ -28,21 +28,28 @@ use std::sync::Arc;
 
 use atoll_front::Api;
 use atoll_identity::Identity;
-use atoll_sandboxes::Sandboxes;
+use atoll_sandboxes::{BuildJobs, Processes, Sandboxes};
 use axum::response::IntoResponse as _;
 
 pub use options::Options;
 
 /// The whole wire. It claims what E2B's clients ask for, and ports of the sandboxes that were made through it.
-pub fn api(identity: Identity, sandboxes: Sandboxes, options: Options) -> Api {
+pub fn api(
+    identity: Identity,
+    sandboxes: Sandboxes,
+    processes: Processes,
+    builds: BuildJobs,
+    options: Options,
+) -> Api {
     let app = App(Arc::new(Inner {
         identity,
         sandboxes,
         options,
-        processes: envd::Processes::default(),
+        processes,
+        builds,
+        uploads: control::Uploads::default(),
         watchers: envd::Watchers::default(),
         samples: control::Samples::default(),
-        builds: control::Builds::default(),
     }));
     let claiming = app.clone();
     let router = control::routes()
@@ -67,10 +74,11 @@ pub(crate) struct Inner {
     pub(crate) identity: Identity,
     pub(crate) sandboxes: Sandboxes,
     pub(crate) options: Options,
-    pub(crate) processes: envd::Processes,
+    pub(crate) processes: Processes,
+    pub(crate) builds: BuildJobs,
+    pub(crate) uploads: control::Uploads,
     pub(crate) watchers: envd::Watchers,
     pub(crate) samples: control::Samples,
-    pub(crate) builds: control::Builds,
 }
 
 impl std::ops::Deref for App {

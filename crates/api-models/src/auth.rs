@@ -2,15 +2,15 @@
 //!
 //! What must hold: a sandbox speaks for itself alone. Which one it is follows from the cable that it comes by; its token has to
 //! be the right one as well, and opens nothing anywhere else. It cannot name a workflow or a run of others: those come from
-//! the labels that it was created with.
+//! its owner.
 
-use atoll_front::{Refused, Visit};
+use atoll_front::Visit;
+use atoll_front::extract::bearer;
 use atoll_gateway_core::Spender;
 use atoll_identity::{Action, Caller};
 use atoll_models::{Refusal, Who};
 use atoll_types::{Code, Fault, SandboxId};
-use axum::http::request::Parts;
-use axum::http::{HeaderMap, header};
+use axum::http::HeaderMap;
 
 use crate::App;
 
@@ -19,12 +19,6 @@ pub(crate) async fn payer(app: &App, headers: &HeaderMap, visit: &Visit) -> Resu
     let (caller, who) = known(app, headers, visit).await?;
     visit.admit_caller(&caller)?;
     Ok(who)
-}
-
-/// What is known of a request before anybody has looked at it.
-pub(crate) fn visit(parts: &Parts) -> Result<Visit, Refusal> {
-    let visit = parts.extensions.get::<Visit>().cloned();
-    Ok(visit.ok_or_else(|| Refused::Unpaid.fault())?)
 }
 
 fn unknown(message: &str) -> Refusal {
@@ -110,15 +104,10 @@ fn sandbox(app: &App, visit: &Visit, token: &str) -> Result<(Caller, Who), Refus
 
 /// The secret where either wire puts it; a key of one's own wins over what else is there.
 fn secret(headers: &HeaderMap) -> Option<&str> {
-    let text = |name: header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
-    let bearer = text(header::AUTHORIZATION)
-        .and_then(|value| value.split_once(' '))
-        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
-        .map(|(_, token)| token.trim());
-    let key = text(header::HeaderName::from_static("x-api-key")).map(str::trim);
-    key.filter(|key| !key.is_empty())
-        .or(bearer)
-        .filter(|secret| !secret.is_empty())
+    let key = headers.get("x-api-key").and_then(|value| value.to_str().ok());
+    key.map(str::trim)
+        .filter(|key| !key.is_empty())
+        .or_else(|| bearer(headers))
 }
 
 fn label(headers: &HeaderMap, name: &'static str) -> Result<Option<String>, Refusal> {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use atoll_dialects::Dialect;
+use atoll_front::extract::{Declared, JsonRules, read_json};
 use atoll_front::{Refused, Visit};
 use atoll_models::{Refusal, Request, Served};
 use atoll_types::{Code, Fault};
@@ -17,6 +18,12 @@ use serde_json::json;
 use crate::error::{Failure, Wire};
 use crate::{App, auth};
 
+/// Conversations with images are large. Some clients do not say that they send JSON.
+const RULES: JsonRules = JsonRules {
+    bytes: 32 * 1024 * 1024,
+    declared: Declared::IfAtAll,
+    may_be_empty: false,
+};
 /// Answers are kept for a day at most.
 const LONGEST_KEPT: u64 = 24 * 60 * 60;
 
@@ -54,7 +61,7 @@ pub(crate) async fn count_tokens(
 ) -> Result<Response, Failure> {
     let wire = Wire::Anthropic;
     let (parts, body) = request.into_parts();
-    let visit = auth::visit(&parts).map_err(|refusal| wire.refuse(refusal))?;
+    let visit = Visit::of(&parts.extensions).map_err(|fault| wire.refuse(fault))?;
     let who = auth::payer(&app, &parts.headers, &visit)
         .await
         .map_err(|refusal| wire.refuse(refusal))?;
@@ -79,7 +86,7 @@ pub(crate) async fn serve(
 ) -> Result<Response, Failure> {
     let (parts, body) = request.into_parts();
     let headers = &parts.headers;
-    let visit = auth::visit(&parts).map_err(|refusal| wire.refuse(refusal))?;
+    let visit = Visit::of(&parts.extensions).map_err(|fault| wire.refuse(fault))?;
     let who = auth::payer(app, headers, &visit)
         .await
         .map_err(|refusal| wire.refuse(refusal))?;
@@ -161,32 +168,14 @@ fn keep(headers: &HeaderMap) -> Result<Option<Duration>, Refusal> {
 
 /// The body, if it is JSON and not too large. It is paid for until the last copy is dropped.
 async fn read(visit: &Visit, headers: &HeaderMap, body: Body) -> Result<Bytes, Refusal> {
-    let kind = headers
-        .get(header::CONTENT_TYPE)
-        .and_then(|kind| kind.to_str().ok())
-        .unwrap_or("application/json");
-    let essence = kind
-        .split(';')
-        .next()
-        .unwrap_or_default()
-        .trim()
-        .to_ascii_lowercase();
-    if essence != "application/json" && !essence.ends_with("+json") {
-        let message = "this route reads JSON, and the body is declared as something else";
-        return Err(Fault::new(Code::UnsupportedMediaType, message)
-            .hint("send `Content-Type: application/json`")
-            .into());
-    }
-    let refuse = |refused| match refused {
-        Refused::TooLarge { limit } => {
+    match read_json(visit, headers, body, RULES).await {
+        Ok(held) => Ok(held.into_bytes()),
+        Err(Refused::TooLarge { limit }) => {
             let message = format!("a request may hold at most {limit} bytes");
-            Fault::new(Code::RequestTooLarge, message)
+            Err(Fault::new(Code::RequestTooLarge, message).into())
         }
-        other => other.fault(),
-    };
-    let mut held = visit.read(body, crate::LARGEST_REQUEST).await.map_err(refuse)?;
-    held.weigh_json().map_err(refuse)?;
-    Ok(held.into_bytes())
+        Err(other) => Err(other.fault().into()),
+    }
 }
 
 /// What a provider of the same wire should hear.

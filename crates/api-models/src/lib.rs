@@ -35,9 +35,6 @@ use axum::routing::{get, post};
 
 use error::Wire;
 
-/// The most that a request may hold; conversations with images are large.
-const LARGEST_REQUEST: usize = 32 * 1024 * 1024;
-
 #[derive(Debug, Clone)]
 pub(crate) struct App {
     pub(crate) identity: Identity,

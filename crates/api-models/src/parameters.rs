@@ -1,7 +1,8 @@
 //! Which parameters the queries of model clients may have. Those that nobody reads are refused, except where a client sends
 //! them always: what they ask for is then what it gets anyway.
 
-use atoll_types::{Code, Fault};
+use atoll_front::query;
+use atoll_types::Fault;
 use axum::extract::{MatchedPath, Request};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
@@ -39,27 +40,14 @@ fn known(path: &str) -> (Wire, &'static [&'static str]) {
 
 pub(crate) async fn check(path: MatchedPath, request: Request, next: Next) -> Response {
     let (wire, names) = known(path.as_str());
-    match unknown(request.uri().query().unwrap_or_default(), names) {
-        Some(message) => wire
-            .refuse(Fault::new(Code::InvalidQuery, message))
-            .into_response(),
-        None => next.run(request).await,
+    match only(request.uri().query().unwrap_or_default(), names) {
+        Ok(()) => next.run(request).await,
+        Err(fault) => wire.refuse(fault).into_response(),
     }
 }
 
-fn unknown(query: &str, known: &[&str]) -> Option<String> {
-    let mut seen = Vec::new();
-    for (name, _) in form_urlencoded::parse(query.as_bytes()) {
-        let shown: String = name.chars().take(100).collect();
-        if !known.contains(&&*name) {
-            return Some(format!("unknown query parameter `{}`", shown.escape_default()));
-        }
-        if seen.contains(&name) {
-            return Some(format!("the query parameter `{shown}` is given twice"));
-        }
-        seen.push(name);
-    }
-    None
+fn only(text: &str, known: &[&str]) -> Result<(), Fault> {
+    query::only(query::pairs(text).map(|(name, _)| name), known)
 }
 
 #[cfg(test)]
@@ -68,16 +56,16 @@ mod tests {
 
     #[test]
     fn what_nobody_reads_is_refused() {
-        assert_eq!(unknown("beta=true", known("/v1/messages").1), None);
-        assert_eq!(unknown("", known("/v1/chat/completions").1), None);
+        only("beta=true", known("/v1/messages").1).unwrap();
+        only("", known("/v1/chat/completions").1).unwrap();
         for (path, query, named) in [
             ("/v1/chat/completions", "model=x", "`model`"),
             ("/v1/messages", "beta=true&beta=false", "`beta`"),
             ("/v4/ai/config", "x", "`x`"),
             ("/v1/generation", "id=1&project=2", "`project`"),
         ] {
-            let message = unknown(query, known(path).1).unwrap();
-            assert!(message.contains(named), "{message}");
+            let fault = only(query, known(path).1).unwrap_err();
+            assert!(fault.message.contains(named), "{fault}");
         }
     }
 }

@@ -4,8 +4,9 @@
 //! sends cookies along with what they ask for; so whatever changes something, and whatever becomes a WebSocket, comes from a
 //! page of this very origin, and what changes something carries a word that is in no cookie.
 
+use atoll_front::extract::cookies;
 use atoll_front::proxy::{HOST_SESSION_NAME, SESSION_NAME};
-use atoll_front::{Visit, serve};
+use atoll_front::{Visit, host, serve};
 use atoll_identity::{Caller, SessionWord};
 use atoll_types::{Code, Fault};
 use axum::extract::{Extension, State};
@@ -169,12 +170,7 @@ fn origin(parts: &Parts, scheme: &str) -> Origin {
     let Some(first) = first else {
         return Origin::Unsaid;
     };
-    let authority = parts.uri.authority().map(|authority| authority.as_str());
-    let host = parts
-        .headers
-        .get(header::HOST)
-        .and_then(|host| host.to_str().ok());
-    let own = authority.or(host).map(|host| format!("{scheme}://{host}"));
+    let own = host::authority(&parts.uri, &parts.headers).map(|host| format!("{scheme}://{host}"));
     match (first.to_str(), own) {
         (Ok(said), Some(own)) if second.is_none() && said.eq_ignore_ascii_case(&own) => Origin::Own,
         _ => Origin::Foreign,
@@ -183,12 +179,7 @@ fn origin(parts: &Parts, scheme: &str) -> Origin {
 
 /// The cookie of this name; one that comes twice is none: another page may have planted the other.
 fn cookie<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
-    let mut found = headers
-        .get_all(header::COOKIE)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(';'))
-        .filter_map(|pair| pair.trim().split_once('='))
+    let mut found = cookies(headers)
         .filter(|(known, _)| *known == name)
         .map(|(_, value)| value);
     match (found.next(), found.next()) {

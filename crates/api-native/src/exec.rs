@@ -299,7 +299,7 @@ impl Attached {
             mut events,
             input,
         } = execution;
-        let pid = started(&mut events).await?;
+        let pid = events.started().await?;
         let mut idle_input = Some(input);
         let feeding = stdin.and_then(|stdin| {
             let input = idle_input.take()?;
@@ -361,16 +361,6 @@ impl Attached {
         (result.stdout, result.stdout_base64) = stdout.into_text(visit);
         (result.stderr, result.stderr_base64) = stderr.into_text(visit);
         Ok((result, length))
-    }
-}
-
-/// Waits until the command runs; if it cannot be started, that is the answer.
-pub(crate) async fn started(events: &mut ExecEvents) -> Result<u32, Fault> {
-    match events.next().await {
-        Some(Ok(ExecEvent::Started { pid })) => Ok(pid),
-        Some(Err(fault)) => Err(fault),
-        Some(Ok(_)) => Err(broken("the guest reported something before the start")),
-        None => Err(broken("the guest did not report a start")),
     }
 }
 

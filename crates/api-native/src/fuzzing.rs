@@ -1,11 +1,12 @@
 //! What the fuzzer may see: every request of this API, read as its route reads it.
 
+use atoll_front::range;
 use atoll_types::NetworkPolicy;
 
 use crate::extract::{parse_json, parse_private_json, query};
 use crate::{
-    approvals, artifacts, commands, exec, files, gateway, keys, ledger, network, projects, range, run,
-    sandboxes, secrets, session, snapshots, templates, transfer, volumes, workflows,
+    approvals, artifacts, commands, exec, files, gateway, keys, ledger, network, projects, run, sandboxes,
+    secrets, session, snapshots, templates, transfer, volumes, workflows,
 };
 
 /// Reads a body as each of the types, and again with a field that no route knows, which must be refused.

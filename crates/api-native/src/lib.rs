@@ -40,7 +40,6 @@ mod parameters;
 mod ports;
 mod projects;
 mod proxy;
-mod range;
 mod run;
 mod sandboxes;
 mod secrets;

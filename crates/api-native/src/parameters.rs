@@ -5,21 +5,19 @@
 
 use std::collections::HashMap;
 
-use atoll_types::{Code, Fault};
+use atoll_front::query::{self, Parameter};
+use atoll_types::Fault;
 use axum::http::Method;
 use utoipa::openapi::path::ParameterIn;
 use utoipa::openapi::{OpenApi, RefOr, Schema};
 
 use crate::openapi::operations;
 
-#[derive(Debug, Default)]
-pub(crate) struct Parameters(HashMap<String, Vec<(&'static str, Vec<Parameter>)>>);
+/// Of one path, by method.
+type OfPath = Vec<(&'static str, Vec<Parameter<String>>)>;
 
-#[derive(Debug)]
-struct Parameter {
-    name: String,
-    repeats: bool,
-}
+#[derive(Debug, Default)]
+pub(crate) struct Parameters(HashMap<String, OfPath>);
 
 impl Parameters {
     pub(crate) fn of(api: &OpenApi) -> Self {
@@ -40,7 +38,7 @@ impl Parameters {
     }
 
     /// Refuses what the operation does not know, and what is given twice. What is not documented decides for itself.
-    pub(crate) fn check(&self, path: &str, method: &Method, query: &str) -> Result<(), Fault> {
+    pub(crate) fn check(&self, path: &str, method: &Method, text: &str) -> Result<(), Fault> {
         // The router says of some parameters that they may hold slashes.
         let path = path.replace("{*", "{");
         let method = if method == Method::HEAD {
@@ -55,34 +53,8 @@ impl Parameters {
         else {
             return Ok(());
         };
-        let mut seen = Vec::new();
-        for (name, _) in form_urlencoded::parse(query.as_bytes()) {
-            let Some(parameter) = known.iter().find(|parameter| parameter.name == *name) else {
-                return Err(unknown(&name, known));
-            };
-            if seen.contains(&name) && !parameter.repeats {
-                let message = format!("the query parameter `{name}` is given twice");
-                return Err(Fault::new(Code::InvalidQuery, message));
-            }
-            seen.push(name);
-        }
-        Ok(())
+        query::check(query::pairs(text).map(|(name, _)| name), known)
     }
-}
-
-fn unknown(name: &str, known: &[Parameter]) -> Fault {
-    let shown: String = name.chars().take(100).collect();
-    let expected = match known {
-        [] => "there are none here".to_owned(),
-        known => {
-            let names: Vec<String> = known.iter().map(|known| format!("`{}`", known.name)).collect();
-            format!("expected one of {}", names.join(", "))
-        }
-    };
-    Fault::new(
-        Code::InvalidQuery,
-        format!("unknown query parameter `{}`; {expected}", shown.escape_default()),
-    )
 }
 
 #[cfg(test)]

@@ -2,10 +2,11 @@
 //!
 //! What must hold: nothing passes without it. The way itself is [`atoll_front::proxy`].
 
+use atoll_front::extract::cookies;
 use atoll_front::proxy::{
     self, HOST_TOKEN_NAME, Passing, Secrets, TOKEN_NAME, is_token_cookie, without_token,
 };
-use atoll_front::serve;
+use atoll_front::{host, serve};
 use atoll_identity::{Caller, Opens, kind_of_secret};
 use atoll_types::{Code, Fault, SandboxId};
 use axum::extract::Request;
@@ -124,23 +125,9 @@ fn tokens<'a>(headers: &'a HeaderMap, uri: &'a Uri) -> impl Iterator<Item = (Sou
         .take(MAX_TOKENS)
 }
 
-fn cookies(headers: &HeaderMap) -> impl Iterator<Item = (&str, &str)> {
-    headers
-        .get_all(header::COOKIE)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(';'))
-        .filter_map(|pair| pair.trim().split_once('='))
-}
-
 /// Puts the token of a URL into a cookie and leads to the URL without it.
 fn remember(app: &App, request: &Request, token: &str) -> Response {
-    let host = request
-        .uri()
-        .authority()
-        .map(ToString::to_string)
-        .or_else(|| Some(request.headers().get(header::HOST)?.to_str().ok()?.to_owned()))
-        .unwrap_or_default();
+    let host = host::authority(request.uri(), request.headers()).unwrap_or_default();
     let scheme = serve::scheme(request.extensions(), &app.options.public_scheme);
     // With scheme and host: a path that begins with `//` would otherwise lead to another host.
     let location = format!("{scheme}://{host}{}", without_token(request.uri()));

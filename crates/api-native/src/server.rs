@@ -1,14 +1,19 @@
 //! The server about itself: health, metrics, what it can do, and its own documentation.
 
 use std::fmt::Write as _;
+use std::sync::atomic::AtomicU64;
 
-use atoll_front::meter::{gauge, line};
+use atoll_front::meter::exposition;
 use atoll_sandboxes::PoolView;
 use atoll_types::{Code, Fault, Isolation};
 use axum::extract::{Request, State};
 use axum::http::{Method, header};
-use axum::response::{Html, IntoResponse};
+use axum::response::{Html, IntoResponse, Response};
 use bytes::Bytes;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::Registry;
 use serde::Serialize;
 use utoipa::ToSchema;
 use utoipa::openapi::OpenApi;
@@ -100,90 +105,98 @@ pub(crate) async fn healthz() -> &'static str {
     "ok\n"
 }
 
-const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
-
-/// Metrics of model calls in Prometheus' text form, for the same readers as `/metrics`.
+/// Metrics of model calls in OpenMetrics' text form, for the same readers as `/metrics`.
 #[utoipa::path(
     get, path = "/metrics/models", tag = "server",
     security(("key" = ["server.run"])),
-    responses((status = 200, description = "The metrics.", body = String, content_type = "text/plain"))
+    responses((status = 200, description = "The metrics.", body = String, content_type = "application/openmetrics-text"))
 )]
-pub(crate) async fn model_metrics(State(app): State<App>) -> impl IntoResponse {
-    let mut out = String::new();
-    app.models.metrics().write(&mut out);
-    ([(header::CONTENT_TYPE, METRICS_TYPE)], out)
+pub(crate) async fn model_metrics(State(app): State<App>) -> Response {
+    let mut registry = Registry::default();
+    app.models.metrics().register(&mut registry);
+    exposition(&registry)
 }
 
-/// Metrics in Prometheus' text form, for those who run the server, and for holders of its `metrics_key`.
+/// Metrics in OpenMetrics' text form (Prometheus), for those who run the server, and for holders of its `metrics_key`.
 #[utoipa::path(
     get, path = "/metrics", tag = "server",
     security(("key" = ["server.run"])),
-    responses((status = 200, description = "The metrics.", body = String, content_type = "text/plain"))
+    responses((status = 200, description = "The metrics.", body = String, content_type = "application/openmetrics-text"))
 )]
-pub(crate) async fn metrics(State(app): State<App>) -> impl IntoResponse {
+pub(crate) async fn metrics(State(app): State<App>) -> Response {
     let overview = app.sandboxes.overview().await;
-    let mut out = String::with_capacity(16 * 1024);
-    gauge(
-        &mut out,
-        "atoll_build_info",
-        "Always 1; the label is the version.",
+    let mut registry = Registry::default();
+    registry.register(
+        "atoll_build",
+        "Always 1; the label is the version",
+        Info::new([("version", env!("CARGO_PKG_VERSION"))]),
     );
-    line(
-        &mut out,
-        "atoll_build_info",
-        &[("version", env!("CARGO_PKG_VERSION"))],
-        1,
-    );
-    gauge(&mut out, "atoll_sandboxes_running", "Sandboxes that run now.");
-    line(&mut out, "atoll_sandboxes_running", &[], overview.running);
-    gauge(
-        &mut out,
-        "atoll_instances_pooled",
-        "Instances booted ahead of use.",
-    );
-    line(&mut out, "atoll_instances_pooled", &[], overview.pooled);
-    gauge(
-        &mut out,
-        "atoll_tier_available",
-        "Whether this machine offers the isolation.",
-    );
-    for tier in &overview.tiers {
-        let labels = [("isolation", tier.isolation.name())];
-        line(
-            &mut out,
-            "atoll_tier_available",
-            &labels,
-            u8::from(tier.available),
-        );
-    }
-    gauge(&mut out, "atoll_pool_ready", "Instances ready in the pool.");
-    for pool in &overview.pools {
-        line(&mut out, "atoll_pool_ready", &pool_labels(pool), pool.ready);
-    }
-    gauge(
-        &mut out,
-        "atoll_pool_target",
-        "Instances that the pool should hold.",
-    );
-    for pool in &overview.pools {
-        line(&mut out, "atoll_pool_target", &pool_labels(pool), pool.target);
-    }
-    gauge(
-        &mut out,
-        "atoll_buffered_bytes",
-        "Bytes of requests that are held in memory now.",
-    );
-    line(&mut out, "atoll_buffered_bytes", &[], app.front.memory.held());
     let (open, strangers) = app.front.connections.count();
-    gauge(&mut out, "atoll_connections", "Connections that are open now.");
-    for (kind, count) in [("known", open.saturating_sub(strangers)), ("stranger", strangers)] {
-        line(&mut out, "atoll_connections", &[("kind", kind)], count);
+    let known = open.saturating_sub(strangers);
+    for (name, help, value) in [
+        (
+            "atoll_sandboxes_running",
+            "Sandboxes that run now",
+            overview.running as u64,
+        ),
+        (
+            "atoll_instances_pooled",
+            "Instances booted ahead of use",
+            overview.pooled as u64,
+        ),
+        (
+            "atoll_buffered_bytes",
+            "Bytes of requests that are held in memory now",
+            app.front.memory.held(),
+        ),
+    ] {
+        registry.register(name, help, ConstGauge::new(value));
     }
-    app.front.meter.write(&mut out);
-    ([(header::CONTENT_TYPE, METRICS_TYPE)], out)
+    registry.register(
+        "atoll_connections",
+        "Connections that are open now",
+        gauges([
+            ([("kind", "known")], known as u64),
+            ([("kind", "stranger")], strangers as u64),
+        ]),
+    );
+    let tiers = overview.tiers.iter();
+    registry.register(
+        "atoll_tier_available",
+        "Whether this machine offers the isolation",
+        gauges(tiers.map(|tier| ([("isolation", tier.isolation.name())], u64::from(tier.available)))),
+    );
+    let pools = overview.pools.iter();
+    registry.register(
+        "atoll_pool_ready",
+        "Instances ready in the pool",
+        gauges(pools.clone().map(|pool| (pool_labels(pool), pool.ready as u64))),
+    );
+    registry.register(
+        "atoll_pool_target",
+        "Instances that the pool should hold",
+        gauges(pools.map(|pool| (pool_labels(pool), pool.target as u64))),
+    );
+    app.front.meter.register(&mut registry);
+    exposition(&registry)
 }
 
-fn pool_labels(pool: &PoolView) -> [(&str, &str); 2] {
+type Labels<const N: usize> = [(&'static str, String); N];
+
+/// Series of one gauge, as they are now.
+fn gauges<'a, const N: usize>(
+    series: impl IntoIterator<Item = ([(&'static str, &'a str); N], u64)>,
+) -> Family<Labels<N>, Gauge<u64, AtomicU64>> {
+    let family = Family::default();
+    for (labels, value) in series {
+        let labels: Labels<N> = labels.map(|(name, value)| (name, value.to_owned()));
+        let gauge: &Gauge<u64, AtomicU64> = &family.get_or_create(&labels);
+        gauge.set(value);
+    }
+    family
+}
+
+fn pool_labels(pool: &PoolView) -> [(&'static str, &str); 2] {
     let isolation = pool.isolation.map_or("unknown", Isolation::name);
     [("template", pool.template.as_str()), ("isolation", isolation)]
 }

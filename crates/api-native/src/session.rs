@@ -38,7 +38,7 @@ use utoipa_axum::routes;
 use crate::App;
 use crate::commands::SignalName;
 use crate::error::{Answer, ErrorDetail, Failure};
-use crate::exec::{ExecRequest, ExitView, PtyRequest, Run, StartedView, started};
+use crate::exec::{ExecRequest, ExitView, PtyRequest, Run, StartedView};
 use crate::extract::{Args, As, At, Paying, parse_json};
 use crate::named::Named;
 
@@ -177,7 +177,7 @@ async fn run(app: &App, caller: &Caller, id: &SandboxId, mut socket: WebSocket, 
         let Run { mut spec, stdin } = parse_json::<ExecRequest>(&request)?.into_run()?;
         spec.stdin = true;
         let mut execution = app.sandboxes.exec(caller, id, spec).await?;
-        let pid = started(&mut execution.events).await?;
+        let pid = execution.events.started().await?;
         Ok::<_, Failure>((execution, pid, stdin))
     };
     match begun.await {

@@ -1,19 +1,17 @@
 //! File content and archives on their way in and out of a sandbox: streams, handed on chunk by chunk.
 
 use std::collections::VecDeque;
-use std::pin::Pin;
-use std::task::{Context, Poll};
-use std::time::Duration;
 
+use atoll_front::range::{self, Part};
 use atoll_guest_protocol::{EntryKind, FileStat, WriteMode};
 use atoll_sandboxes::{ByteStream, FileContent, WriteSpec};
-use atoll_types::{Code, Fault};
-use axum::body::{Body, BodyDataStream};
+use atoll_types::Code;
+use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use futures_util::{Stream, StreamExt as _, stream};
+use futures_util::{StreamExt as _, stream};
 use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
@@ -23,7 +21,6 @@ use crate::error::{Answer, Failure};
 use crate::extract::{Args, Arriving, As};
 use crate::files::{FileView, PathQuery, path};
 use crate::named::Named;
-use crate::range::{self, Part};
 use crate::{App, wire};
 
 /// Files up to this size are read before they are answered, so that their length is certain (files in `/proc` and
@@ -117,11 +114,7 @@ pub(crate) async fn read_file(
     Args(query): Args<ReadQuery>,
 ) -> Answer<Response> {
     let at = path(query.path, query.path_base64, query.user)?;
-    let asked = headers
-        .get(header::RANGE)
-        .filter(|_| !headers.contains_key(header::IF_RANGE))
-        .and_then(|value| range::parse(value.to_str().ok()?));
-    let Some(asked) = asked else {
+    let Some(asked) = range::asked(&headers) else {
         let (offset, length) = (query.offset.unwrap_or(0), query.length);
         let content = app.sandboxes.read_file(&caller, &id, at, offset, length).await?;
         return whole(content, offset, length).await;
@@ -198,8 +191,7 @@ async fn read_small(mut body: ByteStream) -> Answer<Small> {
 fn ranged(body: ByteStream, part: Part, size: u64) -> Response {
     let mut response = octets(Body::from_stream(body), Some(part.length));
     *response.status_mut() = StatusCode::PARTIAL_CONTENT;
-    let last = part.first + part.length - 1;
-    if let Ok(value) = HeaderValue::from_str(&format!("bytes {}-{last}/{size}", part.first)) {
+    if let Ok(value) = HeaderValue::from_str(&part.header(size)) {
         response.headers_mut().insert(header::CONTENT_RANGE, value);
     }
     response
@@ -247,10 +239,7 @@ pub(crate) async fn write_file(
     Arriving(body): Arriving,
 ) -> Answer<axum::Json<FileView>> {
     let spec = query.into_spec()?;
-    let stat = app
-        .sandboxes
-        .write_file(&caller, &id, spec, incoming(body))
-        .await?;
+    let stat = app.sandboxes.write_file(&caller, &id, spec, body.boxed()).await?;
     Ok(axum::Json(FileView::of(&stat)))
 }
 
@@ -289,58 +278,8 @@ pub(crate) async fn write_tar(
     Arriving(body): Arriving,
 ) -> Answer<StatusCode> {
     let at = query.into_path()?;
-    app.sandboxes.tar_in(&caller, &id, at, incoming(body)).await?;
+    app.sandboxes.tar_in(&caller, &id, at, body.boxed()).await?;
     Ok(StatusCode::NO_CONTENT)
-}
-
-/// A request's body as the application takes it.
-pub(crate) fn incoming(body: Body) -> ByteStream {
-    Box::pin(Incoming {
-        body: Some(body.into_data_stream()),
-    })
-}
-
-/// How much of a refused upload is read and thrown away, so that the client is still there to hear why.
-const DISCARD: usize = 256 << 20;
-const DISCARD_WITHIN: Duration = Duration::from_secs(10);
-
-struct Incoming {
-    body: Option<BodyDataStream>,
-}
-
-impl Stream for Incoming {
-    type Item = Result<Bytes, Fault>;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let Some(body) = &mut self.body else {
-            return Poll::Ready(None);
-        };
-        let next = std::task::ready!(body.poll_next_unpin(context));
-        if !matches!(next, Some(Ok(_))) {
-            self.body = None;
-        }
-        Poll::Ready(next.map(|chunk| {
-            chunk.map_err(|error| Fault::new(Code::IncompleteBody, format!("the body broke off: {error}")))
-        }))
-    }
-}
-
-impl Drop for Incoming {
-    /// A connection that is closed with unread bytes is reset, and takes an answer on its way with it.
-    fn drop(&mut self) {
-        let (Some(mut body), Ok(runtime)) = (self.body.take(), tokio::runtime::Handle::try_current()) else {
-            return;
-        };
-        runtime.spawn(tokio::time::timeout(DISCARD_WITHIN, async move {
-            let mut discarded = 0;
-            while let Some(Ok(chunk)) = body.next().await {
-                discarded += chunk.len();
-                if discarded > DISCARD {
-                    break;
-                }
-            }
-        }));
-    }
 }
 
 #[cfg(test)]
@@ -418,7 +357,7 @@ mod tests {
             "mode=0600",
         ] {
             assert!(
-                query::<WriteQuery>(bad).and_then(WriteQuery::into_spec).is_err(),
+                query::<WriteQuery>(bad).map_or(true, |query| query.into_spec().is_err()),
                 "{bad}"
             );
         }

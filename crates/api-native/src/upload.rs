@@ -14,13 +14,12 @@ use std::os::fd::AsFd as _;
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use atoll_archive::{Budget, Dialect, Ids, is_full, is_too_much, unpack_within};
+use atoll_front::upload::Incoming;
 use atoll_identity::Caller;
 use atoll_sandboxes::UploadRoom;
 use atoll_types::{Code, Fault};
-use axum::body::Body;
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
@@ -39,8 +38,6 @@ const MAX_DEPTH: usize = 250;
 /// What the headers of one entry may have on average: names of some kilobytes.
 const HEADER_BYTES: u64 = 8 << 10;
 const DOCKERFILE_BYTES: u64 = 1024 * 1024;
-/// An upload that stands still for so long is given up.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A directory that is deleted when this is dropped.
 #[derive(Debug)]
@@ -84,7 +81,7 @@ impl Drop for Upload {
 }
 
 /// Receives and unpacks a build context.
-pub(crate) async fn context(app: &App, caller: &Caller, body: Body) -> Answer<Upload> {
+pub(crate) async fn context(app: &App, caller: &Caller, body: Incoming) -> Answer<Upload> {
     receive(app, caller, body, |body, root, limit| {
         unpack(body, root, limit, MAX_ENTRIES)
     })
@@ -92,7 +89,7 @@ pub(crate) async fn context(app: &App, caller: &Caller, body: Body) -> Answer<Up
 }
 
 /// Receives an image archive into [`Upload::file`].
-pub(crate) async fn archive(app: &App, caller: &Caller, body: Body) -> Answer<Upload> {
+pub(crate) async fn archive(app: &App, caller: &Caller, body: Incoming) -> Answer<Upload> {
     receive(app, caller, body, |mut body, root, limit| {
         let written = write_file(&mut body, &root.join(ARCHIVE), 0o600, limit);
         match written.map_err(|error| failed(Path::new("the archive"), &error))? {
@@ -105,33 +102,23 @@ pub(crate) async fn archive(app: &App, caller: &Caller, body: Body) -> Answer<Up
     .await
 }
 
-type Incoming = SyncIoBridge<StreamReader<stream::BoxStream<'static, io::Result<Bytes>>, Bytes>>;
+type Pieces = SyncIoBridge<StreamReader<stream::BoxStream<'static, io::Result<Bytes>>, Bytes>>;
 
 /// Hands a body to `take`, with a new directory to put it into and a limit.
 async fn receive(
     app: &App,
     caller: &Caller,
-    body: Body,
-    take: impl FnOnce(Incoming, &Path, u64) -> Answer<()> + Send + 'static,
+    body: Incoming,
+    take: impl FnOnce(Pieces, &Path, u64) -> Answer<()> + Send + 'static,
 ) -> Answer<Upload> {
     let _slot = app.receiving.take(caller.project())?;
     let room = Arc::new(app.sandboxes.upload_room(caller.project()).await?);
-    let chunks = stream::unfold(body.into_data_stream(), |mut body| async move {
-        match tokio::time::timeout(PATIENCE, body.next()).await {
-            Ok(chunk) => Some((chunk?.map_err(io::Error::other), body)),
-            Err(_) => Some((Err(io::ErrorKind::TimedOut.into()), body)),
-        }
-    });
-    let (counted, no_room) = (Arc::clone(&room), NoRoom::default());
-    let told = no_room.clone();
-    let chunks = chunks.map(move |chunk| {
-        let chunk = chunk?;
-        counted
-            .take(chunk.len() as u64)
-            .map_err(|fault| told.tell(fault))?;
-        Ok(chunk)
-    });
-    let incoming = SyncIoBridge::new(StreamReader::new(chunks.boxed()));
+    let (counted, refused) = (Arc::clone(&room), WhyNot::default());
+    let told = refused.clone();
+    let pieces = body
+        .kept(move |bytes| counted.take(bytes))
+        .map(move |piece| piece.map_err(|fault| told.tell(fault)));
+    let incoming = SyncIoBridge::new(StreamReader::new(pieces.boxed()));
     let scratch = app.options.scratch.clone();
     let limit = app.options.upload_bytes;
     blocking(move || {
@@ -150,7 +137,7 @@ async fn receive(
         };
         match take(incoming, upload.path(), limit) {
             Ok(()) => Ok(upload),
-            Err(failure) => Err(no_room.or(failure)),
+            Err(failure) => Err(refused.or(failure)),
         }
     })
     .await
@@ -158,12 +145,12 @@ async fn receive(
 
 /// Why nothing more was taken, for those who know only that reading failed.
 #[derive(Debug, Clone, Default)]
-struct NoRoom(Arc<Mutex<Option<Fault>>>);
+struct WhyNot(Arc<Mutex<Option<Fault>>>);
 
-impl NoRoom {
+impl WhyNot {
     fn tell(&self, fault: Fault) -> io::Error {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(fault);
-        io::ErrorKind::QuotaExceeded.into()
+        io::ErrorKind::UnexpectedEof.into()
     }
 
     fn or(&self, failure: Failure) -> Failure {

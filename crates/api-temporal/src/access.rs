@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use atoll_front::body::Awaited;
+use atoll_front::extract::bearer;
 use atoll_front::{Front, Refused, Visit, status};
 use atoll_identity::{Action, Identity};
 use atoll_types::Fault;
@@ -24,7 +25,7 @@ use http_body::{Body as _, Frame};
 use http_body_util::{BodyExt as _, BodyStream, StreamBody};
 use tokio_stream::StreamExt as _;
 use tonic::body::Body;
-use tonic::codegen::http::{HeaderMap, Request, Response, header};
+use tonic::codegen::http::{HeaderMap, Request, Response};
 use tonic::{Status, async_trait};
 use tower_layer::Layer;
 use tower_service::Service;
@@ -328,18 +329,11 @@ async fn admit(
     headers: &HeaderMap,
     action: Action,
 ) -> Result<Caller, Status> {
-    let secret = headers
-        .get(header::AUTHORIZATION)
-        .and_then(|value| value.to_str().ok())
-        .and_then(|value| value.split_once(' '))
-        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
-        .map(|(_, secret)| secret.trim())
-        .filter(|secret| !secret.is_empty())
-        .ok_or_else(|| {
-            Status::unauthenticated(
-                "this request carries no API key: give your client one (api_key); `atoll key create` makes it",
-            )
-        })?;
+    let secret = bearer(headers).ok_or_else(|| {
+        Status::unauthenticated(
+            "this request carries no API key: give your client one (api_key); `atoll key create` makes it",
+        )
+    })?;
     match keys.holder(secret).await {
         Ok(Some(caller)) => {
             visit.admit_caller(&caller).map_err(|fault| told(&fault))?;

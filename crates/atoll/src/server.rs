@@ -20,7 +20,7 @@ use atoll_helper::front::Helper;
 use atoll_identity::{CreateKey, Identity, Role};
 use atoll_models::Models;
 use atoll_runtime::probe::Verdict;
-use atoll_sandboxes::Sandboxes;
+use atoll_sandboxes::{BuildJobs, Processes, Sandboxes};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
@@ -234,7 +234,13 @@ impl Server {
             front.clone(),
             domains,
             [
-                atoll_api_e2b::api(identity.clone(), sandboxes.clone(), e2b),
+                atoll_api_e2b::api(
+                    identity.clone(),
+                    sandboxes.clone(),
+                    Processes::new(sandboxes.clone()),
+                    BuildJobs::new(sandboxes.clone()),
+                    e2b,
+                ),
                 atoll_api_models::api(identity.clone(), models.clone(), sandboxes.clone()),
                 // The last: it takes what is left, and says what there is not.
                 atoll_api_native::api(

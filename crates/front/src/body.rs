@@ -49,6 +49,8 @@ pub enum Refused {
     Full(Fault),
     /// Nobody was admitted who could pay for it.
     Unpaid,
+    /// The route reads JSON, and the body is declared as something else, or as nothing where it must be.
+    NotJson,
 }
 
 impl Refused {
@@ -79,6 +81,11 @@ impl Refused {
             }
             Self::Full(fault) => fault,
             Self::Unpaid => Fault::internal("a body was to be read before it was known whose it is"),
+            Self::NotJson => Fault::new(
+                Code::UnsupportedMediaType,
+                "this route reads JSON, and the body is not declared as such",
+            )
+            .hint("send `Content-Type: application/json`"),
         }
     }
 }
@@ -92,7 +99,14 @@ impl fmt::Display for Refused {
             Self::Broken(why) => f.write_str(why),
             Self::Full(fault) => fault.fmt(f),
             Self::Unpaid => f.write_str("nobody pays for the body"),
+            Self::NotJson => f.write_str("the body is not declared as JSON"),
         }
+    }
+}
+
+impl From<Refused> for Fault {
+    fn from(refused: Refused) -> Self {
+        refused.fault()
     }
 }
 

@@ -47,6 +47,12 @@ pub fn target(uri: &Uri, headers: &HeaderMap, domains: &[String]) -> Target {
     }
 }
 
+/// The host that a request was sent to, as its client wrote it: what links back to it begin with.
+pub fn authority<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Option<&'a str> {
+    let named = uri.authority().map(http::uri::Authority::as_str);
+    named.or_else(|| headers.get(HOST)?.to_str().ok())
+}
+
 fn parse(authority: &str, domains: &[String]) -> Target {
     let host = without_port(authority).trim_end_matches('.').to_ascii_lowercase();
     let label = domains.iter().find_map(|domain| {

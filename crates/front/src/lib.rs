@@ -16,26 +16,32 @@
 //! - **Strangers cannot keep others out.** When there are too many of them, the one that came first is cut, so whoever comes
 //!   with a key gets in.
 //! - A fault has one status in HTTP and one in gRPC: [`status`] is the only table.
+//! - **Requests are read in one way** ([`extract`], [`query`], [`range`], [`multipart`], [`upload`]): bounded, strict about what
+//!   nobody knows. Each API has its own shape of an error, which it says in one trait ([`extract::Wire`]), and nothing else.
 //! - A `Host` means one thing: [`host`] is the only parser of `{port}-{sandbox}.{domain}`.
 
 mod answer;
 pub mod apis;
 pub mod body;
 pub mod connections;
+pub mod extract;
 mod guarded;
 pub mod host;
 pub mod memory;
 pub mod meter;
+pub mod multipart;
 pub mod proto;
 pub mod proxy;
+pub mod query;
+pub mod range;
 pub mod serve;
 mod slots;
 pub mod status;
 mod unread;
+pub mod upload;
 mod visit;
 pub mod websocket;
 
-use std::sync::Arc;
 use std::time::Duration;
 
 pub use apis::{Api, Apis, Asked};
@@ -99,7 +105,7 @@ pub struct Front {
     pub memory: Memory,
     pub connections: Connections,
     pub patience: Patience,
-    pub meter: Arc<meter::Meter>,
+    pub meter: meter::Meter,
 }
 
 impl Front {
@@ -108,7 +114,7 @@ impl Front {
             memory: Memory::new(limits.memory),
             connections: Connections::new(limits.connections, limits.patience),
             patience: limits.patience,
-            meter: Arc::default(),
+            meter: meter::Meter::default(),
         }
     }
 

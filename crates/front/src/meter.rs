@@ -1,49 +1,73 @@
-//! Counters and latencies of requests, in Prometheus' text form. A few dozen series under one short lock: a registry
-//! crate would be more code than this.
+//! Counters and latencies of requests, and the one form in which metrics are told: OpenMetrics, which is what Prometheus and
+//! those who read like it ask for first.
+//!
+//! What must hold: labels have a bounded number of values, whatever clients send. Routes and APIs are ours, and methods that
+//! clients invent are one.
 
-use std::collections::BTreeMap;
-use std::fmt::Write as _;
-use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use http::{Method, StatusCode};
+use axum::response::{IntoResponse, Response};
+use http::{Method, StatusCode, header};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+/// What [`exposition`] is declared as.
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Upper bounds of the histogram's buckets, in seconds.
 const BOUNDS: [f64; 14] = [
     0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0,
 ];
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone)]
 pub struct Meter {
-    in_flight: AtomicI64,
-    /// By API and route, then method: the routes are ours, so there is a bounded number of them.
-    routes: Mutex<Routes>,
+    in_flight: Gauge,
+    answered: Family<Answered, Counter>,
+    took: Family<Asked, Histogram, fn() -> Histogram>,
 }
 
-type Routes = BTreeMap<&'static str, BTreeMap<String, BTreeMap<&'static str, Series>>>;
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Asked {
+    api: &'static str,
+    method: &'static str,
+    route: String,
+}
 
-#[derive(Debug, Default)]
-struct Series {
-    statuses: BTreeMap<u16, u64>,
-    buckets: [u64; BOUNDS.len()],
-    count: u64,
-    seconds: f64,
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Answered {
+    #[prometheus(flatten)]
+    asked: Asked,
+    status: u16,
 }
 
 /// Counts a request as being answered until dropped, so that a client that hangs up is not counted for ever.
 #[derive(Debug)]
-pub struct InFlight<'a>(&'a AtomicI64);
+pub struct InFlight<'a>(&'a Gauge);
 
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.dec();
+    }
+}
+
+impl Default for Meter {
+    fn default() -> Self {
+        Self {
+            in_flight: Gauge::default(),
+            answered: Family::default(),
+            took: Family::new_with_constructor(|| Histogram::new(BOUNDS)),
+        }
     }
 }
 
 impl Meter {
     pub fn begin(&self) -> InFlight<'_> {
-        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        self.in_flight.inc();
         InFlight(&self.in_flight)
     }
 
@@ -55,102 +79,46 @@ impl Meter {
         status: StatusCode,
         took: Duration,
     ) {
-        let seconds = took.as_secs_f64();
-        let mut apis = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
-        let routes = apis.entry(api).or_default();
-        if !routes.contains_key(route) {
-            routes.insert(route.to_owned(), BTreeMap::new());
-        }
-        let Some(methods) = routes.get_mut(route) else {
-            return;
+        let asked = Asked {
+            api,
+            method: method_name(method),
+            route: route.to_owned(),
         };
-        let series = methods.entry(method_name(method)).or_default();
-        *series.statuses.entry(status.as_u16()).or_default() += 1;
-        if let Some(bucket) = BOUNDS.iter().position(|bound| seconds <= *bound) {
-            series.buckets[bucket] += 1;
-        }
-        series.count += 1;
-        series.seconds += seconds;
+        self.took.get_or_create(&asked).observe(took.as_secs_f64());
+        let answered = Answered {
+            asked,
+            status: status.as_u16(),
+        };
+        self.answered.get_or_create(&answered).inc();
     }
 
-    /// Appends everything in Prometheus' text form.
-    pub fn write(&self, out: &mut String) {
-        gauge(
-            out,
+    /// Adds what was counted to what is about to be told.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register(
             "atoll_http_requests_in_flight",
-            "Requests whose response has not begun.",
+            "Requests whose response has not begun",
+            self.in_flight.clone(),
         );
-        line(
-            out,
-            "atoll_http_requests_in_flight",
-            &[],
-            self.in_flight.load(Ordering::Relaxed),
+        registry.register("atoll_http_requests", "Requests answered", self.answered.clone());
+        registry.register(
+            "atoll_http_request_duration_seconds",
+            "From the request to the head of its response",
+            self.took.clone(),
         );
-        let routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
-        head(out, "atoll_http_requests_total", "counter", "Requests answered.");
-        for (api, route, method, series) in each(&routes) {
-            for (status, count) in &series.statuses {
-                let status = status.to_string();
-                let labels = [
-                    ("api", api),
-                    ("method", method),
-                    ("route", route),
-                    ("status", status.as_str()),
-                ];
-                line(out, "atoll_http_requests_total", &labels, count);
-            }
-        }
-        let name = "atoll_http_request_duration_seconds";
-        head(
-            out,
-            name,
-            "histogram",
-            "From the request to the head of its response.",
-        );
-        for (api, route, method, series) in each(&routes) {
-            let mut below = 0;
-            for (bound, count) in BOUNDS.iter().zip(series.buckets) {
-                below += count;
-                let bound = bound.to_string();
-                let labels = [
-                    ("api", api),
-                    ("method", method),
-                    ("route", route),
-                    ("le", bound.as_str()),
-                ];
-                line(out, "atoll_http_request_duration_seconds_bucket", &labels, below);
-            }
-            let labels = [("api", api), ("method", method), ("route", route), ("le", "+Inf")];
-            line(
-                out,
-                "atoll_http_request_duration_seconds_bucket",
-                &labels,
-                series.count,
-            );
-            line(
-                out,
-                "atoll_http_request_duration_seconds_sum",
-                &labels[..3],
-                series.seconds,
-            );
-            line(
-                out,
-                "atoll_http_request_duration_seconds_count",
-                &labels[..3],
-                series.count,
-            );
-        }
     }
 }
 
-fn each(apis: &Routes) -> impl Iterator<Item = (&'static str, &str, &'static str, &Series)> {
-    apis.iter().flat_map(|(api, routes)| {
-        routes.iter().flat_map(move |(route, methods)| {
-            methods
-                .iter()
-                .map(move |(method, series)| (*api, route.as_str(), *method, series))
-        })
-    })
+/// Everything in a registry, as an answer.
+pub fn exposition(registry: &Registry) -> Response {
+    let mut text = String::with_capacity(16 * 1024);
+    match encode(&mut text, registry) {
+        Ok(()) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
+        // Writing to memory does not fail, and no number here is out of range.
+        Err(error) => {
+            tracing::error!(%error, "metrics could not be written");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
 }
 
 /// Clients invent methods; series must not multiply by them.
@@ -167,65 +135,38 @@ fn method_name(method: &Method) -> &'static str {
     }
 }
 
-fn head(out: &mut String, name: &str, kind: &str, help: &str) {
-    let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
-}
-
-pub fn gauge(out: &mut String, name: &str, help: &str) {
-    head(out, name, "gauge", help);
-}
-
-pub fn line(out: &mut String, name: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
-    out.push_str(name);
-    for (at, (label, text)) in labels.iter().enumerate() {
-        out.push(if at == 0 { '{' } else { ',' });
-        let _ = write!(out, "{label}=\"");
-        for character in text.chars() {
-            match character {
-                '\\' => out.push_str("\\\\"),
-                '"' => out.push_str("\\\""),
-                '\n' => out.push_str("\\n"),
-                other => out.push(other),
-            }
-        }
-        out.push('"');
-    }
-    if !labels.is_empty() {
-        out.push('}');
-    }
-    let _ = writeln!(out, " {value}");
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn requests_are_counted_and_timed() {
+    #[tokio::test]
+    async fn requests_are_counted_and_timed() {
         let meter = Meter::default();
         let begun = meter.begin();
-        meter.record(
-            "native",
-            &Method::GET,
-            "/healthz",
-            StatusCode::OK,
-            Duration::from_millis(2),
-        );
-        meter.record(
-            "native",
-            &Method::GET,
-            "/healthz",
-            StatusCode::OK,
-            Duration::from_secs(60),
-        );
-        let mut out = String::new();
-        meter.write(&mut out);
+        let record = |method: &Method, took| {
+            meter.record("native", method, "/healthz", StatusCode::OK, took);
+        };
+        record(&Method::GET, Duration::from_millis(2));
+        record(&Method::GET, Duration::from_secs(60));
+        for invented in ["BREW", "brew"] {
+            record(&Method::from_bytes(invented.as_bytes()).unwrap(), Duration::ZERO);
+        }
+        let mut registry = Registry::default();
+        meter.register(&mut registry);
+        let answer = exposition(&registry);
+        assert_eq!(answer.headers()[header::CONTENT_TYPE], CONTENT_TYPE);
+        let body = axum::body::to_bytes(answer.into_body(), 100_000).await.unwrap();
+        let out = std::str::from_utf8(&body).unwrap();
         for expected in [
+            "# TYPE atoll_http_requests_in_flight gauge",
             "atoll_http_requests_in_flight 1",
+            "# TYPE atoll_http_requests counter",
             "atoll_http_requests_total{api=\"native\",method=\"GET\",route=\"/healthz\",status=\"200\"} 2",
-            "atoll_http_request_duration_seconds_bucket{api=\"native\",method=\"GET\",route=\"/healthz\",le=\"0.001\"} 0",
-            "atoll_http_request_duration_seconds_bucket{api=\"native\",method=\"GET\",route=\"/healthz\",le=\"0.0025\"} 1",
-            "atoll_http_request_duration_seconds_bucket{api=\"native\",method=\"GET\",route=\"/healthz\",le=\"+Inf\"} 2",
+            "atoll_http_requests_total{api=\"native\",method=\"other\",route=\"/healthz\",status=\"200\"} 2",
+            "# HELP atoll_http_request_duration_seconds From the request to the head of its response.",
+            "atoll_http_request_duration_seconds_bucket{le=\"0.001\",api=\"native\",method=\"GET\",route=\"/healthz\"} 0",
+            "atoll_http_request_duration_seconds_bucket{le=\"0.0025\",api=\"native\",method=\"GET\",route=\"/healthz\"} 1",
+            "atoll_http_request_duration_seconds_bucket{le=\"+Inf\",api=\"native\",method=\"GET\",route=\"/healthz\"} 2",
             "atoll_http_request_duration_seconds_count{api=\"native\",method=\"GET\",route=\"/healthz\"} 2",
         ] {
             assert!(
@@ -233,13 +174,10 @@ mod tests {
                 "{expected} not in\n{out}"
             );
         }
+        assert!(out.ends_with("# EOF\n"), "{out}");
         drop(begun);
-    }
-
-    #[test]
-    fn labels_are_escaped() {
-        let mut out = String::new();
-        line(&mut out, "x", &[("a", "q\"\\\n")], 1);
-        assert_eq!(out, "x{a=\"q\\\"\\\\\\n\"} 1\n");
+        let mut after = String::new();
+        encode(&mut after, &registry).unwrap();
+        assert!(after.contains("atoll_http_requests_in_flight 0\n"), "{after}");
     }
 }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use atoll_identity::Caller;
 use atoll_types::{Fault, KeyId, ProjectId, SandboxId};
+use http::Extensions;
 use http_body::Body;
 
 use crate::body::{self, Held, Metered, Refused, Upload};
@@ -38,6 +39,12 @@ impl Visit {
             kept: Mutex::default(),
             used: Mutex::default(),
         }))
+    }
+
+    /// That of a request.
+    pub fn of(extensions: &Extensions) -> Result<Self, Fault> {
+        let visit = extensions.get::<Self>().cloned();
+        visit.ok_or_else(|| Refused::Unpaid.fault())
     }
 
     /// Who asks is known, and pays from here on: the first who is.

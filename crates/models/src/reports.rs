@@ -1,11 +1,15 @@
 //! What calls were made and what they cost: rows, sums, and counters for Prometheus.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, PoisonError};
 
 use atoll_store::{Cursor, ModelCallRow, Page, SpendQuery, SpendRow, UsageTotal};
 use atoll_types::{Code, Fault, ModelCallId, ProjectId, SandboxId, Usd};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::registry::Registry;
 
 use crate::Models;
 use crate::faults::from_store;
@@ -87,8 +91,15 @@ impl Models {
 /// Counters since the start. Labels are names of the operator's choosing: providers and models, never callers.
 #[derive(Debug, Default)]
 pub struct Metrics {
-    calls: Mutex<BTreeMap<(String, String, &'static str), Counted>>,
-    refused_by_budget: AtomicU64,
+    calls: Mutex<BTreeMap<Labels, Counted>>,
+    refused_by_budget: Counter,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, EncodeLabelSet)]
+struct Labels {
+    provider: String,
+    model: String,
+    outcome: &'static str,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -105,73 +116,160 @@ const MOST_SERIES: usize = 500;
 
 impl Metrics {
     pub(crate) fn settled(&self, row: &ModelCallRow) {
-        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = calls.len() < MOST_SERIES;
-        let model = if known {
-            row.model.clone()
-        } else {
-            "other".to_owned()
+        let counted = Counted {
+            calls: 1,
+            input: row.usage.total_input(),
+            output: row.usage.total_output(),
+            cost: row.cost,
+            unpriced: u64::from(row.price_version.is_none()),
         };
-        let counted = calls
-            .entry((row.provider.clone(), model, row.outcome.name()))
-            .or_default();
-        counted.calls += 1;
-        counted.input += row.usage.total_input();
-        counted.output += row.usage.total_output();
-        counted.cost += row.cost;
-        counted.unpriced += u64::from(row.price_version.is_none());
+        self.settle(&row.provider, &row.model, row.outcome.name(), counted);
+    }
+
+    fn settle(&self, provider: &str, model: &str, outcome: &'static str, more: Counted) {
+        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut labels = Labels {
+            provider: provider.to_owned(),
+            model: model.to_owned(),
+            outcome,
+        };
+        if calls.len() >= MOST_SERIES && !calls.contains_key(&labels) {
+            "other".clone_into(&mut labels.model);
+        }
+        let counted = calls.entry(labels).or_default();
+        counted.calls += more.calls;
+        counted.input += more.input;
+        counted.output += more.output;
+        counted.cost += more.cost;
+        counted.unpriced += more.unpriced;
     }
 
     pub(crate) fn refused_by_budget(&self) {
-        self.refused_by_budget.fetch_add(1, Ordering::Relaxed);
+        self.refused_by_budget.inc();
     }
 
-    /// In Prometheus' text form.
-    pub fn write(&self, out: &mut String) {
-        use std::fmt::Write as _;
+    /// Adds what was counted to what is about to be told.
+    pub fn register(&self, registry: &mut Registry) {
         let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut family = |name: &str, help: &str, value: fn(&Counted) -> String| {
-            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} counter");
-            for ((provider, model, outcome), counted) in calls.iter() {
-                let model = model.replace(['\\', '"', '\n'], "_");
-                let _ = writeln!(
-                    out,
-                    "{name}{{provider=\"{provider}\",model=\"{model}\",outcome=\"{outcome}\"}} {}",
-                    value(counted)
-                );
+        let mut family = |name: &str, help: &str, value: fn(&Counted) -> u64| {
+            let counters = Family::<Labels, Counter>::default();
+            for (labels, counted) in calls.iter() {
+                counters.get_or_create(labels).inc_by(value(counted));
             }
+            registry.register(name, help, counters);
         };
+        family("atoll_model_calls", "Calls of models that have ended", |c| {
+            c.calls
+        });
+        family("atoll_model_input_tokens", "Tokens that models have read", |c| {
+            c.input
+        });
         family(
-            "atoll_model_calls_total",
-            "Calls of models that have ended.",
-            |c| c.calls.to_string(),
+            "atoll_model_output_tokens",
+            "Tokens that models have written",
+            |c| c.output,
         );
-        family(
-            "atoll_model_input_tokens_total",
-            "Tokens that models have read.",
-            |c| c.input.to_string(),
-        );
-        family(
-            "atoll_model_output_tokens_total",
-            "Tokens that models have written.",
-            |c| c.output.to_string(),
-        );
-        family(
-            "atoll_model_cost_usd_total",
-            "What calls of models have cost.",
-            |c| c.cost.to_string(),
-        );
-        family(
-            "atoll_model_unpriced_total",
-            "Calls of models without a price.",
-            |c| c.unpriced.to_string(),
-        );
+        family("atoll_model_unpriced", "Calls of models without a price", |c| {
+            c.unpriced
+        });
+        let costs = Family::<Labels, Counter<f64, AtomicU64>>::default();
+        for (labels, counted) in calls.iter() {
+            // Summed as it is booked; only what is told is rounded.
+            let dollars = counted.cost.pico() as f64 / 1e12;
+            costs.get_or_create(labels).inc_by(dollars);
+        }
         drop(calls);
-        let _ = writeln!(
-            out,
-            "# HELP atoll_model_budget_refusals_total Calls that a budget refused.\n\
-             # TYPE atoll_model_budget_refusals_total counter\natoll_model_budget_refusals_total {}",
-            self.refused_by_budget.load(Ordering::Relaxed)
+        registry.register("atoll_model_cost_usd", "What calls of models have cost", costs);
+        registry.register(
+            "atoll_model_budget_refusals",
+            "Calls that a budget refused",
+            self.refused_by_budget.clone(),
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Metrics {
+        fn count(&self, model: &str, cost: Usd) {
+            self.settle(
+                "acme",
+                model,
+                "ok",
+                Counted {
+                    calls: 1,
+                    input: 10,
+                    output: 5,
+                    cost,
+                    unpriced: 0,
+                },
+            );
+        }
+
+        fn text(&self) -> String {
+            let mut registry = Registry::default();
+            self.register(&mut registry);
+            let mut text = String::new();
+            prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+            text
+        }
+    }
+
+    #[test]
+    fn calls_are_told_by_provider_model_and_outcome() {
+        let metrics = Metrics::default();
+        metrics.count("small", Usd::from_pico(100_000_000_000));
+        metrics.count("small", Usd::from_pico(200_000_000_000));
+        metrics.refused_by_budget();
+        let text = metrics.text();
+        let labels = "{provider=\"acme\",model=\"small\",outcome=\"ok\"}";
+        for expected in [
+            "# TYPE atoll_model_calls counter".to_owned(),
+            format!("atoll_model_calls_total{labels} 2"),
+            format!("atoll_model_input_tokens_total{labels} 20"),
+            format!("atoll_model_output_tokens_total{labels} 10"),
+            format!("atoll_model_cost_usd_total{labels} 0.3"),
+            format!("atoll_model_unpriced_total{labels} 0"),
+            "atoll_model_budget_refusals_total 1".to_owned(),
+        ] {
+            assert!(
+                text.lines().any(|line| line == expected),
+                "{expected} not in\n{text}"
+            );
+        }
+    }
+
+    /// A caller names models; nothing that they write may pass for a series of its own.
+    #[test]
+    fn a_name_stays_one_label() {
+        let metrics = Metrics::default();
+        metrics.count("a\"} 1\natoll_forged 1\n\\", Usd::ZERO);
+        let text = metrics.text();
+        assert!(
+            !text.lines().any(|line| line.starts_with("atoll_forged")),
+            "{text}"
+        );
+        assert!(text.contains(r#"model="a\"} 1\natoll_forged 1\n\\","#), "{text}");
+    }
+
+    #[test]
+    fn beyond_so_many_models_they_are_counted_together_and_those_that_are_known_go_on() {
+        let metrics = Metrics::default();
+        for number in 0..MOST_SERIES + 10 {
+            metrics.count(&format!("model-{number}"), Usd::ZERO);
+        }
+        metrics.count("model-0", Usd::ZERO);
+        let text = metrics.text();
+        let calls = |model: &str| {
+            let start =
+                format!("atoll_model_calls_total{{provider=\"acme\",model=\"{model}\",outcome=\"ok\"}} ");
+            text.lines()
+                .find_map(|line| line.strip_prefix(&start)?.parse::<u64>().ok())
+        };
+        assert_eq!(calls("model-0"), Some(2));
+        assert_eq!(calls("other"), Some(10));
+        assert_eq!(calls(&format!("model-{MOST_SERIES}")), None);
     }
 }

@@ -94,7 +94,7 @@ const UNSAFE: [&str; 8] = [
 ];
 
 /// A third-party crate, and who may depend on it.
-const OWNED: [(&str, &[&str], &str); 11] = [
+const OWNED: [(&str, &[&str], &str); 12] = [
     (
         "tonic",
         &["api-temporal", "client"],
@@ -143,6 +143,11 @@ const OWNED: [(&str, &[&str], &str); 11] = [
         "only clients need a client of everything, but images come from registries",
     ),
     ("oci-client", &["image"], "only images have references"),
+    (
+        "multer",
+        &["front"],
+        "bodies in parts are read in one place, within bounds",
+    ),
     (
         "landlock",
         &["confine"],

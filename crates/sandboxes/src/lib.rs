@@ -17,6 +17,7 @@
 
 mod artifacts;
 mod blocking;
+mod build_jobs;
 mod builds;
 mod cell;
 mod changes;
@@ -41,6 +42,7 @@ mod pool;
 mod port_io;
 mod portable;
 mod ports;
+mod processes;
 mod recovery;
 mod replies;
 mod request;
@@ -87,6 +89,9 @@ use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+pub use build_jobs::{
+    BegunAlready, BuildJob, BuildJobs, BuildLine, BuildState, BuildStatus, LineLevel, OpenBuild, StepFailed,
+};
 pub use builds::{BuildEvent, BuildFrom, BuildStart, BuildStream, BuildTemplate, RegistryLogin, Template};
 pub use changes::ChangeSandbox;
 pub use exec::{ExecEvents, ExecInput, Execution};
@@ -100,6 +105,10 @@ pub use network::{
 pub use owners::Belongs;
 pub use port_io::PortIo;
 pub use ports::{PortReader, PortStream, PortWriter};
+pub use processes::{
+    Kept, ListedProcess, Process, ProcessEvent, ProcessEvents, ProcessSaid, Processes, StartProcess,
+    WhichProcess,
+};
 pub use request::*;
 pub use run::{Ran, Removal};
 pub use secrets::{PrivateSecret, SecretView, SetSecret};

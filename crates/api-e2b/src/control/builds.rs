@@ -4,106 +4,34 @@
 //!   POST /v3/templates ──> waiting ── POST …/builds/{id} ──> building ──┬──> ready
 //!                                                                       └──> error
 //! ```
-//! A template's id on this wire is its name: ours is known only when it is built. Builds live in the memory of the server;
-//! one that was going on when it stopped has to be asked for again, and finds its finished steps in the cache.
+//! A template's id on this wire is its name: ours is known only when it is built. How builds go is remembered below this
+//! wire (`atoll_sandboxes::BuildJobs`).
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-use atoll_front::Slots;
+use atoll_front::extract::At;
 use atoll_identity::Caller;
-use atoll_sandboxes::{BuildEvent, BuildFrom, BuildStart, BuildTemplate, RegistryLogin};
-use atoll_types::{Code, DiskBacking, Fault, MIB, ReadyCheck, Resources, StartCommand, Timestamp};
-use axum::extract::{Json, Path, State};
+use atoll_sandboxes::{
+    BegunAlready, BuildFrom, BuildJob, BuildLine, BuildStart, BuildState, BuildTemplate, LineLevel,
+    OpenBuild, RegistryLogin, StepFailed,
+};
+use atoll_types::{DiskBacking, MIB, ReadyCheck, Resources, StartCommand};
+use axum::extract::{Json, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use futures_util::StreamExt as _;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::names::Name;
 use super::read::{Query, Read};
 use super::recipe::{Origin, Recipe, Step};
-use super::{build_files as files, network, uploads, view};
+use super::{build_files as files, network, view};
 use crate::App;
 use crate::auth::Auth;
 use crate::error::{Answer, Refusal};
 
-/// Builds that are remembered; the oldest go first.
-const REMEMBERED: usize = 1000;
-/// Lines of one build's log.
-const LINES: usize = 100_000;
 const READY_WITHIN_MILLIS: u64 = 10 * 60 * 1000;
-
-#[derive(Debug)]
-pub(crate) struct Builds {
-    all: Mutex<HashMap<String, Arc<Build>>>,
-    /// Uploads that are being received.
-    pub(crate) receiving: Slots,
-    /// What they take once they are received.
-    pub(crate) kept: uploads::Kept,
-}
-
-impl Default for Builds {
-    fn default() -> Self {
-        Self {
-            all: Mutex::default(),
-            receiving: Slots::new("uploads", uploads::AT_ONCE, uploads::OF_A_PROJECT),
-            kept: uploads::Kept::default(),
-        }
-    }
-}
-
-impl Builds {
-    fn all(&self) -> MutexGuard<'_, HashMap<String, Arc<Build>>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-#[derive(Debug)]
-struct Build {
-    id: String,
-    name: Name,
-    tags: Vec<Name>,
-    resources: Resources,
-    begun: i64,
-    caller: Caller,
-    progress: Mutex<Progress>,
-}
-
-#[derive(Debug)]
-struct Progress {
-    status: &'static str,
-    log: Vec<Value>,
-    reason: Option<Value>,
-}
-
-impl Build {
-    fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn log(&self, level: &str, message: &str) {
-        let mut progress = self.progress();
-        if progress.log.len() < LINES {
-            let at = view::time(Timestamp(view::now_millis()));
-            progress
-                .log
-                .push(json!({"timestamp": at, "level": level, "message": message}));
-        }
-    }
-
-    fn fail(&self, message: &str, step: Option<&str>) {
-        self.log("error", message);
-        let mut reason = json!({"message": message, "logEntries": []});
-        if let Some(step) = step {
-            reason["step"] = step.into();
-        }
-        let mut progress = self.progress();
-        progress.status = "error";
-        progress.reason = Some(reason);
-    }
-}
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -180,29 +108,13 @@ pub(crate) async fn request(
         "aliases": [name.name],
         "tags": shown,
     });
-    let build = Arc::new(Build {
-        id: id.clone(),
-        name,
-        tags,
-        resources,
-        begun: view::now_millis(),
+    app.builds.open(OpenBuild {
+        id,
         caller,
-        progress: Mutex::new(Progress {
-            status: "waiting",
-            log: Vec::new(),
-            reason: None,
-        }),
+        name: name.stored(),
+        also: tags.iter().map(Name::stored).collect(),
+        resources,
     });
-    let mut all = app.builds.all();
-    if all.len() >= REMEMBERED
-        && let Some(oldest) = all
-            .values()
-            .min_by_key(|build| build.begun)
-            .map(|build| build.id.clone())
-    {
-        all.remove(&oldest);
-    }
-    all.insert(id, build);
     Ok((StatusCode::ACCEPTED, Json(answer)).into_response())
 }
 
@@ -264,17 +176,17 @@ impl ImageRegistry {
     }
 }
 
-fn find(app: &App, caller: &Caller, template: &str, build: &str) -> Answer<Arc<Build>> {
-    let found = app.builds.all().get(build).cloned();
+fn find(app: &App, caller: &Caller, template: &str, build: &str) -> Answer<Arc<BuildJob>> {
+    let found = app.builds.find(caller, build);
     found
-        .filter(|build| build.caller.project() == caller.project() && build.name.name == template)
+        .filter(|job| Name::of_stored(&job.request().name).name == template)
         .ok_or_else(|| Refusal::not_found(format!("Build \"{build}\" of template \"{template}\" not found")))
 }
 
 pub(crate) async fn start(
     State(app): State<App>,
     Auth(caller): Auth,
-    Path((template, id)): Path<(String, String)>,
+    At((template, id)): At<(String, String)>,
     Read(request): Read<Start>,
 ) -> Answer<StatusCode> {
     let build = find(&app, &caller, &template, &id)?;
@@ -292,41 +204,40 @@ pub(crate) async fn start(
         _ => return Err(Refusal::invalid("give either `fromImage` or `fromTemplate`")),
     };
     let recipe = Recipe::new(&origin, &request.steps)?;
-    {
-        let mut progress = build.progress();
-        if progress.status != "waiting" {
-            return Err(Refusal::new(
-                StatusCode::CONFLICT,
-                format!("Build \"{id}\" was started already"),
-            ));
-        }
-        progress.status = "building";
-    }
-    let no_cache = request.force || request.steps.iter().any(|step| step.force);
-    // Ends with the build; the server stops it when it stops itself.
-    tokio::spawn(async move {
+    let (jobs, job) = (app.builds.clone(), Arc::clone(&build));
+    let work = async move {
         if let Origin::Template(name) = &origin
             && app.sandboxes.template(name).await.is_err()
         {
-            return build.fail(&format!("template '{name}' not found"), Some("base"));
+            return Err(failed("base", format!("template '{name}' not found")));
         }
-        perform(&app, &build, recipe, login, no_cache, &request).await;
-    });
-    Ok(StatusCode::ACCEPTED)
+        perform(&app, &job, recipe, login, &request).await
+    };
+    match jobs.begin(&build, work) {
+        Ok(()) => Ok(StatusCode::ACCEPTED),
+        Err(BegunAlready) => Err(Refusal::new(
+            StatusCode::CONFLICT,
+            format!("Build \"{id}\" was started already"),
+        )),
+    }
+}
+
+fn failed(step: impl Into<String>, message: String) -> StepFailed {
+    let step = Some(step.into());
+    StepFailed { message, step }
 }
 
 async fn perform(
     app: &App,
-    build: &Build,
+    job: &BuildJob,
     mut recipe: Recipe,
     login: Option<RegistryLogin>,
-    no_cache: bool,
     request: &Start,
-) {
-    let context = match files::prepare(app, &build.caller, &mut recipe).await {
-        Ok(context) => context,
-        Err((index, message)) => return build.fail(&message, Some(&(index + 1).to_string())),
-    };
+) -> Result<(), StepFailed> {
+    let asked = job.request();
+    let context = files::prepare(app, &asked.caller, &mut recipe)
+        .await
+        .map_err(|(index, message)| failed((index + 1).to_string(), message))?;
     let bash = |command: &str| ["/bin/bash", "-l", "-c", command].map(str::to_owned).to_vec();
     let command = request.start_cmd.as_deref().filter(|command| !command.is_empty());
     let start = command.map(|command| StartCommand {
@@ -341,42 +252,32 @@ async fn perform(
             }),
     });
     let starts = start.is_some();
-    let asked = BuildTemplate {
-        name: build.name.stored(),
+    let template = BuildTemplate {
+        name: asked.name.clone(),
         from: BuildFrom::Dockerfile {
             context: context.path().to_owned(),
             dockerfile: recipe.dockerfile.clone(),
             args: Vec::new(),
             target: None,
             login,
-            no_cache,
+            no_cache: request.force || request.steps.iter().any(|step| step.force),
             // Steps install things, as sandboxes may.
             network: network::open(network::reaches_internet(app)),
         },
         start: start.map_or(BuildStart::Nothing, BuildStart::Command),
         network: None,
-        resources: Some(build.resources),
+        resources: Some(asked.resources),
     };
-    let outcome = follow(app, build, asked).await;
-    let finished = match outcome {
-        Ok(()) => finish(app, build, starts)
-            .await
-            .map_err(|fault| (fault, Some("finalize".to_owned()))),
-        Err(mut fault) => {
-            let step = recipe.step_of(&fault.message);
-            if let Some(message) = unknown_user(&fault.message, step.as_deref(), &request.steps) {
-                fault.message = message;
-            }
-            Err((fault, step.or_else(|| Some("base".to_owned()))))
-        }
-    };
-    match finished {
-        Ok(()) => {
-            build.log("info", "Build finished");
-            build.progress().status = "ready";
-        }
-        Err((fault, step)) => build.fail(&fault.message, step.as_deref()),
-    }
+    app.builds.build(job, template).await.map_err(|fault| {
+        let step = recipe.step_of(&fault.message);
+        let unknown = unknown_user(&fault.message, step.as_deref(), &request.steps);
+        failed(
+            step.unwrap_or_else(|| "base".to_owned()),
+            unknown.unwrap_or(fault.message),
+        )
+    })?;
+    let finished = app.builds.finish(job, starts).await;
+    finished.map_err(|fault| failed("finalize", fault.message))
 }
 
 /// A step as a user that is not there, in the words that clients know.
@@ -389,63 +290,50 @@ fn unknown_user(message: &str, step: Option<&str>, steps: &[Step]) -> Option<Str
     ))
 }
 
-async fn follow(app: &App, build: &Build, asked: BuildTemplate) -> Result<(), Fault> {
-    let mut events = app.sandboxes.build_template(asked).await?;
-    while let Some(event) = events.next().await {
-        match event? {
-            BuildEvent::Log(line) => build.log("info", &line),
-            BuildEvent::Progress { .. } => {}
-            BuildEvent::Done(_) => return Ok(()),
-        }
-    }
-    Err(Fault::internal("the build was interrupted"))
-}
-
-/// Gives it its other names, and has its server running for those who come.
-async fn finish(app: &App, build: &Build, starts: bool) -> Result<(), Fault> {
-    let name = build.name.stored();
-    if starts {
-        match app
-            .sandboxes
-            .keep_running(&name, Some(build.resources), None)
-            .await
-        {
-            Ok(_) => {}
-            // Where memory cannot be kept, each sandbox starts it.
-            Err(fault) if fault.code == Code::MemoryNotSupported => {}
-            Err(fault) => return Err(fault),
-        }
-    }
-    for tag in &build.tags {
-        app.sandboxes.name_template(&name, &tag.stored()).await?;
-    }
-    Ok(())
-}
-
 pub(crate) async fn status(
     State(app): State<App>,
     Auth(caller): Auth,
-    Path((template, id)): Path<(String, String)>,
+    At((template, id)): At<(String, String)>,
     query: Query,
 ) -> Answer<Json<Value>> {
     let query = query.only(&["logsOffset", "limit", "level", "direction", "cursor", "source"])?;
     let build = find(&app, &caller, &template, &id)?;
     let offset = usize::try_from(query.number("logsOffset")?.unwrap_or(0)).unwrap_or(0);
     let limit = query.limit()?;
-    let progress = build.progress();
-    let entries: Vec<&Value> = progress.log.iter().skip(offset).take(limit).collect();
-    let lines: Vec<&Value> = entries.iter().map(|entry| &entry["message"]).collect();
+    let status = build.status(offset, limit);
+    let lines: Vec<&str> = status.lines.iter().map(|line| line.text.as_str()).collect();
+    let entries: Vec<Value> = status.lines.iter().map(entry).collect();
     let mut answer = json!({
         "templateID": template,
         "buildID": id,
-        "status": progress.status,
+        "status": state_name(status.state),
         "logs": lines,
         "logEntries": entries,
     });
-    if let Some(reason) = &progress.reason {
-        answer["reason"] = reason.clone();
+    if let Some(failure) = status.failure {
+        answer["reason"] = json!({"message": failure.message, "logEntries": []});
+        if let Some(step) = failure.step {
+            answer["reason"]["step"] = step.into();
+        }
     }
     Ok(Json(answer))
+}
+
+fn entry(line: &BuildLine) -> Value {
+    let level = match line.level {
+        LineLevel::Info => "info",
+        LineLevel::Error => "error",
+    };
+    json!({"timestamp": view::time(line.at), "level": level, "message": line.text})
+}
+
+fn state_name(state: BuildState) -> &'static str {
+    match state {
+        BuildState::Waiting => "waiting",
+        BuildState::Building => "building",
+        BuildState::Ready => "ready",
+        BuildState::Failed => "error",
+    }
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use atoll_front::query;
 use atoll_identity::Caller;
 use atoll_sandboxes::{ListSandboxes, Sandbox};
 use atoll_types::SandboxState;
@@ -137,7 +138,7 @@ fn metadata(query: &Query) -> Answer<BTreeMap<String, String>> {
             .map(std::borrow::Cow::into_owned)
             .map_err(|_| Refusal::invalid("`metadata` is not UTF-8 once decoded"))
     };
-    form_urlencoded::parse(text.as_bytes())
+    query::pairs(text)
         .map(|(name, value)| Ok((decoded(&name)?, decoded(&value)?)))
         .collect()
 }

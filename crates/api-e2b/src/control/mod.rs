@@ -28,8 +28,8 @@ use axum::routing::{any, delete, get, patch, post, put};
 use crate::App;
 use crate::error::Refusal;
 
-pub(crate) use builds::Builds;
 pub(crate) use metrics::{Samples, sample};
+pub(crate) use uploads::Uploads;
 pub(crate) use view::now_seconds;
 
 /// Whether a path is, or begins like, one of [`routes`].

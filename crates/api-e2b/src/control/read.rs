@@ -1,45 +1,28 @@
-//! Reading requests: what is unknown or malformed is named.
+//! Reading requests by the rules of this wire (`atoll_front::extract`): the sandbox that a path names, and queries.
 
-use axum::extract::{FromRequest, FromRequestParts, MatchedPath, Path, Request};
+use atoll_front::extract::{At, Declared, JsonRules, Wire};
+use atoll_front::query;
+use atoll_types::SandboxId;
+use axum::extract::{FromRequestParts, MatchedPath, Request};
 use axum::http::Method;
 use axum::http::request::Parts;
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
-use serde::de::DeserializeOwned;
-
-use atoll_front::{Refused, Visit};
-use atoll_types::SandboxId;
 
 use crate::App;
 use crate::edge::parse_id;
 use crate::error::{Answer, Refusal};
 
-/// The largest body of a request to the control plane.
-const BODY_BYTES: usize = 4 * 1024 * 1024;
+pub(crate) use atoll_front::extract::Json as Read;
 
-/// A JSON body; an empty one is an empty object. `T` must refuse unknown fields.
-#[derive(Debug)]
-pub(crate) struct Read<T>(pub(crate) T);
-
-impl<T: DeserializeOwned> FromRequest<App> for Read<T> {
-    type Rejection = Refusal;
-
-    async fn from_request(request: Request, _: &App) -> Answer<Self> {
-        let visit = request.extensions().get::<Visit>().cloned();
-        let visit = visit.ok_or(Refused::Unpaid)?;
-        let mut held = visit.read(request.into_body(), BODY_BYTES).await?;
-        held.weigh_json()?;
-        let text: &[u8] = match held.as_ref() {
-            b"" => b"{}",
-            text => text,
-        };
-        let parsed = serde_json::from_slice(text)
-            .map(Self)
-            .map_err(|error| Refusal::invalid(format!("the body is not right: {error}")));
-        // What was made of the text is there until the answer is.
-        visit.keep(held.into_permit());
-        parsed
-    }
+impl Wire for App {
+    type Refusal = Refusal;
+    /// Some clients send no body where all of it is optional, and say nothing of what it is.
+    const JSON: JsonRules = JsonRules {
+        bytes: 4 * 1024 * 1024,
+        declared: Declared::NotLookedAt,
+        may_be_empty: true,
+    };
 }
 
 /// The sandbox that a path names.
@@ -49,22 +32,13 @@ pub(crate) struct Id(pub(crate) SandboxId);
 impl FromRequestParts<App> for Id {
     type Rejection = Refusal;
 
-    async fn from_request_parts(parts: &mut Parts, _: &App) -> Answer<Self> {
-        let Path(text) = Path::<String>::from_request_parts(parts, &())
-            .await
-            .map_err(|error| Refusal::invalid(error.body_text()))?;
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Answer<Self> {
+        let At(text) = At::<String>::from_request_parts(parts, app).await?;
         // What has not the form of an id names nothing that exists.
         parse_id(&text)
             .map(Self)
             .ok_or_else(|| Refusal::no_sandbox(&text))
     }
-}
-
-/// The parameters of a query, decoded once.
-pub(crate) fn query(parts: &Parts) -> Vec<(String, String)> {
-    form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes())
-        .into_owned()
-        .collect()
 }
 
 /// What reads a query, and refuses what it does not know of it. Nothing else takes one.
@@ -91,14 +65,16 @@ const READ_QUERIES: [(Method, &str); 18] = [
 
 /// Refuses a query where nobody reads one.
 pub(crate) async fn no_query(path: MatchedPath, request: Request, next: Next) -> Response {
-    let (parts, body) = request.into_parts();
     let reads = READ_QUERIES
         .iter()
-        .any(|(method, known)| *method == parts.method && *known == path.as_str());
-    if !reads && let Err(refusal) = Query(query(&parts)).only(&[]) {
-        return refusal.into_response();
+        .any(|(method, known)| method == request.method() && *known == path.as_str());
+    if !reads {
+        let given = query::pairs(request.uri().query().unwrap_or_default());
+        if let Err(fault) = query::only(given.map(|(name, _)| name), &[]) {
+            return Refusal::from(fault).into_response();
+        }
     }
-    next.run(Request::from_parts(parts, body)).await
+    next.run(request).await
 }
 
 /// The query of a request.
@@ -109,21 +85,16 @@ impl FromRequestParts<App> for Query {
     type Rejection = Refusal;
 
     async fn from_request_parts(parts: &mut Parts, _: &App) -> Answer<Self> {
-        Ok(Self(query(parts)))
+        let pairs = query::pairs(parts.uri.query().unwrap_or_default());
+        let owned = pairs.map(|(name, value)| (name.into_owned(), value.into_owned()));
+        Ok(Self(owned.collect()))
     }
 }
 
 impl Query {
     /// Refuses what is not among the names, and what is given twice.
     pub(crate) fn only(self, known: &[&str]) -> Answer<Self> {
-        for (at, (name, _)) in self.0.iter().enumerate() {
-            if !known.contains(&name.as_str()) {
-                return Err(Refusal::invalid(format!("unknown parameter `{name}`")));
-            }
-            if self.0[..at].iter().any(|(before, _)| before == name) {
-                return Err(Refusal::invalid(format!("the parameter `{name}` is given twice")));
-            }
-        }
+        query::only(self.0.iter().map(|(name, _)| name), known)?;
         Ok(self)
     }
 

@@ -1,6 +1,7 @@
 //! Tags of templates: other names for what one name stands for.
 
-use axum::extract::{Json, Path, State};
+use atoll_front::extract::At;
+use axum::extract::{Json, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
@@ -87,7 +88,7 @@ pub(crate) async fn remove(
 pub(crate) async fn list(
     State(app): State<App>,
     Auth(_): Auth,
-    Path(id): Path<String>,
+    At(id): At<String>,
 ) -> Answer<Json<Vec<Value>>> {
     let wanted = Name::parse(&id)?.name;
     let mut found = Vec::new();

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use atoll_front::extract::At;
 use atoll_identity::Action;
 use atoll_sandboxes::Template;
 use atoll_types::{FaultKind, MIB};
-use axum::extract::{Json, Path, State};
+use axum::extract::{Json, State};
 use axum::http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -75,11 +76,7 @@ pub(crate) async fn find(app: &App, given: &str) -> Answer<Template> {
     })
 }
 
-pub(crate) async fn get(
-    State(app): State<App>,
-    Auth(_): Auth,
-    Path(id): Path<String>,
-) -> Answer<Json<Value>> {
+pub(crate) async fn get(State(app): State<App>, Auth(_): Auth, At(id): At<String>) -> Answer<Json<Value>> {
     let template = find(&app, &id).await?;
     Ok(Json(info(&template)))
 }
@@ -87,7 +84,7 @@ pub(crate) async fn get(
 pub(crate) async fn exists(
     State(app): State<App>,
     Auth(_): Auth,
-    Path(alias): Path<String>,
+    At(alias): At<String>,
 ) -> Answer<Json<Value>> {
     let template = find(&app, &alias).await?;
     Ok(Json(json!({"templateID": template.manifest.id, "public": false})))
@@ -103,7 +100,7 @@ pub(crate) struct Publish {
 pub(crate) async fn publish(
     State(app): State<App>,
     Auth(_): Auth,
-    Path(id): Path<String>,
+    At(id): At<String>,
     Read(request): Read<Publish>,
 ) -> Answer<Json<Value>> {
     let template = find(&app, &id).await?;
@@ -117,7 +114,7 @@ pub(crate) async fn publish(
 pub(crate) async fn delete(
     State(app): State<App>,
     Auth(caller): Auth,
-    Path(id): Path<String>,
+    At(id): At<String>,
 ) -> Answer<StatusCode> {
     let of_storage = caller.may(Action::ManageStorage, None);
     if of_storage.is_ok() && snapshots::delete(&app, &caller, &id).await? {

@@ -8,16 +8,20 @@
 use std::collections::HashMap;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path as FilePath, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use atoll_front::Slots;
+use atoll_front::extract::At;
+use atoll_front::host;
+use atoll_front::upload::Incoming;
 use atoll_identity::{Caller, Opens};
 use atoll_sandboxes::UploadRoom;
 use atoll_types::GIB;
-use axum::body::Body;
-use axum::extract::{Json, Path, Request, State};
+use axum::extract::{Json, Request, State};
+use axum::http::StatusCode;
 use axum::http::request::Parts;
-use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt as _;
 use serde_json::json;
@@ -34,18 +38,32 @@ const MOST: u64 = 8 * GIB;
 /// The most that the archives of one project may hold together.
 const KEPT: u64 = 32 * GIB;
 /// How many archives are received at once.
-pub(super) const AT_ONCE: usize = 64;
-pub(super) const OF_A_PROJECT: usize = 8;
+const AT_ONCE: usize = 64;
+const OF_A_PROJECT: usize = 8;
 /// What nobody has asked for in so long goes: nobody can delete it, and it takes room that others of the project may need.
 const UNASKED: Duration = Duration::from_secs(24 * 3600);
 /// How long a link to upload to is good for, in seconds.
 const GOOD_FOR: i64 = 3600;
-/// An upload that stands still for so long is given up.
-const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Archives that are being received, and those that are here.
+#[derive(Debug)]
+pub(crate) struct Uploads {
+    receiving: Slots,
+    kept: Kept,
+}
+
+impl Default for Uploads {
+    fn default() -> Self {
+        Self {
+            receiving: Slots::new("uploads", AT_ONCE, OF_A_PROJECT),
+            kept: Kept::default(),
+        }
+    }
+}
 
 /// The room in their project's storage that archives take which are kept, by where they are.
 #[derive(Debug, Default)]
-pub(crate) struct Kept(Mutex<HashMap<PathBuf, UploadRoom>>);
+struct Kept(Mutex<HashMap<PathBuf, Arc<UploadRoom>>>);
 
 impl Kept {
     /// Removes an archive that nobody has asked for in so long; `false`: it stays.
@@ -65,7 +83,7 @@ impl Kept {
         goes
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<PathBuf, UploadRoom>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<PathBuf, Arc<UploadRoom>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -94,7 +112,7 @@ pub(crate) fn path_of(app: &App, caller: &Caller, hash: &str) -> Answer<PathBuf>
 pub(crate) async fn link(
     State(app): State<App>,
     Auth(caller): Auth,
-    Path((id, hash)): Path<(String, String)>,
+    At((id, hash)): At<(String, String)>,
     parts: Parts,
 ) -> Answer<Response> {
     let present = asked_for(&path_of(&app, &caller, &hash)?);
@@ -160,18 +178,13 @@ fn origin(parts: &Parts) -> String {
         .and_then(|value| value.to_str().ok());
     let secured =
         parts.extensions.get::<atoll_front::serve::Secured>().is_some() || forwarded == Some("https");
-    let host = parts
-        .uri
-        .authority()
-        .map(ToString::to_string)
-        .or_else(|| Some(parts.headers.get(header::HOST)?.to_str().ok()?.to_owned()))
-        .unwrap_or_default();
+    let host = host::authority(&parts.uri, &parts.headers).unwrap_or_default();
     format!("{}://{host}", if secured { "https" } else { "http" })
 }
 
 pub(crate) async fn receive(
     State(app): State<App>,
-    Path((_, hash)): Path<(String, String)>,
+    At((_, hash)): At<(String, String)>,
     query: Query,
     request: Request,
 ) -> Answer<StatusCode> {
@@ -184,28 +197,22 @@ pub(crate) async fn receive(
             "this link is not good, or not any more; ask for a new one",
         ));
     };
-    let _slot = app.builds.receiving.take(caller.project())?;
+    let _slot = app.uploads.receiving.take(caller.project())?;
     let visit = admit(request.extensions(), &caller)?;
-    let room = app.sandboxes.upload_room(caller.project()).await?;
+    let room = Arc::new(app.sandboxes.upload_room(caller.project()).await?);
     let to = path_of(&app, &caller, &hash)?;
     let dir = to.parent().map(FilePath::to_path_buf).unwrap_or_default();
-    save(
-        Body::new(visit.upload(request.into_body())),
-        dir,
-        to.clone(),
-        caller.project().as_str(),
-        room,
-        &app.builds.kept,
-    )
-    .await?;
-    let app = std::sync::Arc::downgrade(&app.0);
+    let body = Incoming::new(&visit, request.into_body());
+    let project = caller.project().as_str();
+    save(body, dir, to.clone(), project, room, &app.uploads.kept).await?;
+    let app = Arc::downgrade(&app.0);
     tokio::spawn(async move {
         loop {
             tokio::time::sleep(UNASKED).await;
             // With the server goes all of it.
             if app
                 .upgrade()
-                .is_none_or(|app| app.builds.kept.forget(&to, UNASKED))
+                .is_none_or(|app| app.uploads.kept.forget(&to, UNASKED))
             {
                 return;
             }
@@ -215,11 +222,11 @@ pub(crate) async fn receive(
 }
 
 async fn save(
-    body: Body,
+    body: Incoming,
     dir: PathBuf,
     to: PathBuf,
     project: &str,
-    taken: UploadRoom,
+    taken: Arc<UploadRoom>,
     kept: &Kept,
 ) -> Answer<()> {
     let failed = |error: &dyn std::fmt::Display| {
@@ -229,18 +236,14 @@ async fn save(
         )
     };
     let mut file = tempfile::NamedTempFile::new_in(&dir).map_err(|error| failed(&error))?;
-    let mut pieces = body.into_data_stream();
+    let counted = Arc::clone(&taken);
+    let mut pieces = pin!(body.kept(move |bytes| counted.take(bytes)));
     let mut room = MOST;
-    loop {
-        let piece = tokio::time::timeout(PATIENCE, pieces.next())
-            .await
-            .map_err(|_| Refusal::new(StatusCode::REQUEST_TIMEOUT, "the upload stands still"))?;
-        let Some(piece) = piece else { break };
-        let piece = piece.map_err(|error| Refusal::invalid(format!("the upload broke off: {error}")))?;
+    while let Some(piece) = pieces.next().await {
+        let piece = piece?;
         room = room
             .checked_sub(piece.len() as u64)
             .ok_or_else(|| Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, "the files are too large"))?;
-        taken.take(piece.len() as u64)?;
         // A piece is some tens of kilobytes, into the page cache.
         file.write_all(&piece).map_err(|error| failed(&error))?;
     }

@@ -2,11 +2,13 @@
 //! refusals whose `code` is text.
 
 use atoll_front::Visit;
+use atoll_front::extract::{At, bearer};
+use atoll_front::upload::Incoming;
 use atoll_identity::{Caller, Opens};
-use atoll_sandboxes::{ByteStream, EntryKind, VolumeEntry, VolumeMetadata, WriteInVolume};
-use atoll_types::{Code, Fault, VolumeId};
+use atoll_sandboxes::{EntryKind, VolumeEntry, VolumeMetadata, WriteInVolume};
+use atoll_types::VolumeId;
 use axum::body::Body;
-use axum::extract::{FromRequestParts, Json, Path, State};
+use axum::extract::{FromRequestParts, Json, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -15,7 +17,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::App;
-use crate::auth::{self, admit, bearer};
+use crate::auth::{self, admit};
 use crate::control::read::{Query, Read};
 use crate::error::Refusal;
 
@@ -60,10 +62,8 @@ impl FromRequestParts<App> for Opened {
     type Rejection = NotDone;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Done<Self> {
-        let Path(text) = Path::<String>::from_request_parts(parts, &())
-            .await
-            .map_err(|error| Refusal::invalid(error.body_text()))?;
-        let token = bearer(&parts.headers).unwrap_or_default().trim();
+        let At(text) = At::<String>::from_request_parts(parts, app).await?;
+        let token = bearer(&parts.headers).unwrap_or_default();
         let closed = || {
             auth::refused(
                 "this does not open that volume, which its own token does",
@@ -195,10 +195,7 @@ pub(crate) async fn write(
         replace: flag(&query, "force")?,
         length: length.and_then(|value| value.to_str().ok()?.parse().ok()),
     };
-    let pieces = Body::new(opened.visit.upload(body)).into_data_stream();
-    let pieces: ByteStream = pieces
-        .map(|piece| piece.map_err(|error| Fault::new(Code::UploadBrokeOff, error.to_string())))
-        .boxed();
+    let pieces = Incoming::new(&opened.visit, body).boxed();
     let written = app
         .sandboxes
         .write_into_volume(&opened.caller, opened.id.as_str(), path(&query)?, how, pieces)
@@ -262,6 +259,8 @@ fn view(entry: &VolumeEntry) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use atoll_types::{Code, Fault};
+
     use super::*;
 
     #[tokio::test]

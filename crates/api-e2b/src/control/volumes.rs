@@ -1,9 +1,10 @@
 //! Volumes: made and listed here, mounted by sandboxes; their files are in [`super::volume_content`].
 
+use atoll_front::extract::At;
 use atoll_identity::Opens;
 use atoll_sandboxes::{CreateVolume, Volume};
 use atoll_types::GIB;
-use axum::extract::{Json, Path, State};
+use axum::extract::{Json, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
@@ -65,7 +66,7 @@ pub(crate) async fn list(State(app): State<App>, Auth(caller): Auth) -> Answer<J
 pub(crate) async fn get(
     State(app): State<App>,
     Auth(caller): Auth,
-    Path(id): Path<String>,
+    At(id): At<String>,
 ) -> Answer<Json<Value>> {
     let volume = app.sandboxes.volume(&caller, &id).await?;
     Ok(Json(with_token(&app, &volume)))
@@ -74,7 +75,7 @@ pub(crate) async fn get(
 pub(crate) async fn delete(
     State(app): State<App>,
     Auth(caller): Auth,
-    Path(id): Path<String>,
+    At(id): At<String>,
 ) -> Answer<StatusCode> {
     app.sandboxes.delete_volume(&caller, &id).await?;
     Ok(StatusCode::NO_CONTENT)

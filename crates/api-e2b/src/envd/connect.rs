@@ -277,7 +277,7 @@ impl From<Refused> for Error {
         let code = match refused {
             Refused::TooLarge { .. } | Refused::Full(_) => Code::ResourceExhausted,
             Refused::TooSlow { .. } | Refused::Silent { .. } => Code::DeadlineExceeded,
-            Refused::Broken(_) => Code::InvalidArgument,
+            Refused::Broken(_) | Refused::NotJson => Code::InvalidArgument,
             Refused::Unpaid => Code::Internal,
         };
         // Not `gone`, whatever it was: the sandbox is there.

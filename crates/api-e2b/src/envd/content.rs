@@ -2,6 +2,7 @@
 
 use std::io::{self, Write as _};
 
+use atoll_front::range::{self, Part};
 use axum::body::Body;
 use axum::http::{HeaderMap, StatusCode, header};
 use bytes::Bytes;
@@ -11,46 +12,18 @@ use futures_util::{Stream, StreamExt as _};
 use super::file_refusal;
 use crate::error::{Answer, Refusal};
 
-/// A part of a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Range {
-    pub(crate) from: u64,
-    pub(crate) length: u64,
-}
-
-impl Range {
-    pub(crate) fn header(self, size: u64) -> String {
-        format!("bytes {}-{}/{size}", self.from, self.from + self.length - 1)
-    }
-}
-
-/// The range that is asked for; several, or what is not understood, mean the whole (RFC 9110, 14.2).
-pub(crate) fn range(headers: &HeaderMap, size: u64) -> Answer<Option<Range>> {
-    let asked = headers
-        .get(header::RANGE)
-        .and_then(|value| value.to_str().ok())
-        .and_then(|value| value.strip_prefix("bytes="))
-        .and_then(|value| value.split_once('-'));
-    let Some((from, to)) = asked else {
+/// The part of a file that is asked for; several, or what is not understood, mean the whole (RFC 9110, 14.2).
+pub(crate) fn range(headers: &HeaderMap, size: u64) -> Answer<Option<Part>> {
+    let Some(asked) = range::asked(headers) else {
         return Ok(None);
     };
-    let (from, to) = match (from.trim().parse::<u64>(), to.trim().parse::<u64>()) {
-        (Ok(from), Ok(to)) if from <= to => (from, to),
-        (Ok(from), Err(_)) if to.trim().is_empty() => (from, u64::MAX),
-        (Err(_), Ok(last)) if from.trim().is_empty() => (size.saturating_sub(last), u64::MAX),
-        _ => return Ok(None),
-    };
-    if from >= size {
-        return Err(file_refusal(
+    match asked.of(size) {
+        Some(part) => Ok(Some(part)),
+        None => Err(file_refusal(
             StatusCode::RANGE_NOT_SATISFIABLE,
             format!("the file has {size} bytes"),
-        ));
+        )),
     }
-    let end = to.min(size - 1);
-    Ok(Some(Range {
-        from,
-        length: end - from + 1,
-    }))
 }
 
 pub(crate) fn is_gzip(headers: &HeaderMap) -> Answer<bool> {
@@ -116,17 +89,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_cut_to_the_file() {
+    fn what_a_file_has_no_such_part_of_is_refused() {
         let of = |text: &str| {
             range(
                 &HeaderMap::from_iter([(header::RANGE, text.parse().unwrap())]),
                 10,
             )
         };
-        assert_eq!(of("bytes=2-4").unwrap(), Some(Range { from: 2, length: 3 }));
-        assert_eq!(of("bytes=8-").unwrap(), Some(Range { from: 8, length: 2 }));
-        assert_eq!(of("bytes=-3").unwrap(), Some(Range { from: 7, length: 3 }));
-        assert_eq!(of("bytes=0-99").unwrap().unwrap().header(10), "bytes 0-9/10");
+        assert_eq!(of("bytes=2-4").unwrap(), Some(Part { first: 2, length: 3 }));
         assert_eq!(of("lines=1-2").unwrap(), None);
         assert_eq!(
             of("bytes=10-").unwrap_err().status,

@@ -1,5 +1,7 @@
 //! The route `/files`: content up and down, by token or by signed link.
 
+use atoll_front::multipart::Parts;
+use atoll_front::query;
 use atoll_guest_protocol::{EntryKind, FileStat, WriteMode};
 use atoll_sandboxes::{ByteStream, FileChange, WriteSpec};
 use atoll_types::{Code, Fault, FaultKind};
@@ -11,7 +13,6 @@ use futures_util::StreamExt as _;
 use serde_json::{Value, json};
 
 use super::entries::{METADATA, file_name, metadata};
-use super::multipart::Parts;
 use super::{Admitted, Call, admitted_to_file, content, file_refusal};
 use crate::App;
 use crate::auth::Signed;
@@ -32,27 +33,26 @@ pub(crate) struct FileQuery {
     expires: Option<i64>,
 }
 
+const PARAMETERS: [&str; 4] = ["path", "username", "signature", "signature_expiration"];
 const LONGEST_PATH: usize = 4096;
 
 impl FileQuery {
     pub(crate) fn of(request: &Request) -> Answer<Self> {
         let mut query = Self::default();
-        for (name, value) in form_urlencoded::parse(request.uri().query().unwrap_or_default().as_bytes()) {
+        let given = || query::pairs(request.uri().query().unwrap_or_default());
+        query::only(given().map(|(name, _)| name), &PARAMETERS)?;
+        for (name, value) in given() {
             let value = value.into_owned();
-            let twice = match &*name {
-                "path" => query.path.replace(value).is_some(),
-                "username" => query.username.replace(value).is_some(),
-                "signature" => query.signature.replace(value).is_some(),
-                "signature_expiration" => {
+            match &*name {
+                "path" => query.path = Some(value),
+                "username" => query.username = Some(value),
+                "signature" => query.signature = Some(value),
+                _ => {
                     let seconds = value.parse();
                     let seconds =
                         seconds.map_err(|_| Refusal::invalid("`signature_expiration` is not a number"));
-                    query.expires.replace(seconds?).is_some()
+                    query.expires = Some(seconds?);
                 }
-                other => return Err(Refusal::invalid(format!("unknown parameter `{other}`"))),
-            };
-            if twice {
-                return Err(Refusal::invalid(format!("the parameter `{name}` is given twice")));
             }
         }
         // Before any token is tried on it: no system has longer paths.
@@ -156,7 +156,7 @@ async fn read(call: &Call, path: String, headers: &HeaderMap) -> Answer<Response
         true => content::range(headers, leads.size)?,
         false => None,
     };
-    let (offset, length) = range.map_or((0, None), |range| (range.from, Some(range.length)));
+    let (offset, length) = range.map_or((0, None), |range| (range.first, Some(range.length)));
     let content = call
         .app
         .sandboxes
@@ -201,6 +201,10 @@ async fn write(call: &Call, path: Option<String>, request: Request) -> Answer<Re
     if media.starts_with("multipart/form-data") {
         let mut parts = Parts::new(body, &media)?;
         while let Some(part) = parts.next().await? {
+            if part.name.as_deref() != Some("file") {
+                let name = part.name.unwrap_or_default();
+                return Err(Refusal::invalid(format!("unknown part `{name}` of the body")));
+            }
             let Some(target) = path.clone().or(part.file_name).filter(|path| !path.is_empty()) else {
                 return Err(Refusal::invalid(
                     "a part of the body names no file, and there is no `path`",

@@ -1,6 +1,11 @@
 //! The messages of E2B's `process` and `filesystem` services. One definition serves both codecs: the tags are those of
 //! the protocol buffers, the names those of their JSON mapping (bytes in base64, 64-bit numbers as text, enums by name,
 //! times in RFC 3339).
+//!
+//! Written by hand. E2B publishes no `.proto` files with its SDKs, only their descriptors inside generated code; generated types
+//! would need those in the repository, two generators at build time and a second runtime with a calendar of its own for JSON,
+//! in place of these structs and the hundred lines of [`json`], and JSON with a field that only newer clients know would be
+//! refused by default. Fields and numbers are held against the published descriptors by a test (`fields`).
 
 use std::collections::HashMap;
 

@@ -4,23 +4,23 @@
 pub(crate) mod connect;
 mod content;
 mod entries;
+mod events;
+#[cfg(test)]
+mod fields;
 pub(crate) mod files;
 mod filesystem;
 mod json;
 pub(crate) mod messages;
-pub(crate) mod multipart;
 mod process;
-mod registry;
 mod watch;
 
-use atoll_front::{Refused, Visit};
+use atoll_front::Visit;
 use atoll_identity::Opens;
 use axum::body::Body;
 use axum::extract::{Json, Request};
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-pub(crate) use registry::Processes;
 pub(crate) use watch::Watchers;
 
 use crate::auth::{self, Signed};
@@ -67,8 +67,9 @@ pub(crate) async fn serve(app: &App, target: &Target, request: Request) -> Respo
         return any_origin(StatusCode::NO_CONTENT.into_response());
     }
     let path = request.uri().path().to_owned();
-    let Some(visit) = request.extensions().get::<Visit>().cloned() else {
-        return refused(&target.id, Refused::Unpaid.into());
+    let visit = match Visit::of(request.extensions()) {
+        Ok(visit) => visit,
+        Err(fault) => return refused(&target.id, fault.into()),
     };
     let call = |user| Call {
         app: app.clone(),

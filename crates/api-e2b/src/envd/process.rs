@@ -3,24 +3,24 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_guest_protocol::CommandState;
-use atoll_sandboxes::{ExecEvent, ExecSpec};
+use atoll_front::Refused;
+use atoll_sandboxes::{ExecSpec, Kept, Process, ProcessEvents, ProcessSaid, StartProcess, WhichProcess};
 use atoll_types::FaultKind;
 use axum::extract::Request;
 use axum::http::HeaderMap;
 use axum::response::Response;
 use bytes::Bytes;
 use futures_util::StreamExt as _;
-use tokio::sync::mpsc;
+use prost::Message as _;
 
 use super::Call;
 use super::connect::{self, Code, Error, Kind};
+use super::events::told;
 use super::messages::{
-    Event, EventResponse, Input, Nothing, ProcessInfo, ProcessInput, ProcessList, ProcessSelector, Pty,
-    SelectRequest, SendInputRequest, SendSignalRequest, StartRequest, StreamInput, StreamInputRequest,
-    UpdateRequest,
+    Event, EventResponse, Input, Nothing, ProcessConfig, ProcessInfo, ProcessInput, ProcessList,
+    ProcessSelector, Pty, SelectRequest, Selector, SendInputRequest, SendSignalRequest, StartRequest,
+    StreamInput, StreamInputRequest, UpdateRequest,
 };
-use super::registry::{self, Description, Process};
 
 /// The longest name that a process may be given.
 const TAG_BYTES: usize = 256;
@@ -34,7 +34,7 @@ pub(crate) async fn serve(call: Call, kind: Kind, method: &str, request: Request
             let request: SelectRequest = call.receive(kind, body).await?;
             let process = find(&call, request.process.as_ref()).await?;
             let deadline = connect::timeout(headers);
-            return Ok(follow(kind, headers, process.subscribe(), deadline));
+            return Ok(follow(kind, headers, process.pty, process.listen(), deadline));
         }
         "List" => {
             let _: Nothing = call.receive(kind, body).await?;
@@ -44,7 +44,7 @@ pub(crate) async fn serve(call: Call, kind: Kind, method: &str, request: Request
             let request: UpdateRequest = call.receive(kind, body).await?;
             let process = running(&call, request.process.as_ref()).await?;
             match request.pty.and_then(|pty| size(&pty)) {
-                Some(size) => process.input.lock().await.resize(size).await?,
+                Some(size) => process.resize(size).await?,
                 None => return Err(Error::invalid("`pty.size` is missing")),
             }
             Nothing {}
@@ -87,7 +87,7 @@ pub(crate) async fn serve(call: Call, kind: Kind, method: &str, request: Request
                     "cannot close the stdin of a terminal; send Ctrl+D (0x04) instead",
                 ));
             }
-            process.input.lock().await.close().await?;
+            process.close_stdin().await?;
             Nothing {}
         }
         other => {
@@ -114,7 +114,7 @@ async fn start(
             "`tag` may have at most {TAG_BYTES} bytes"
         )));
     }
-    let permit = registry::pay(call, &config)?;
+    let kept = pay(call, &config)?;
     let pty = request.pty.as_ref().and_then(size);
     let deadline = connect::timeout(headers);
     let spec = ExecSpec {
@@ -129,23 +129,17 @@ async fn start(
         // Old clients say nothing and may write.
         stdin: pty.is_none() && request.stdin.unwrap_or(true),
         timeout_millis: deadline.map(|deadline| u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX)),
-        background: true,
-        lossless: true,
         ..ExecSpec::new(std::iter::once(config.cmd.clone()).chain(config.args.iter().cloned()))
     };
-    let described = Description {
+    let request = StartProcess {
+        spec,
+        said: said(config),
         tag: request.tag,
-        pty: pty.is_some(),
-        stdin: pty.is_some() || spec.stdin,
-        config,
-        permit,
+        kept,
     };
-    let executed = call
-        .app
-        .sandboxes
-        .exec(&call.target.caller, &call.target.id, spec)
-        .await;
-    let mut execution = executed.map_err(|fault| match fault.kind() {
+    let (caller, id) = (&call.target.caller, &call.target.id);
+    let started = call.app.processes.start(caller, id, request).await;
+    let events = started.map_err(|fault| match fault.kind() {
         FaultKind::NotFound if fault.message.contains("user") => Error::new(
             Code::Unauthenticated,
             format!("invalid username: '{}'", call.user.as_deref().unwrap_or_default()),
@@ -154,14 +148,35 @@ async fn start(
         FaultKind::NotFound | FaultKind::Forbidden => Error::invalid(fault.to_string()),
         _ => fault.into(),
     })?;
-    let pid = match execution.events.next().await {
-        Some(Ok(ExecEvent::Started { pid })) => pid,
-        Some(Err(fault)) => return Err(fault.into()),
-        Some(Ok(_)) | None => return Err(Error::new(Code::Internal, "the process did not start")),
-    };
-    let (_process, updates) = registry::adopt(call, pid, execution, described);
     // The agent ends it when its time is over; its last word says so.
-    Ok(follow(kind, headers, updates, None))
+    Ok(follow(kind, headers, pty.is_some(), events, None))
+}
+
+/// Lets the sandbox pay for what is remembered of a process.
+fn pay(call: &Call, config: &ProcessConfig) -> Result<Box<dyn Kept>, Error> {
+    let texts = 2 + config.args.len() + 2 * config.envs.len();
+    let weight = config.encoded_len() + texts * 2 * size_of::<String>();
+    let mut permit = call.visit.permit()?;
+    permit.grow(weight as u64).map_err(Refused::Full)?;
+    Ok(Box::new(permit))
+}
+
+fn said(config: ProcessConfig) -> ProcessSaid {
+    ProcessSaid {
+        argv: std::iter::once(config.cmd).chain(config.args).collect(),
+        env: config.envs,
+        cwd: config.cwd,
+    }
+}
+
+fn config(said: ProcessSaid) -> ProcessConfig {
+    let mut words = said.argv.into_iter();
+    ProcessConfig {
+        cmd: words.next().unwrap_or_default(),
+        args: words.collect(),
+        envs: said.env,
+        cwd: said.cwd,
+    }
 }
 
 /// What every process finds in its environment; what the caller says comes last and wins.
@@ -189,64 +204,65 @@ fn size(pty: &Pty) -> Option<atoll_guest_protocol::PtySize> {
 fn follow(
     kind: Kind,
     headers: &HeaderMap,
-    updates: mpsc::Receiver<Result<Event, Error>>,
+    pty: bool,
+    events: ProcessEvents,
     deadline: Option<Duration>,
 ) -> Response {
     let until = deadline.map(|deadline| tokio::time::Instant::now() + deadline);
     let every = connect::keepalive(headers);
-    let events = futures_util::stream::unfold(Some(updates), move |updates| async move {
-        let mut updates = updates?;
+    let events = futures_util::stream::unfold(Some(events), move |events| async move {
+        let mut events = events?;
         let pause = tokio::time::Instant::now() + every;
         let wake = until.map_or(pause, |until| until.min(pause));
         let message = |event: Event| Ok(event.into_response());
-        match tokio::time::timeout_at(wake, updates.recv()).await {
-            Ok(Some(Ok(event))) => {
-                let last = matches!(event, Event::End(_));
-                Some((message(event), (!last).then_some(updates)))
-            }
-            Ok(Some(Err(error))) => Some((Err(error), None)),
+        match tokio::time::timeout_at(wake, events.recv()).await {
+            Ok(Some(heard)) => match told(pty, heard) {
+                Ok(last @ Event::End(_)) => Some((message(last), None)),
+                Ok(event) => Some((message(event), Some(events))),
+                Err(error) => Some((Err(error), None)),
+            },
             Ok(None) => None,
             Err(_) if until == Some(wake) => {
                 let error = Error::new(Code::DeadlineExceeded, "the time of this call is over");
                 Some((Err(error), None))
             }
-            Err(_) => Some((message(Event::Keepalive(Nothing {})), Some(updates))),
+            Err(_) => Some((message(Event::Keepalive(Nothing {})), Some(events))),
         }
     });
     connect::answer_stream::<EventResponse>(kind, events)
 }
 
 async fn list(call: &Call) -> Result<ProcessList, Error> {
-    let known = call.app.processes.of(&call.target.id);
+    let (caller, id) = (&call.target.caller, &call.target.id);
     let mut permit = call.visit.permit()?;
-    let commands = call
-        .app
-        .sandboxes
-        .commands(&call.target.caller, &call.target.id, &mut |bytes| {
-            permit.grow(bytes)
-        })
-        .await?;
-    let processes = commands
-        .into_iter()
-        .filter(|command| command.state == CommandState::Running)
-        .map(|command| {
-            let known = known.iter().find(|process| process.command == command.id);
-            ProcessInfo {
-                config: Some(match known {
-                    Some(process) => process.config.clone(),
-                    None => registry::config_of(&command),
-                }),
-                pid: command.pid,
-                tag: known.and_then(|process| process.tag.clone()),
-            }
-        })
-        .collect();
-    Ok(ProcessList { processes })
+    let pay = &mut |bytes| permit.grow(bytes);
+    let listed = call.app.processes.list(caller, id, pay).await?;
+    let processes = listed.into_iter().map(|process| ProcessInfo {
+        config: Some(config(process.said)),
+        pid: process.pid,
+        tag: process.tag,
+    });
+    Ok(ProcessList {
+        processes: processes.collect(),
+    })
 }
 
 async fn find(call: &Call, selector: Option<&ProcessSelector>) -> Result<Arc<Process>, Error> {
-    let selector = selector.and_then(|selector| selector.selector.as_ref());
-    registry::find(call, selector).await
+    let (which, none) = match selector.and_then(|selector| selector.selector.as_ref()) {
+        Some(Selector::Pid(pid)) => (
+            WhichProcess::Pid(*pid),
+            format!("process with pid {pid} not found"),
+        ),
+        Some(Selector::Tag(tag)) => (
+            WhichProcess::Tag(tag.clone()),
+            format!("process with tag {tag} not found"),
+        ),
+        None => return Err(Error::invalid("`process` names neither a pid nor a tag")),
+    };
+    let (caller, id) = (&call.target.caller, &call.target.id);
+    let keep = |said: &ProcessSaid| pay(call, &config(said.clone()));
+    let found = call.app.processes.find(caller, id, &which, keep).await?;
+    found.ok_or_else(|| Error::not_found(none))
 }
 
 /// One that has not ended.
@@ -283,7 +299,7 @@ async fn write(process: &Process, input: Option<ProcessInput>) -> Result<(), Err
         ));
     }
     if !bytes.is_empty() {
-        process.input.lock().await.write(bytes).await?;
+        process.write(bytes).await?;
     }
     Ok(())
 }

@@ -367,9 +367,8 @@ mod tests {
             (r#"{"rules":[{"action":"permit","to":"a.example"}]}"#, "permit"),
             (r#"{"limits":{"bytes":1}}"#, "bytes"),
         ] {
-            let failure = parse_json::<PolicyWords>(text.as_bytes()).unwrap_err();
-            let message = &failure.fault().message;
-            assert!(message.contains(named), "{message}");
+            let fault = parse_json::<PolicyWords>(text.as_bytes()).unwrap_err();
+            assert!(fault.message.contains(named), "{fault}");
         }
     }
 

@@ -294,12 +294,8 @@ mod tests {
             (r#"{"hooks":{"on_stop":[]}}"#, "on_stop"),
             (r#"{"volumes":[{"volume":"a","path":"/a","size":1}]}"#, "size"),
         ] {
-            let failure = parse_json::<CreateSandboxRequest>(json.as_bytes()).unwrap_err();
-            assert!(
-                failure.fault().message.contains(named),
-                "{}",
-                failure.fault().message
-            );
+            let fault = parse_json::<CreateSandboxRequest>(json.as_bytes()).unwrap_err();
+            assert!(fault.message.contains(named), "{fault}");
         }
     }
 }

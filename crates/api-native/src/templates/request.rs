@@ -358,11 +358,9 @@ pub(super) fn read_login(headers: &HeaderMap) -> Answer<Option<RegistryLogin>> {
 pub(super) fn read_resources(json: Option<String>) -> Answer<Option<Resources>> {
     json.map(|json| {
         let words = parse_json::<ResourcesRequest>(json.as_bytes());
-        words.map(ResourcesRequest::into_resources).map_err(|failure| {
-            Failure::new(
-                Code::InvalidQuery,
-                format!("`resources`: {}", failure.fault().message),
-            )
+        words.map(ResourcesRequest::into_resources).map_err(|fault| {
+            let message = format!("`resources`: {}", fault.message);
+            Failure::new(Code::InvalidQuery, message)
         })
     })
     .transpose()
@@ -371,11 +369,9 @@ pub(super) fn read_resources(json: Option<String>) -> Answer<Option<Resources>> 
 pub(super) fn read_network(field: &str, json: Option<String>) -> Answer<Option<NetworkPolicy>> {
     json.map(|json| {
         let words = parse_json::<PolicyWords>(json.as_bytes());
-        words.map(PolicyWords::into_policy).map_err(|failure| {
-            Failure::new(
-                Code::InvalidQuery,
-                format!("`{field}`: {}", failure.fault().message),
-            )
+        words.map(PolicyWords::into_policy).map_err(|fault| {
+            let message = format!("`{field}`: {}", fault.message);
+            Failure::new(Code::InvalidQuery, message)
         })
     })
     .transpose()

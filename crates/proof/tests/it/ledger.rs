@@ -282,7 +282,7 @@ async fn prometheus_counts(server: &Server) {
         answer.headers["content-type"]
             .to_str()
             .unwrap()
-            .starts_with("text/plain")
+            .starts_with("application/openmetrics-text; version=1.0.0")
     );
     let text = answer.text();
     assert!(text.contains("\natoll_sandboxes_running 1\n"), "{text}");

@@ -10,35 +10,52 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
+use atoll_types::{Code, Fault};
 use bytes::Bytes;
 use futures_util::stream::BoxStream;
 use futures_util::{Stream, StreamExt as _};
 
-use crate::error::{Answer, Refusal};
-
 const PIECE: usize = 64 << 10;
 const MOST_HELD: usize = 256 << 10;
-/// Files in one request.
+/// Parts of one request.
 const MOST_PARTS: usize = 10_000;
 
-pub(crate) struct Parts {
+/// The parts, one after the other.
+pub struct Parts {
     inner: multer::Multipart<'static>,
     held: Arc<AtomicUsize>,
     count: usize,
 }
 
-pub(crate) struct Part {
-    pub(crate) file_name: Option<String>,
-    pub(crate) content: BoxStream<'static, Result<Bytes, multer::Error>>,
+impl std::fmt::Debug for Parts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Parts")
+            .field("count", &self.count)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A part whose content has not been read.
+pub struct Part {
+    pub name: Option<String>,
+    pub file_name: Option<String>,
+    pub content: BoxStream<'static, Result<Bytes, multer::Error>>,
+}
+
+impl std::fmt::Debug for Part {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { name, file_name, .. } = self;
+        write!(f, "Part({name:?}, {file_name:?})")
+    }
 }
 
 impl Parts {
-    pub(crate) fn new(
+    pub fn new(
         body: impl Stream<Item = io::Result<Bytes>> + Send + Unpin + 'static,
         media: &str,
-    ) -> Answer<Self> {
+    ) -> Result<Self, Fault> {
         let boundary = multer::parse_boundary(media)
-            .map_err(|error| Refusal::invalid(format!("the multipart body has no boundary: {error}")))?;
+            .map_err(|error| broken(format!("the multipart body has no boundary: {error}")))?;
         let held = Arc::new(AtomicUsize::new(0));
         let rationed = Rationed {
             body,
@@ -53,25 +70,19 @@ impl Parts {
         })
     }
 
-    /// The next file. The one before must have been read to its end or dropped.
-    pub(crate) async fn next(&mut self) -> Answer<Option<Part>> {
+    /// The next part. The one before must have been read to its end or dropped.
+    pub async fn next(&mut self) -> Result<Option<Part>, Fault> {
         let part = self.inner.next_field().await;
-        let part =
-            part.map_err(|error| Refusal::invalid(format!("the multipart body is broken: {error}")))?;
+        let part = part.map_err(|error| broken(format!("the multipart body is broken: {error}")))?;
         let Some(part) = part else { return Ok(None) };
-        if part.name() != Some("file") {
-            let name = part.name().unwrap_or_default();
-            return Err(Refusal::invalid(format!("unknown part `{name}` of the body")));
-        }
         self.count += 1;
         if self.count > MOST_PARTS {
-            return Err(Refusal::invalid(format!(
-                "a body may hold at most {MOST_PARTS} files"
-            )));
+            return Err(broken(format!("a body may hold at most {MOST_PARTS} parts")));
         }
         self.held.store(0, Ordering::Relaxed);
         let held = Arc::clone(&self.held);
         Ok(Some(Part {
+            name: part.name().map(str::to_owned),
             file_name: part.file_name().map(str::to_owned),
             content: part
                 .inspect(move |piece| {
@@ -82,6 +93,10 @@ impl Parts {
                 .boxed(),
         }))
     }
+}
+
+fn broken(why: String) -> Fault {
+    Fault::new(Code::InvalidBody, why)
 }
 
 struct Rationed<S> {
@@ -160,7 +175,10 @@ mod tests {
             let mut parts = Parts::new(stream::iter(pieces), MEDIA).unwrap();
             for (name, content) in [("a", "small"), ("b", large.as_str()), ("c", "")] {
                 let part = parts.next().await.unwrap().unwrap();
-                assert_eq!(part.file_name.as_deref(), Some(name));
+                assert_eq!(
+                    (part.name.as_deref(), part.file_name.as_deref()),
+                    (Some("file"), Some(name))
+                );
                 let whole: Vec<Bytes> = part.content.map(Result::unwrap).collect().await;
                 assert!(whole.concat() == content.as_bytes(), "{name} in pieces of {size}");
             }
