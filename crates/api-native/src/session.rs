@@ -19,7 +19,7 @@
 
 use std::time::Duration;
 
-use atoll_front::body::json_weight;
+use atoll_front::memory::json_weight;
 use atoll_front::websocket::{CloseCode, CloseFrame, Message, Sizes, WebSocket, Wish};
 use atoll_front::{Permit, Visit};
 use atoll_identity::Caller;

@@ -37,6 +37,7 @@ const LAYERS: [(&str, &[&str]); 12] = [
             "gateway-core",
             "dialects",
             "providers",
+            "memory",
         ],
     ),
     ("apart", &["helper"]),
