@@ -1,48 +1,17 @@
-//! What workflows own: sandboxes with labels that name their workflow go when it is over. Anybody may put the labels on; our
-//! own steps do.
-//!
-//! ```text
-//! atoll.owner     workflow
-//! atoll.workflow  NAMESPACE:RUN:WORKFLOW
-//! ```
+//! What workflows own goes when they are over: sandboxes with labels that name their workflow, whoever put those on.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use atoll_actions::{OWNED_BY_WORKFLOW, owning_workflow};
 use atoll_identity::{Caller, Identity};
 use atoll_sandboxes::{ListSandboxes, Sandboxes};
 use atoll_types::{Fault, FaultKind, ProjectId, SandboxState};
-use atoll_workflows::{Engine, Step, StepEnd};
-use serde_json::{Map, Value, json};
+use atoll_workflows::Engine;
 use tokio_util::sync::CancellationToken;
 
-use crate::call::invalid;
-
-const OWNER: &str = "atoll.owner";
-const WORKFLOW: &str = "atoll.workflow";
 /// How soon after its workflow a sandbox goes.
 const ROUND: Duration = Duration::from_secs(2);
-
-pub(crate) fn label(step: &Step, request: &mut Map<String, Value>) -> Result<(), StepEnd> {
-    let labels = request.entry("labels").or_insert_with(|| json!({}));
-    let Some(labels) = labels.as_object_mut() else {
-        return Err(invalid("`labels` must be a JSON object"));
-    };
-    let workflow = format!("{}:{}:{}", step.namespace, step.run_id, step.workflow_id);
-    labels.insert(OWNER.to_owned(), json!("workflow"));
-    labels.insert(WORKFLOW.to_owned(), json!(workflow));
-    // What programs in it pay models is the workflow's.
-    labels.entry("workflow").or_insert(json!(step.workflow_id));
-    labels.entry("run").or_insert(json!(step.run_id));
-    Ok(())
-}
-
-/// Namespace, run and workflow.
-fn read(label: &str) -> Option<(&str, &str, &str)> {
-    let (namespace, rest) = label.split_once(':')?;
-    let (run, workflow) = rest.split_once(':')?;
-    Some((namespace, run, workflow))
-}
 
 /// Ends what belongs to workflows that are over, until `stop`.
 pub(crate) async fn sweep(engine: Engine, identity: Identity, sandboxes: Sandboxes, stop: CancellationToken) {
@@ -63,13 +32,14 @@ pub(crate) async fn sweep(engine: Engine, identity: Identity, sandboxes: Sandbox
 }
 
 async fn sweep_project(engine: &Engine, sandboxes: &Sandboxes, caller: &Caller) -> Result<(), Fault> {
+    let (owner, kind) = OWNED_BY_WORKFLOW;
     let mut cursor = None;
     loop {
         let page = sandboxes
             .list(
                 caller,
                 ListSandboxes {
-                    labels: BTreeMap::from([(OWNER.to_owned(), "workflow".to_owned())]),
+                    labels: BTreeMap::from([(owner.to_owned(), kind.to_owned())]),
                     cursor: cursor.take(),
                     limit: 100,
                     ..ListSandboxes::default()
@@ -77,9 +47,7 @@ async fn sweep_project(engine: &Engine, sandboxes: &Sandboxes, caller: &Caller) 
             )
             .await?;
         for sandbox in page.items {
-            let Some((namespace, run, workflow)) =
-                sandbox.spec.labels.get(WORKFLOW).and_then(|label| read(label))
-            else {
+            let Some((namespace, run, workflow)) = owning_workflow(&sandbox.spec.labels) else {
                 continue;
             };
             let goes_on = engine
@@ -100,16 +68,5 @@ async fn sweep_project(engine: &Engine, sandboxes: &Sandboxes, caller: &Caller) 
             Some(next) => cursor = Some(next),
             None => return Ok(()),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn labels_name_a_workflow_whatever_it_is_called() {
-        assert_eq!(read("default:0199:a:b/c"), Some(("default", "0199", "a:b/c")));
-        assert_eq!(read("default"), None);
     }
 }
