@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use atoll_actions::words::IsolationName;
 use atoll_front::meter::{gauge, line};
 use atoll_sandboxes::PoolView;
 use atoll_types::{Code, Fault, Isolation};
@@ -18,7 +19,6 @@ use utoipa_axum::routes;
 use crate::App;
 use crate::error::{Answer, Failure};
 use crate::extract::As;
-use crate::sandboxes::IsolationName;
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()

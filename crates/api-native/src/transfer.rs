@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use atoll_actions::words::FileView;
 use atoll_guest_protocol::{EntryKind, FileStat, WriteMode};
 use atoll_sandboxes::{ByteStream, FileContent, WriteSpec};
 use atoll_types::{Code, Fault};
@@ -21,7 +22,7 @@ use utoipa_axum::routes;
 
 use crate::error::{Answer, Failure};
 use crate::extract::{Args, Arriving, As};
-use crate::files::{FileView, PathQuery, path};
+use crate::files::{PathQuery, path};
 use crate::named::Named;
 use crate::range::{self, Part};
 use crate::{App, wire};

@@ -24,7 +24,6 @@ pub mod body;
 pub mod connections;
 mod guarded;
 pub mod host;
-pub mod memory;
 pub mod meter;
 pub mod proto;
 pub mod proxy;
@@ -38,11 +37,13 @@ pub mod websocket;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use atoll_memory as memory;
+
 pub use apis::{Api, Apis, Asked};
+pub use atoll_memory::{Account, Memory, Permit};
 pub use body::{Held, Refused};
 pub use connections::{Connections, Line, Peer};
 pub use guarded::Guarded;
-pub use memory::{Account, Memory, Permit};
 pub use slots::{Slot, Slots};
 pub use unread::{Unread, Watched};
 pub use visit::Visit;
