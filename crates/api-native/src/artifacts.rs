@@ -1,6 +1,6 @@
 //! `/v1/artifacts`: what is kept by name when its sandbox is gone.
 
-use atoll_sandboxes::{Artifact, FilePath, SaveArtifact};
+use atoll_actions::words::{ArtifactView, SaveArtifactRequest};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -23,24 +23,6 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(read_artifact))
 }
 
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct SaveArtifactRequest {
-    /// Letters, digits, `.`, `_` and `-`; not beginning with `art_`, which ids do.
-    #[schema(min_length = 1, max_length = 200, pattern = "^[A-Za-z0-9._-]+$")]
-    name: String,
-    /// A file or a directory in the sandbox.
-    path: Option<String>,
-    /// Instead of `path`, where it is not UTF-8.
-    path_base64: Option<String>,
-    /// Who reads it; absent: the template's user.
-    user: Option<String>,
-    /// How long it is kept; absent: as long as the server says, 30 days unless its configuration has another
-    /// `artifact_retention`.
-    #[schema(minimum = 1, maximum = 9_007_199_254_740_991_i64)]
-    retention_ms: Option<u64>,
-}
-
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -51,49 +33,6 @@ pub(crate) struct ArtifactsQuery {
     cursor: Option<String>,
     #[param(minimum = 1, maximum = 100, default = 50)]
     limit: Option<u64>,
-}
-
-#[derive(Debug, Serialize, ToSchema)]
-#[schema(as = Artifact)]
-pub(crate) struct ArtifactView {
-    id: String,
-    name: String,
-    /// Where it came from, as long as that is on record.
-    sandbox: Option<String>,
-    /// `file`: the content is the file. `directory`: the content is a tar stream.
-    kind: ArtifactKind,
-    /// Of the content.
-    digest: String,
-    size_bytes: u64,
-    #[schema(format = DateTime)]
-    created_at: String,
-    #[schema(format = DateTime)]
-    expires_at: Option<String>,
-}
-
-#[derive(Debug, Serialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum ArtifactKind {
-    File,
-    Directory,
-}
-
-impl ArtifactView {
-    fn of(artifact: Artifact) -> Self {
-        Self {
-            id: artifact.id.to_string(),
-            name: artifact.name,
-            sandbox: artifact.sandbox.map(|id| id.to_string()),
-            kind: match artifact.directory {
-                true => ArtifactKind::Directory,
-                false => ArtifactKind::File,
-            },
-            digest: artifact.digest,
-            size_bytes: artifact.size_bytes,
-            created_at: wire::time(artifact.created_at),
-            expires_at: artifact.expires_at.map(wire::time),
-        }
-    }
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -116,18 +55,10 @@ pub(crate) async fn save_artifact(
     Named(id): Named,
     Json(body): Json<SaveArtifactRequest>,
 ) -> Answer<(StatusCode, axum::Json<ArtifactView>)> {
-    let request = SaveArtifact {
-        name: wire::name("name", body.name)?,
-        at: FilePath {
-            path: wire::exactly_one("path", body.path, body.path_base64)?,
-            user: body.user,
-        },
-        retention_millis: body
-            .retention_ms
-            .map(|millis| wire::duration("retention_ms", millis))
-            .transpose()?,
-    };
-    let artifact = app.sandboxes.save_artifact(&caller, &id, request).await?;
+    let artifact = app
+        .sandboxes
+        .save_artifact(&caller, &id, body.into_save()?)
+        .await?;
     Ok((StatusCode::CREATED, axum::Json(ArtifactView::of(artifact))))
 }
 

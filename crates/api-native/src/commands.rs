@@ -1,5 +1,6 @@
 //! `/v1/sandboxes/{id}/commands`: what was started, what it wrote, and signals to it.
 
+use atoll_actions::words::command::ExitView;
 use atoll_guest_protocol::CommandState;
 use atoll_identity::Caller;
 use atoll_sandboxes::{Command, ExecEvent, ExecEvents};
@@ -16,7 +17,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::error::{Answer, Failure};
-use crate::exec::{ExitView, Follow};
+use crate::exec::Follow;
 use crate::extract::{Args, As, At, Json, Paying, wants_events};
 use crate::named::Named;
 use crate::{App, wire};

@@ -1,9 +1,10 @@
 //! `/v1/sandboxes/{id}/files`: look, list, change, watch. Content and archives are in [`crate::transfer`].
 
+use atoll_actions::words::FileView;
 use atoll_front::Permit;
-use atoll_guest_protocol::{EntryKind, FileEntry, FileStat, WatchEvent, WatchKind};
+use atoll_guest_protocol::{FileEntry, WatchEvent, WatchKind};
 use atoll_sandboxes::{FileChange, FilePath, Watch};
-use atoll_types::{SandboxId, Timestamp};
+use atoll_types::SandboxId;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -165,75 +166,6 @@ pub(crate) struct SymlinkRequest {
     user: Option<String>,
 }
 
-#[derive(Debug, Serialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum FileKind {
-    File,
-    Directory,
-    Symlink,
-    Other,
-}
-
-#[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct FileView {
-    /// Readable; where the name is not UTF-8, `path_base64` has it exactly.
-    path: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    path_base64: Option<String>,
-    kind: FileKind,
-    size_bytes: u64,
-    /// Octal permission bits.
-    #[schema(examples("0644"))]
-    mode: String,
-    uid: u32,
-    gid: u32,
-    owner: Option<String>,
-    group: Option<String>,
-    #[schema(format = DateTime)]
-    modified_at: String,
-    /// What a symlink points to.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    target: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    target_base64: Option<String>,
-    /// In a listing: how far below the directory asked for.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    depth: Option<u32>,
-}
-
-impl FileView {
-    pub(crate) fn of(stat: &FileStat) -> Self {
-        let (path, path_base64) = wire::readable(&stat.path);
-        let (target, target_base64) = match &stat.target {
-            Some(target) => {
-                let (target, encoded) = wire::readable(target);
-                (Some(target), encoded)
-            }
-            None => (None, None),
-        };
-        Self {
-            path,
-            path_base64,
-            kind: match stat.kind {
-                EntryKind::File => FileKind::File,
-                EntryKind::Directory => FileKind::Directory,
-                EntryKind::Symlink => FileKind::Symlink,
-                EntryKind::Other => FileKind::Other,
-            },
-            size_bytes: stat.size,
-            mode: wire::show_mode(stat.mode),
-            uid: stat.uid,
-            gid: stat.gid,
-            owner: stat.owner.clone(),
-            group: stat.group.clone(),
-            modified_at: wire::time(Timestamp(stat.modified_millis)),
-            target,
-            target_base64,
-            depth: None,
-        }
-    }
-}
-
 #[expect(dead_code, reason = "read by the OpenAPI generator only")]
 #[derive(Debug, ToSchema)]
 pub(crate) struct FileList {
@@ -330,10 +262,7 @@ fn written(
                 piece.extend_from_slice(b"]}");
                 return Some((Ok(Bytes::from(piece)), None));
             };
-            let view = FileView {
-                depth: Some(entry.depth),
-                ..FileView::of(&entry.stat)
-            };
+            let view = FileView::of(&entry.stat).at_depth(entry.depth);
             // Text and numbers can always be written.
             piece.extend(serde_json::to_vec(&view).unwrap_or_default());
             if entries.len() > 0 {
@@ -516,31 +445,6 @@ fn changes(watch: Watch) -> impl Stream<Item = Event> + Send {
 mod tests {
     use super::*;
     use crate::extract::{parse_json, query};
-
-    #[test]
-    fn a_file_is_shown_with_exact_names() {
-        let stat = FileStat {
-            path: b"/a\xff".to_vec(),
-            kind: EntryKind::Symlink,
-            size: 5,
-            mode: 0o120_777,
-            uid: 1,
-            gid: 2,
-            owner: Some("user".into()),
-            group: None,
-            modified_millis: 0,
-            target: Some(b"/b".to_vec()),
-        };
-        let json = serde_json::to_value(FileView::of(&stat)).unwrap();
-        assert_eq!(
-            json,
-            serde_json::json!({
-                "path": "/a\u{fffd}", "path_base64": "L2H/", "kind": "symlink", "size_bytes": 5, "mode": "0777",
-                "uid": 1, "gid": 2, "owner": "user", "group": null, "modified_at": "1970-01-01T00:00:00.000Z",
-                "target": "/b",
-            })
-        );
-    }
 
     #[test]
     fn unknown_fields_are_refused() {

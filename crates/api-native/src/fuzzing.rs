@@ -1,12 +1,13 @@
 //! What the fuzzer may see: every request of this API, read as its route reads it.
 
+use atoll_actions::words;
 use atoll_front::range;
 use atoll_types::NetworkPolicy;
 
 use crate::extract::{parse_json, parse_private_json, query};
 use crate::{
-    approvals, artifacts, commands, exec, files, gateway, keys, ledger, network, projects, run, sandboxes,
-    secrets, session, snapshots, templates, transfer, volumes, workflows,
+    approvals, artifacts, commands, files, gateway, keys, ledger, network, projects, run, sandboxes, secrets,
+    session, snapshots, templates, transfer, volumes, workflows,
 };
 
 /// Reads a body as each of the types, and again with a field that no route knows, which must be refused.
@@ -33,9 +34,9 @@ macro_rules! read_bodies {
 pub fn bodies(body: &[u8], more: Option<&[u8]>) -> usize {
     let read = read_bodies!(body, more;
         approvals::DecideRequest,
-        artifacts::SaveArtifactRequest,
+        words::SaveArtifactRequest,
         commands::SignalRequest,
-        exec::ExecRequest,
+        words::command::ExecRequest,
         files::ChmodRequest,
         files::ChownRequest,
         files::MkdirRequest,
@@ -49,18 +50,18 @@ pub fn bodies(body: &[u8], more: Option<&[u8]>) -> usize {
         gateway::keys::CreateModelKeyRequest,
         keys::CreateKeyRequest,
         network::SetNetworkRequest,
-        network::PolicyWords,
+        words::PolicyWords,
         projects::CreateProjectRequest,
         run::RunRequest,
-        sandboxes::CreateSandboxRequest,
+        words::CreateSandboxRequest,
         sandboxes::ExtendRequest,
-        sandboxes::rest::ForkRequest,
-        sandboxes::rest::PauseRequest,
-        sandboxes::rest::ResumeRequest,
+        words::ForkRequest,
+        words::PauseRequest,
+        words::ResumeRequest,
         session::FromClient,
         snapshots::CollectRequest,
         snapshots::KeepRunningRequest,
-        snapshots::SnapshotRequest,
+        words::SnapshotRequest,
         templates::request::BuildRequest,
         volumes::CreateVolumeRequest,
         workflows::EndRequest,
@@ -68,10 +69,10 @@ pub fn bodies(body: &[u8], more: Option<&[u8]>) -> usize {
         workflows::SignalRequest,
     );
     // The words are turned into commands, which has limits of its own.
-    if let Ok(request) = parse_json::<sandboxes::CreateSandboxRequest>(body) {
+    if let Ok(request) = parse_json::<words::CreateSandboxRequest>(body) {
         let _ = request.into_create(60_000, None);
     }
-    if let Ok(request) = parse_json::<exec::ExecRequest>(body) {
+    if let Ok(request) = parse_json::<words::command::ExecRequest>(body) {
         let _ = request.into_run();
     }
     let private = parse_private_json::<secrets::SetSecretRequest>(body).is_ok();
@@ -82,7 +83,7 @@ pub fn bodies(body: &[u8], more: Option<&[u8]>) -> usize {
 
 /// A policy as clients write it.
 pub fn policy(body: &[u8]) -> Option<NetworkPolicy> {
-    Some(parse_json::<network::PolicyWords>(body).ok()?.into_policy())
+    Some(parse_json::<words::PolicyWords>(body).ok()?.into_policy())
 }
 
 macro_rules! read_queries {

@@ -7,7 +7,7 @@
 //!
 //! What must hold:
 //! - **Thin.** A handler reads a wire type, calls one use case, and writes a wire type. No rule about sandboxes lives
-//!   here, and no wire type leaves.
+//!   here, and no wire type leaves. Words that are not of this API alone come from below (`atoll_actions::words`).
 //! - **Decided once.** Who asks, and whether they may, is found out before a route is entered ([`entrance`]); a route names the
 //!   action that it is, and nothing else about rights.
 //! - **Nothing is ignored.** Unknown fields, parameters, methods and routes are refused by name, in one error shape.
@@ -117,8 +117,7 @@ impl Default for Options {
     }
 }
 
-/// The whole API, ports of its sandboxes included. It takes every request that no other API claims. A request from inside this
-/// process says who asks by an `atoll_identity::Caller` among its extensions, and needs no key.
+/// The whole API, ports of its sandboxes included. It takes every request that no other API claims.
 pub fn api(
     identity: Identity,
     sandboxes: Sandboxes,

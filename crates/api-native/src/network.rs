@@ -1,8 +1,8 @@
 //! `/v1/sandboxes/{id}/network`: what a sandbox may reach, what became of its attempts, and why.
 
-mod words;
-
+use atoll_actions::words::{PolicyWords, SecretUseWords};
 use atoll_sandboxes::{ExplainNetwork, NetworkView, PolicySource};
+use atoll_types::EgressVerdict;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -14,9 +14,6 @@ use crate::error::Answer;
 use crate::extract::{Args, As, Json};
 use crate::ledger::{self, FactPage};
 use crate::named::Named;
-
-use words::VerdictName;
-pub(crate) use words::{InjectionWords, PolicyWords, Ports, SecretUseWords};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -67,6 +64,23 @@ pub(crate) struct ExplainQuery {
     /// Of the request; `GET` if absent.
     #[param(example = "POST")]
     method: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = NetworkVerdict)]
+pub(crate) enum VerdictName {
+    Allowed,
+    Denied,
+}
+
+impl VerdictName {
+    pub(crate) fn of(verdict: EgressVerdict) -> Self {
+        match verdict {
+            EgressVerdict::Allowed => Self::Allowed,
+            EgressVerdict::Denied => Self::Denied,
+        }
+    }
 }
 
 /// Who has the word about what a sandbox may reach.

@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use atoll_actions::words::command::{Attached, ExecRequest, ExecResult, Run};
+use atoll_actions::words::{CreateSandboxRequest, SandboxView};
 use atoll_sandboxes::Ran;
 use atoll_types::Code;
 use axum::extract::State;
@@ -14,9 +16,8 @@ use utoipa_axum::routes;
 
 use crate::App;
 use crate::error::{Answer, Failure};
-use crate::exec::{Attached, ExecRequest, ExecResult, Run, event, paid, whole};
+use crate::exec::{end_of, event, events_of, paid, whole};
 use crate::extract::{As, Json, Paying, wants_events};
-use crate::sandboxes::{CreateSandboxRequest, SandboxView};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(run))
@@ -83,9 +84,9 @@ pub(crate) async fn run(
     let attached = Attached::to(execution, stdin, began).await?;
     if wants_events(&headers) {
         let created = event("created", &sandbox);
-        return Ok(attached.into_events(Some(created), removal));
+        return Ok(events_of(attached, Some(created), removal));
     }
-    let (result, length) = attached.into_result(&visit).await?;
+    let (result, length) = end_of(attached, &visit).await?;
     drop(removal);
     Ok(whole(&RunResult { sandbox, result }, length))
 }

@@ -4,11 +4,9 @@ mod change;
 mod instances;
 mod list;
 mod metrics;
-mod request;
-pub(crate) mod rest;
-mod view;
-mod words;
+mod rest;
 
+use atoll_actions::words::{CreateSandboxRequest, SandboxView};
 use atoll_types::Code;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -31,10 +29,6 @@ use rest::{
     __path_fork_sandbox, __path_pause_sandbox, __path_resume_sandbox, __path_start_sandbox,
     __path_stop_sandbox, fork_sandbox, pause_sandbox, resume_sandbox, start_sandbox, stop_sandbox,
 };
-
-pub(crate) use request::{CreateSandboxRequest, ResourcesRequest};
-pub(crate) use view::{ResourcesView, SandboxView};
-pub(crate) use words::{IsolationName, SaveKindName};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()

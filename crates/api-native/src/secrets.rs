@@ -3,8 +3,9 @@
 //! What must hold: a value comes in and does not go out again. The requests that carry one cannot be printed or written,
 //! their memory is wiped, and what is said about a mistake in them never repeats what stood there.
 
+use atoll_actions::words::Ports;
 use atoll_sandboxes::{SecretView, SetSecret};
-use atoll_types::{Code, SecretBinding};
+use atoll_types::{Code, Injection, SecretBinding};
 use axum::extract::State;
 use axum::http::StatusCode;
 use base64::Engine as _;
@@ -17,7 +18,6 @@ use zeroize::Zeroizing;
 
 use crate::error::{Answer, Failure};
 use crate::extract::{Args, As, At, PrivateJson};
-use crate::network::{InjectionWords, Ports};
 use crate::{App, wire};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
@@ -59,6 +59,45 @@ pub(crate) struct SetSecretRequest {
     /// It is not used any more from then on. Absent: no end.
     #[schema(format = DateTime)]
     expires_at: Option<String>,
+}
+
+/// The shape in which a secret is put into a request: `"bearer"`, `{"header": {"name": "x-api-key"}}`.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+#[schema(as = SecretInjection)]
+pub(crate) enum InjectionWords {
+    /// As this header, whatever the sandbox sent under that name.
+    Header { name: String },
+    /// As `Authorization: Bearer`, whatever the sandbox sent there.
+    Bearer,
+    /// As the password of `Authorization: Basic`, whatever the sandbox sent there.
+    Basic { username: String },
+    /// As this parameter of the query, whatever the sandbox sent there.
+    Query { name: String },
+    /// Wherever the sandbox put the placeholder: in a header, in basic authentication, in the query.
+    Placeholder,
+}
+
+impl InjectionWords {
+    pub(crate) fn of(injection: Injection) -> Self {
+        match injection {
+            Injection::Header { name } => Self::Header { name },
+            Injection::Bearer => Self::Bearer,
+            Injection::Basic { username } => Self::Basic { username },
+            Injection::Query { name } => Self::Query { name },
+            Injection::Placeholder => Self::Placeholder,
+        }
+    }
+
+    pub(crate) fn into_injection(self) -> Injection {
+        match self {
+            Self::Header { name } => Injection::Header { name },
+            Self::Bearer => Injection::Bearer,
+            Self::Basic { username } => Injection::Basic { username },
+            Self::Query { name } => Injection::Query { name },
+            Self::Placeholder => Injection::Placeholder,
+        }
+    }
 }
 
 /// The value that holds from now on. Give `value`, or `value_base64` where it is not UTF-8.
@@ -281,10 +320,10 @@ pub(crate) async fn delete_secret(
 
 #[cfg(test)]
 mod tests {
-    use atoll_types::{Injection, PortRange, Timestamp};
+    use atoll_types::{PortRange, Timestamp};
 
     use super::*;
-    use crate::extract::parse_private_json;
+    use crate::extract::{parse_json, parse_private_json};
 
     fn read(text: &str) -> Answer<SetSecret> {
         parse_private_json::<SetSecretRequest>(text.as_bytes())?.into_secret("github".into())
@@ -381,5 +420,33 @@ mod tests {
         let read = |text: &str| parse_private_json::<RotateSecretRequest>(text.as_bytes());
         assert!(read(r#"{"value":"x"}"#).is_ok());
         assert!(read(r#"{"value":"x","hosts":[]}"#).is_err());
+    }
+
+    #[test]
+    fn injections_are_told_apart_and_strict() {
+        for text in [
+            r#"{"header":{"name":"x-api-key"}}"#,
+            r#""bearer""#,
+            r#"{"basic":{"username":"git"}}"#,
+            r#"{"query":{"name":"key"}}"#,
+            r#""placeholder""#,
+        ] {
+            let injection = parse_json::<InjectionWords>(text.as_bytes())
+                .unwrap()
+                .into_injection();
+            assert_eq!(injection, serde_json::from_str::<Injection>(text).unwrap());
+            assert_eq!(
+                serde_json::to_string(&InjectionWords::of(injection)).unwrap(),
+                text
+            );
+        }
+        for text in [
+            r#"{"bearer":{"name":"x"}}"#,
+            r#""header""#,
+            r#"{"cookie":{"name":"x"}}"#,
+            r#"{"header":{"name":"x","prefix":"y"}}"#,
+        ] {
+            assert!(parse_json::<InjectionWords>(text.as_bytes()).is_err(), "{text}");
+        }
     }
 }

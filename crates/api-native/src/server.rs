@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::sync::atomic::AtomicU64;
 
+use atoll_actions::words::IsolationName;
 use atoll_front::meter::exposition;
 use atoll_sandboxes::PoolView;
 use atoll_types::{Code, Fault, Isolation};
@@ -23,7 +24,6 @@ use utoipa_axum::routes;
 use crate::App;
 use crate::error::{Answer, Failure};
 use crate::extract::As;
-use crate::sandboxes::IsolationName;
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()

@@ -19,7 +19,8 @@
 
 use std::time::Duration;
 
-use atoll_front::body::json_weight;
+use atoll_actions::words::command::{ExecRequest, ExitView, PtyRequest, Run, StartedView};
+use atoll_front::memory::json_weight;
 use atoll_front::websocket::{CloseCode, CloseFrame, Message, Sizes, WebSocket, Wish};
 use atoll_front::{Permit, Visit};
 use atoll_identity::Caller;
@@ -38,7 +39,6 @@ use utoipa_axum::routes;
 use crate::App;
 use crate::commands::SignalName;
 use crate::error::{Answer, ErrorDetail, Failure};
-use crate::exec::{ExecRequest, ExitView, PtyRequest, Run, StartedView};
 use crate::extract::{Args, As, At, Paying, parse_json};
 use crate::named::Named;
 

@@ -1,6 +1,6 @@
 //! `/v1/snapshots`: saved state with a name of its own.
 
-use atoll_sandboxes::{Snapshot, TakeSnapshot};
+use atoll_actions::words::{IsolationName, ResourcesRequest, SnapshotRequest, SnapshotView};
 use atoll_types::Fault;
 use axum::body::Body;
 use axum::extract::State;
@@ -14,7 +14,7 @@ use utoipa_axum::routes;
 use crate::error::Answer;
 use crate::extract::{Args, Arriving, As, At, MaybeJson};
 use crate::named::Named;
-use crate::sandboxes::{IsolationName, SaveKindName, idempotency_key};
+use crate::sandboxes::idempotency_key;
 use crate::{App, upload, wire};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
@@ -26,16 +26,6 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(export_snapshot))
         .routes(routes!(keep_template_running))
         .routes(routes!(collect_garbage))
-}
-
-#[derive(Debug, Default, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct SnapshotRequest {
-    /// Unique among your snapshots.
-    #[schema(min_length = 1, max_length = 64)]
-    name: Option<String>,
-    /// What is kept. Absent: memory where the isolation can, else files.
-    kind: Option<SaveKindName>,
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -55,53 +45,6 @@ pub(crate) struct ImportQuery {
     /// Instead of the name that is in the file.
     #[param(min_length = 1, max_length = 64)]
     name: Option<String>,
-}
-
-#[derive(Debug, Serialize, ToSchema)]
-#[schema(as = Snapshot)]
-pub(crate) struct SnapshotView {
-    id: String,
-    name: Option<String>,
-    kind: SaveKindName,
-    /// Which sandbox it was taken of.
-    sandbox: Option<String>,
-    /// The snapshot before it in the same line.
-    parent: Option<String>,
-    template: String,
-    isolation: IsolationName,
-    /// What wrote it; the same is needed to bring it back.
-    runtime: String,
-    /// What its programs may rely on of the CPU.
-    cpu_features: Vec<String>,
-    memory_bytes: u64,
-    disk_bytes: u64,
-    /// All of it.
-    total_bytes: u64,
-    /// What it added to the disk; the rest is shared with others.
-    stored_bytes: u64,
-    #[schema(format = DateTime)]
-    created_at: String,
-}
-
-impl SnapshotView {
-    fn of(snapshot: Snapshot) -> Self {
-        Self {
-            id: snapshot.id.to_string(),
-            name: snapshot.name,
-            kind: SaveKindName::of(snapshot.kind),
-            sandbox: snapshot.sandbox.map(|id| id.to_string()),
-            parent: snapshot.parent.map(|id| id.to_string()),
-            template: snapshot.template.to_string(),
-            isolation: IsolationName::of(snapshot.isolation),
-            runtime: snapshot.runtime,
-            cpu_features: snapshot.cpu_features,
-            memory_bytes: snapshot.resources.memory_bytes,
-            disk_bytes: snapshot.resources.disk_bytes,
-            total_bytes: snapshot.total_bytes,
-            stored_bytes: snapshot.stored_bytes,
-            created_at: wire::time(snapshot.created_at),
-        }
-    }
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -127,11 +70,7 @@ pub(crate) async fn take_snapshot(
     headers: HeaderMap,
     MaybeJson(body): MaybeJson<SnapshotRequest>,
 ) -> Answer<(StatusCode, axum::Json<SnapshotView>)> {
-    let request = TakeSnapshot {
-        name: body.name,
-        kind: body.kind.map(SaveKindName::into_kind),
-        idempotency_key: idempotency_key(&headers)?,
-    };
+    let request = body.into_take(idempotency_key(&headers)?);
     let snapshot = app.sandboxes.take_snapshot(&caller, &id, request).await?;
     Ok((StatusCode::CREATED, axum::Json(SnapshotView::of(snapshot))))
 }
@@ -232,7 +171,7 @@ pub(crate) async fn import_snapshot(
 #[serde(deny_unknown_fields)]
 pub(crate) struct KeepRunningRequest {
     /// Absent: the template's, or else the server's defaults.
-    resources: Option<crate::sandboxes::ResourcesRequest>,
+    resources: Option<ResourcesRequest>,
     isolation_floor: Option<IsolationName>,
 }
 

@@ -4,6 +4,7 @@ pub(crate) mod request;
 
 use std::collections::BTreeMap;
 
+use atoll_actions::words::{PolicyWords, ResourcesView};
 use atoll_sandboxes::{BuildEvent, BuildFrom, BuildStream, BuildTemplate, Template};
 use atoll_types::{Code, TemplateSource};
 use axum::extract::State;
@@ -18,8 +19,6 @@ use utoipa_axum::routes;
 use crate::error::{Answer, ErrorDetail, Failure};
 use crate::exec::{event, sse};
 use crate::extract::{Args, Arriving, As, At, Json};
-use crate::network::PolicyWords;
-use crate::sandboxes::ResourcesView;
 use crate::upload::{self, Upload};
 use crate::{App, wire};
 

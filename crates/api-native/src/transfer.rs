@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use atoll_actions::words::FileView;
 use atoll_front::range::{self, Part};
 use atoll_guest_protocol::{EntryKind, FileStat, WriteMode};
 use atoll_sandboxes::{ByteStream, FileContent, WriteSpec};
@@ -19,7 +20,7 @@ use utoipa_axum::routes;
 
 use crate::error::{Answer, Failure};
 use crate::extract::{Args, Arriving, As};
-use crate::files::{FileView, PathQuery, path};
+use crate::files::{PathQuery, path};
 use crate::named::Named;
 use crate::{App, wire};
 

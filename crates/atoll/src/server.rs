@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use atoll_actions::Actions;
 use atoll_client::Client;
 use atoll_client::local::ServerFile;
 use atoll_client::output::{Doing, Error, OWN_FAILURE, Output, Result};
@@ -230,6 +231,7 @@ impl Server {
         let native = options::api_options(config, data.path())?;
         let e2b = options::e2b_options(config, &native);
         let domains = native.port_domains.clone();
+        let default_timeout_millis = native.default_timeout_millis;
         let apis = Apis::new(
             front.clone(),
             domains,
@@ -254,14 +256,13 @@ impl Server {
             ],
         );
         if let Some(engine) = engine {
-            let steps = atoll_steps::work(
-                engine,
-                identity.clone(),
+            let actions = Actions::new(
                 sandboxes.clone(),
                 models.clone(),
-                apis.clone(),
-                stop.clone(),
+                front.memory.clone(),
+                default_timeout_millis,
             );
+            let steps = atoll_steps::work(engine, identity.clone(), sandboxes.clone(), actions, stop.clone());
             tokio::spawn(steps);
         }
         tokio::spawn(end_expired(identity.clone(), front.clone(), stop.clone()));

@@ -21,25 +21,12 @@ use futures_util::FutureExt as _;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
-use crate::memory::Permit;
 use crate::visit::Visit;
 
 /// Fewer bytes than these cost about as much as the connection that they are for, which has a place of its own.
 const SMALL: usize = 16 * 1024;
 /// How soon somebody who waits for room looks again.
 const AGAIN: Duration = Duration::from_millis(50);
-
-/// Bytes with the permit to hold them.
-struct Paid {
-    bytes: Bytes,
-    _permit: Permit,
-}
-
-impl AsRef<[u8]> for Paid {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
-    }
-}
 
 impl Visit {
     /// The same bytes, paid for until the last copy of them is dropped. Small ones are free, and so are those of whom nobody
@@ -52,10 +39,7 @@ impl Visit {
             return Ok(bytes);
         }
         permit.grow_for_answer(bytes.len() as u64)?;
-        Ok(Bytes::from_owner(Paid {
-            bytes,
-            _permit: permit,
-        }))
+        Ok(permit.over(bytes))
     }
 }
 

@@ -88,8 +88,7 @@ impl Apis {
         &self.0.front
     }
 
-    /// Answers a request, from a connection or from inside this process. Who asks from inside says so by a caller among the
-    /// request's extensions.
+    /// Answers a request that came on a connection.
     pub async fn answer(&self, mut request: Request) -> Response {
         let (front, started) = (&self.0.front, Instant::now());
         // What comes from inside this process did not come by a listener.

@@ -27,7 +27,6 @@ pub mod connections;
 pub mod extract;
 mod guarded;
 pub mod host;
-pub mod memory;
 pub mod meter;
 pub mod multipart;
 pub mod proto;
@@ -44,11 +43,13 @@ pub mod websocket;
 
 use std::time::Duration;
 
+pub use atoll_memory as memory;
+
 pub use apis::{Api, Apis, Asked};
+pub use atoll_memory::{Account, Memory, Permit};
 pub use body::{Held, Refused};
 pub use connections::{Connections, Line, Peer};
 pub use guarded::Guarded;
-pub use memory::{Account, Memory, Permit};
 pub use slots::{Slot, Slots};
 pub use unread::{Unread, Watched};
 pub use visit::Visit;

@@ -12,7 +12,12 @@ impl Sandboxes {
     /// The living sandbox of the caller's project that has this name.
     pub async fn named(&self, caller: &Caller, name: &str) -> Result<SandboxId, Fault> {
         let found = match name.parse::<SandboxName>() {
-            Ok(name) => self.store().sandboxes.sandbox_named(caller.project(), &name).await,
+            Ok(name) => {
+                self.store()
+                    .sandboxes
+                    .sandbox_named(caller.project(), &name)
+                    .await
+            }
             // Nothing can have it.
             Err(_) => Ok(None),
         };

@@ -21,7 +21,12 @@ impl Sandboxes {
             after: crate::parse_cursor(cursor)?,
             limit,
         };
-        let page = self.store().sandboxes.instances(query).await.map_err(|e| from_store(&e))?;
+        let page = self
+            .store()
+            .sandboxes
+            .instances(query)
+            .await
+            .map_err(|e| from_store(&e))?;
         Ok(Page {
             items: page.items,
             next: page.next.map(|cursor| cursor.to_string()),

@@ -1,9 +1,9 @@
 //! The worker that is built in: activities on the task queue `atoll` of every namespace, so that a workflow in any language
-//! makes and uses sandboxes, and asks people, by calling activities by name.
+//! makes and uses sandboxes, calls models, and asks people, by calling activities by name.
 //!
-//! An activity is a request of the API: its argument is what the API's JSON would be, with the sandbox's id beside it, and
-//! its result is the answer. The request goes to the API inside this process, as the project that the
-//! namespace belongs to; so what holds for requests (limits, quotas, refusals, the ledger) holds for steps.
+//! An activity is one of the [`Actions`]: its name is the action's, its argument the action's input, its result the action's. It
+//! is done by the application itself, as a caller that is made in one place ([`Worker::caller`]); so what holds for requests
+//! (rights, limits, quotas, the ledger) holds for steps.
 //!
 //! What must hold:
 //! - A step acts as the project that its namespace belongs to at that moment. A name passes from one project to another, an
@@ -11,40 +11,38 @@
 //! - A step that is tried again finds the sandbox, the command or the snapshot that it made before: its idempotency key is
 //!   the run and the event that scheduled it. Another step with the same id makes its own.
 //! - What a workflow made goes when the workflow is over, unless it was told to stay ([`owned`]).
-//! - A step that was asked to stop, stops: whoever drops a request ends what it does.
+//! - A step that was asked to stop, stops: whoever drops an action ends what it does, and what would go on is ended by name.
 
-mod call;
-mod model;
 mod owned;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_front::Apis;
+use atoll_actions::{Action, Actions, Context, Failure, Outcome, Undo, Workflow};
 use atoll_identity::{Caller, Identity};
-use atoll_models::Models;
+use atoll_memory::json_weight;
 use atoll_sandboxes::Sandboxes;
 use atoll_types::{ProjectId, STEPS_QUEUE};
-use atoll_workflows::{Engine, Namespace, Question, Refusal, Step, StepEnd};
-use serde_json::{Value, json};
+use atoll_workflows::{Engine, Namespace, Refusal, Step, StepEnd};
+use serde_json::{Map, Value, json};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument as _;
 
 /// How many steps of a project are carried out at once.
 const AT_ONCE: usize = 256;
+/// The step that asks people, and needs nobody's yes.
+const ASKS: &str = "approval.request";
 /// How often new namespaces are looked for.
 const ROUND: Duration = Duration::from_secs(1);
-/// How long a person may take, if the workflow does not say.
-const DEFAULT_LIMIT: Duration = Duration::from_secs(24 * 3600);
 
 #[derive(Clone)]
 struct Worker {
     engine: Engine,
     identity: Identity,
-    apis: Apis,
-    models: Models,
+    actions: Actions,
     /// Of one project: the steps of another do not wait for these.
     places: Arc<Semaphore>,
     stop: CancellationToken,
@@ -55,8 +53,7 @@ pub async fn work(
     engine: Engine,
     identity: Identity,
     sandboxes: Sandboxes,
-    models: Models,
-    apis: Apis,
+    actions: Actions,
     stop: CancellationToken,
 ) {
     let mut places: HashMap<String, Arc<Semaphore>> = HashMap::new();
@@ -81,8 +78,7 @@ pub async fn work(
                 let worker = Worker {
                     engine: engine.clone(),
                     identity: identity.clone(),
-                    apis: apis.clone(),
-                    models: models.clone(),
+                    actions: actions.clone(),
                     places: Arc::clone(places),
                     stop: stop.clone(),
                 };
@@ -136,7 +132,8 @@ impl Worker {
         }
     }
 
-    /// As the project that the step's namespace belongs to now, with what whoever started the workflow may do.
+    /// As whom a step is carried out: the one place where that is said. As the project that its namespace belongs to now, with
+    /// what whoever started the workflow may do.
     fn caller(&self, step: &Step) -> Option<Caller> {
         let project = self.engine.project_of_step(step)?;
         let project = project.parse::<ProjectId>().ok()?;
@@ -152,16 +149,22 @@ impl Worker {
             );
             return;
         };
+        let span = tracing::info_span!(
+            "step",
+            name = step.name,
+            workflow = step.workflow_id,
+            project = %caller.project()
+        );
         let mut undo = None;
         let end = tokio::select! {
-            end = self.perform(&step, &caller, &mut undo) => end,
+            end = self.perform(&step, &caller, &mut undo).instrument(span) => end,
             () = self.until_told_to_stop(&step) => Some(StepEnd::Canceled),
             // What is unanswered is tried again by the next server.
             () = self.stop.cancelled() => return,
         };
         if let (Some(StepEnd::Canceled), Some(undo)) = (&end, undo) {
             // What is over, or gone with its sandbox, needs no end.
-            let _ended = undo.send(&self.apis, caller.clone()).await;
+            let _ended = self.actions.end(&caller, undo).await;
         }
         let Some(end) = end else {
             return;
@@ -199,36 +202,62 @@ impl Worker {
         }
     }
 
-    /// How it ended; `None` if that is told later. `undo` ends what would go on if this is dropped.
-    async fn perform(&self, step: &Step, caller: &Caller, undo: &mut Option<call::Call>) -> Option<StepEnd> {
-        let input = match step.input.as_deref().map(serde_json::from_slice::<Value>) {
-            None => json!({}),
-            Some(Ok(input)) if input.is_object() => input,
-            Some(Ok(_)) => return Some(call::invalid("the argument must be a JSON object")),
-            Some(Err(error)) => return Some(call::invalid(format!("the argument is not JSON: {error}"))),
-        };
-        if step.name == "approval.request" {
-            return self.ask(step, caller, input).await;
-        }
-        let input = match self.approved(step, caller, input).await {
-            Ok(input) => input,
-            Err(end) => return Some(end),
-        };
-        if step.name == "model.call" {
-            return Some(model::call(&self.models, step, caller, input).await);
-        }
-        Some(match call::plan(step, input) {
-            Ok(mut call) => {
-                *undo = call.take_undo();
-                call.send(&self.apis, caller.clone()).await
+    /// How it ended; `None` if that is told later. `undo` is what would go on if this is dropped.
+    async fn perform(&self, step: &Step, caller: &Caller, undo: &mut Option<Undo>) -> Option<StepEnd> {
+        match self.act(step, caller, undo).await {
+            Ok(Outcome::Done(result)) => Some(StepEnd::Done(result)),
+            // The engine answers when somebody has decided. Meanwhile this beats, for as long as the activity stands.
+            Ok(Outcome::Asked) => match step.heartbeat {
+                Some(_) => std::future::pending().await,
+                None => None,
+            },
+            Err(failure) => {
+                let Failure { kind, message, again } = failure;
+                match again {
+                    true => tracing::warn!(%kind, message, "a step failed"),
+                    false => tracing::debug!(%kind, message, "a step was refused"),
+                }
+                Some(StepEnd::Failed {
+                    kind: kind.into_owned(),
+                    message,
+                    again,
+                })
             }
-            Err(end) => end,
-        })
+        }
+    }
+
+    async fn act(&self, step: &Step, caller: &Caller, undo: &mut Option<Undo>) -> Result<Outcome, Failure> {
+        let text = step.input.as_deref().unwrap_or(b"{}");
+        // What is read of it is there until the step is over.
+        let mut held = self.actions.account(caller).open();
+        held.grow(text.len() as u64 + json_weight(text))?;
+        let input = read(text)?;
+        let input = match step.name.as_str() {
+            // What is asked about may be named as people like.
+            ASKS => input,
+            _ => self.approved(step, caller, input).await?,
+        };
+        let action = Action::read(&step.name, input)?;
+        let workflow = Workflow {
+            engine: &self.engine,
+            step,
+        };
+        let context = Context {
+            caller,
+            workflow: Some(workflow),
+        };
+        *undo = context.undo(&action);
+        self.actions.perform(context, action).await
     }
 
     /// Takes `approval` out of the input. If it is there, it must have been granted to this run for exactly this step.
-    async fn approved(&self, step: &Step, caller: &Caller, mut input: Value) -> Result<Value, StepEnd> {
-        let Some(id) = input.as_object_mut().and_then(|fields| fields.remove("approval")) else {
+    async fn approved(
+        &self,
+        step: &Step,
+        caller: &Caller,
+        mut input: Map<String, Value>,
+    ) -> Result<Map<String, Value>, Failure> {
+        let Some(id) = input.remove("approval") else {
             return Ok(input);
         };
         let action = json!({"step": step.name, "input": input});
@@ -238,77 +267,34 @@ impl Worker {
             step,
             &action,
         );
-        match used.await {
-            Ok(()) => Ok(input),
-            Err(error) => Err(StepEnd::Failed {
-                kind: "NotApproved".to_owned(),
-                message: error.to_string(),
-                // Not a no: it could not be written down.
-                again: matches!(error, Refusal::Unavailable(_)),
-            }),
-        }
+        used.await.map_err(|error| Failure {
+            kind: "NotApproved".into(),
+            message: error.to_string(),
+            // Not a no: it could not be written down.
+            again: matches!(error, Refusal::Unavailable(_)),
+        })?;
+        Ok(input)
     }
+}
 
-    async fn ask(&self, step: &Step, caller: &Caller, mut input: Value) -> Option<StepEnd> {
-        let Some(fields) = input.as_object_mut() else {
-            return Some(call::invalid("the argument must be a JSON object"));
-        };
-        let (action, reason, limit) = (
-            fields.remove("action"),
-            fields.remove("reason").unwrap_or_else(|| json!("")),
-            fields.remove("timeout_ms"),
-        );
-        if let Some(unknown) = fields.keys().next() {
-            return Some(call::invalid(format!(
-                "`{unknown}` is not a field of approval.request"
-            )));
-        }
-        let (Some(action), Some(reason)) = (action, reason.as_str()) else {
-            return Some(call::invalid(
-                "approval.request wants `action`, and `reason` as text",
-            ));
-        };
-        let limit = match limit.as_ref().map(Value::as_u64) {
-            None => DEFAULT_LIMIT,
-            Some(Some(millis)) if millis > 0 => Duration::from_millis(millis),
-            Some(_) => return Some(call::invalid("`timeout_ms` must be a number of at least 1")),
-        };
-        let asked = self
-            .engine
-            .ask_approval(Question {
-                namespace: step.namespace.clone(),
-                workflow_id: step.workflow_id.clone(),
-                run_id: step.run_id.clone(),
-                activity_id: step.activity_id.clone(),
-                scheduled_id: step.scheduled_id,
-                action,
-                reason: reason.to_owned(),
-                limit,
-            })
-            .await;
-        let approval = match asked {
-            Ok(approval) => approval,
-            Err(error) => {
-                return Some(StepEnd::Failed {
-                    kind: "NotAsked".to_owned(),
-                    message: error.to_string(),
-                    again: !matches!(error, Refusal::InvalidArgument(_)),
-                });
-            }
-        };
-        tracing::info!(approval = approval.id, project = %caller.project(), "a person is asked");
-        match &approval.decision {
-            Some(decision) if decision.granted => Some(StepEnd::Done(approval.granted_result(decision))),
-            Some(decision) => Some(StepEnd::Failed {
-                kind: atoll_workflows::DENIED.to_owned(),
-                message: approval.denied_message(decision),
-                again: false,
-            }),
-            // The engine answers when somebody has decided. Meanwhile this beats, for as long as the activity stands.
-            None => match step.heartbeat {
-                Some(_) => std::future::pending().await,
-                None => None,
-            },
+fn read(text: &[u8]) -> Result<Map<String, Value>, Failure> {
+    match serde_json::from_slice(text) {
+        Ok(Value::Object(input)) => Ok(input),
+        Ok(_) => Err(Failure::invalid("the argument must be a JSON object")),
+        Err(error) => Err(Failure::invalid(format!("the argument is not JSON: {error}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_argument_is_an_object() {
+        assert_eq!(read(b"{}").unwrap(), Map::new());
+        for bad in [&b"[]"[..], b"7", b"", b"{"] {
+            let failure = read(bad).unwrap_err();
+            assert_eq!((&*failure.kind, failure.again), ("InvalidInput", false));
         }
     }
 }

@@ -5,21 +5,11 @@ use std::time::Duration;
 use atoll_identity::{Caller, Identity};
 use atoll_sandboxes::{ListSandboxes, Sandboxes};
 use atoll_types::{Fault, FaultKind, OwnedBy, Owner, OwnerKind, ProjectId, SandboxState, WorkflowOwner};
-use atoll_workflows::{Engine, Step};
-use serde_json::{Map, Value, json};
+use atoll_workflows::Engine;
 use tokio_util::sync::CancellationToken;
 
 /// How soon after its workflow a sandbox goes.
 const ROUND: Duration = Duration::from_secs(2);
-
-pub(crate) fn own(step: &Step, request: &mut Map<String, Value>) {
-    let owner = Owner::Workflow(WorkflowOwner {
-        namespace: step.namespace.clone(),
-        run: step.run_id.clone(),
-        workflow: step.workflow_id.clone(),
-    });
-    request.insert("owner".to_owned(), json!(owner));
-}
 
 /// Ends what belongs to workflows that are over, until `stop`.
 pub(crate) async fn sweep(engine: Engine, identity: Identity, sandboxes: Sandboxes, stop: CancellationToken) {

@@ -58,8 +58,8 @@ pub use models::{
 pub use page::{Cursor, MAX_PAGE, Page};
 pub use sandboxes::{
     ArtifactKind, ArtifactRow, ArtifactStore, Idempotency, Inserted, InstanceQuery, InstanceRow,
-    InstanceStore, NetworkTotal, NetworkUsageStore,
-    NewSandbox, SandboxQuery, SandboxRow, SandboxRowStore, SandboxStore, SecretRow, SecretStore,
+    InstanceStore, NetworkTotal, NetworkUsageStore, NewSandbox, SandboxQuery, SandboxRow, SandboxRowStore,
+    SandboxStore, SecretRow, SecretStore,
 };
 pub use saved::{
     Attachment, ProjectStorage, SavedStore, SnapshotRow, SnapshotStore, VolumeRow, VolumeState, VolumeStore,

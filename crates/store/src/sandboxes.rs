@@ -43,4 +43,7 @@ pub trait SandboxStore:
 {
 }
 
-impl<T: SandboxRowStore + InstanceStore + SecretStore + NetworkUsageStore + ArtifactStore> SandboxStore for T {}
+impl<T: SandboxRowStore + InstanceStore + SecretStore + NetworkUsageStore + ArtifactStore> SandboxStore
+    for T
+{
+}

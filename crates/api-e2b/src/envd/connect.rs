@@ -5,7 +5,7 @@ use std::any::TypeId;
 use std::time::Duration;
 
 use atoll_front::proto::{self, Field, Holds, Message, Unfit};
-use atoll_front::{Permit, Refused, Visit, body};
+use atoll_front::{Permit, Refused, Visit, memory};
 use atoll_types::{Fault, FaultKind};
 use axum::body::{Body, BodyDataStream};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -97,7 +97,7 @@ impl Codec {
         let most = length + MOST_BESIDE;
         match self {
             Self::Json => {
-                let weight = length + body::json_weight(bytes);
+                let weight = length + memory::json_weight(bytes);
                 if weight > most {
                     let message = "the message holds too many values; send fewer at once";
                     return Err(Error::new(Code::ResourceExhausted, message));

@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use atoll_actions::words::{ActionName, Idle, SandboxView};
 use atoll_sandboxes::ChangeSandbox;
 use atoll_types::IdlePolicy;
 use axum::extract::State;
 use serde::{Deserialize, Deserializer};
 use utoipa::ToSchema;
 
-use super::view::SandboxView;
-use super::words::{ActionName, Idle};
 use crate::error::Answer;
 use crate::extract::{As, Json};
 use crate::named::Named;

@@ -5,11 +5,11 @@ use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::words::IsolationName;
 use crate::error::Answer;
 use crate::extract::{Args, As};
 use crate::named::Named;
 use crate::{App, wire};
+use atoll_actions::words::IsolationName;
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]

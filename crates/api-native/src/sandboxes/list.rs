@@ -1,12 +1,11 @@
 //! Which sandboxes a list shows: labels and states, a page at a time.
 
+use atoll_actions::words::{SandboxView, StateName};
 use atoll_sandboxes::ListSandboxes;
 use atoll_types::Code;
 use serde::Serialize;
 use utoipa::{IntoParams, ToSchema};
 
-use super::view::SandboxView;
-use super::words::StateName;
 use crate::error::{Answer, Failure};
 use crate::wire;
 

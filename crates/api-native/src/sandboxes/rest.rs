@@ -1,55 +1,13 @@
 //! To rest and back, and copies: pause, resume, stop, start, fork.
 
-use std::collections::BTreeMap;
-
-use atoll_sandboxes::{ForkSandbox, MAX_COPIES};
+use atoll_actions::words::{Copies, ForkRequest, PauseRequest, ResumeRequest, SandboxView};
 use axum::extract::State;
 use axum::http::StatusCode;
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
-use super::view::SandboxView;
-use super::words::SaveKindName;
+use crate::App;
 use crate::error::Answer;
 use crate::extract::{As, MaybeJson};
 use crate::named::Named;
-use crate::{App, wire};
-
-#[derive(Debug, Default, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct PauseRequest {
-    /// What is kept. Absent: memory where the isolation can, else files; the answer says which.
-    kind: Option<SaveKindName>,
-}
-
-#[derive(Debug, Default, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct ResumeRequest {
-    /// The new lifetime, from now. Absent: what was left when it went to rest or, if nothing was, what it was created with.
-    #[schema(minimum = 1, maximum = 9_007_199_254_740_991_i64)]
-    timeout_ms: Option<u64>,
-}
-
-#[derive(Debug, Default, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct ForkRequest {
-    /// How many copies; 1 if absent.
-    #[schema(minimum = 1, maximum = 64)]
-    count: Option<u64>,
-    /// Absent: with memory, refused where the isolation cannot. `filesystem`: copies that start anew on the same files.
-    kind: Option<SaveKindName>,
-    /// Lifetime of the copies, from now. Absent: as the sandbox was created with.
-    #[schema(minimum = 1, maximum = 9_007_199_254_740_991_i64)]
-    timeout_ms: Option<u64>,
-    /// Added to the labels of the sandbox.
-    #[serde(default)]
-    labels: BTreeMap<String, String>,
-}
-
-#[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct Copies {
-    items: Vec<SandboxView>,
-}
 
 /// Pauses a sandbox: its state is kept, its processes hold no memory or CPU any more. Answers when that is durable.
 #[utoipa::path(
@@ -63,8 +21,7 @@ pub(crate) async fn pause_sandbox(
     Named(id): Named,
     MaybeJson(body): MaybeJson<PauseRequest>,
 ) -> Answer<axum::Json<SandboxView>> {
-    let kind = body.kind.map(SaveKindName::into_kind);
-    let sandbox = app.sandboxes.pause(&caller, &id, kind).await?;
+    let sandbox = app.sandboxes.pause(&caller, &id, body.into_kind()).await?;
     Ok(axum::Json(SandboxView::of(sandbox)))
 }
 
@@ -80,11 +37,7 @@ pub(crate) async fn resume_sandbox(
     Named(id): Named,
     MaybeJson(body): MaybeJson<ResumeRequest>,
 ) -> Answer<axum::Json<SandboxView>> {
-    let timeout = body
-        .timeout_ms
-        .map(|millis| wire::duration("timeout_ms", millis))
-        .transpose()?;
-    let sandbox = app.sandboxes.resume(&caller, &id, timeout).await?;
+    let sandbox = app.sandboxes.resume(&caller, &id, body.into_timeout()?).await?;
     Ok(axum::Json(SandboxView::of(sandbox)))
 }
 
@@ -130,17 +83,6 @@ pub(crate) async fn fork_sandbox(
     Named(id): Named,
     MaybeJson(body): MaybeJson<ForkRequest>,
 ) -> Answer<(StatusCode, axum::Json<Copies>)> {
-    let count = wire::within("count", body.count.unwrap_or(1), 1..=MAX_COPIES as u64)?;
-    let request = ForkSandbox {
-        count: usize::try_from(count).unwrap_or(MAX_COPIES),
-        kind: body.kind.map(SaveKindName::into_kind),
-        timeout_millis: body
-            .timeout_ms
-            .map(|millis| wire::duration("timeout_ms", millis))
-            .transpose()?,
-        labels: body.labels,
-    };
-    let copies = app.sandboxes.fork(&caller, &id, request).await?;
-    let items = copies.into_iter().map(SandboxView::of).collect();
-    Ok((StatusCode::CREATED, axum::Json(Copies { items })))
+    let copies = app.sandboxes.fork(&caller, &id, body.into_fork()?).await?;
+    Ok((StatusCode::CREATED, axum::Json(Copies::of(copies))))
 }

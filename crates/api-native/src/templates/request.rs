@@ -1,5 +1,6 @@
 //! What a build is asked for: in a body, in a query beside an upload, in headers.
 
+use atoll_actions::words::{PolicyWords, ResourcesRequest};
 use atoll_sandboxes::{BuildFrom, BuildStart, BuildTemplate, RegistryLogin};
 use atoll_types::{Code, NetworkPolicy, ReadyCheck, Resources, StartCommand};
 use axum::http::HeaderMap;
@@ -9,8 +10,6 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::error::{Answer, Failure};
 use crate::extract::parse_json;
-use crate::network::PolicyWords;
-use crate::sandboxes::ResourcesRequest;
 use crate::wire;
 
 /// How long a start command may take to be ready, unless the request says otherwise.

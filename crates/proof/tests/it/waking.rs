@@ -42,7 +42,9 @@ async fn every_door_of_our_own_wakes_what_asks_for_it(server: &Server) {
     let token = token["token"].as_str().unwrap().to_owned();
     pause(&stubborn).await;
     let get = async |sandbox: &Sandbox, path: &str| sandbox.client.get(&sandbox.path(path)).await;
-    for door in ["exec", "read", "list", "stat", "commands", "ports", "port", "proxy"] {
+    for door in [
+        "exec", "read", "list", "stat", "commands", "ports", "port", "proxy",
+    ] {
         let knock = async |sandbox: &Sandbox| match door {
             "exec" => sandbox.exec(&json!({"cmd": "true"})).await,
             "read" => get(sandbox, "/files/content?path=/home/user/kept").await,
@@ -52,7 +54,17 @@ async fn every_door_of_our_own_wakes_what_asks_for_it(server: &Server) {
             "ports" => get(sandbox, "/ports").await,
             "port" => get(sandbox, "/ports/8000").await,
             // Nobody listens there; it is woken to find that out.
-            _ => to_port(sandbox, 8000, Method::GET, "/", &[("x-atoll-token", &token)], None).await,
+            _ => {
+                to_port(
+                    sandbox,
+                    8000,
+                    Method::GET,
+                    "/",
+                    &[("x-atoll-token", &token)],
+                    None,
+                )
+                .await
+            }
         };
         pause(&sandbox).await;
         knock(&sandbox).await;
@@ -73,7 +85,12 @@ async fn every_door_of_e2b_wakes_what_asks_for_it(server: &Server) {
     let asked = json!({
         "templateID": "base", "timeout": 300, "autoPause": true, "autoResume": {"enabled": true},
     });
-    let made = server.client().post("/sandboxes", &asked).await.expect(201).json();
+    let made = server
+        .client()
+        .post("/sandboxes", &asked)
+        .await
+        .expect(201)
+        .json();
     let id = format!("sbx_{}", made["sandboxID"].as_str().unwrap());
     let sandbox = Sandbox::of(server.client(), &json!({ "id": id }));
     let token = made["envdAccessToken"].as_str().unwrap();
@@ -94,7 +111,9 @@ async fn every_door_of_e2b_wakes_what_asks_for_it(server: &Server) {
         pause(&sandbox).await;
         match door {
             "files" => agent("/files?path=/etc/hostname", &shown, None).await.expect(200),
-            "processes" => agent("/process.Process/List", &shown, Some(json!({}))).await.expect(200),
+            "processes" => agent("/process.Process/List", &shown, Some(json!({})))
+                .await
+                .expect(200),
             "directories" => {
                 let body = json!({"path": "/etc", "depth": 1});
                 agent("/filesystem.Filesystem/ListDir", &shown, Some(body))
@@ -107,6 +126,9 @@ async fn every_door_of_e2b_wakes_what_asks_for_it(server: &Server) {
         let woken = sandbox.get().await;
         assert_eq!(woken["state"], "running", "{door}");
         // As E2B has it, a whole lifetime begins, though less was left.
-        assert!(woken["deadline"].as_str().unwrap() > first.as_str(), "{door}: {woken}");
+        assert!(
+            woken["deadline"].as_str().unwrap() > first.as_str(),
+            "{door}: {woken}"
+        );
     }
 }

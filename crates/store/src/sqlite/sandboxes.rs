@@ -62,7 +62,9 @@ impl SandboxRowStore for Sandboxes {
     ) -> Result<Option<SandboxId>, Error> {
         let (project, name) = (project.clone(), name.clone());
         self.file
-            .read("look for a sandbox's name", move |db| by_name(db, &project, &name))
+            .read("look for a sandbox's name", move |db| {
+                by_name(db, &project, &name)
+            })
             .await
     }
 

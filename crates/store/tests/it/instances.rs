@@ -40,7 +40,13 @@ impl Life {
         let mut row = self.row.clone();
         row.record = transition.next;
         let facts = row.facts(&transition.facts, self.now);
-        self.row = self.context.store.sandboxes.update_sandbox(row, facts).await.unwrap();
+        self.row = self
+            .context
+            .store
+            .sandboxes
+            .update_sandbox(row, facts)
+            .await
+            .unwrap();
     }
 
     async fn destroyed(&mut self) {
@@ -142,10 +148,18 @@ async fn each_time_that_it_runs_is_a_row_that_ends_with_it() {
         limit,
     };
     let store = &life.context.store;
-    let others = store.sandboxes.instances(query(project_id(9), 10, None)).await.unwrap();
+    let others = store
+        .sandboxes
+        .instances(query(project_id(9), 10, None))
+        .await
+        .unwrap();
     assert_eq!(others.items, []);
     let own = life.row.project.clone();
-    let page = store.sandboxes.instances(query(own.clone(), 1, None)).await.unwrap();
+    let page = store
+        .sandboxes
+        .instances(query(own.clone(), 1, None))
+        .await
+        .unwrap();
     let next = store.sandboxes.instances(query(own, 1, page.next)).await.unwrap();
     assert_eq!((next.items[0].id.clone(), next.next), (first, None));
 }
@@ -199,9 +213,17 @@ async fn one_that_never_ran_is_none_and_retention_takes_what_ended() {
 
     let store = &life.context.store;
     // Its own record is forgotten sooner.
-    store.sandboxes.forget_sandboxes(Timestamp(i64::MAX), 10).await.unwrap();
+    store
+        .sandboxes
+        .forget_sandboxes(Timestamp(i64::MAX), 10)
+        .await
+        .unwrap();
     assert_eq!(life.ends().await.len(), 2);
-    store.ledger.expire_facts(T0.plus_millis(3000), 100).await.unwrap();
+    store
+        .ledger
+        .expire_facts(T0.plus_millis(3000), 100)
+        .await
+        .unwrap();
     assert_eq!(reasons(life.ends().await), ["out_of_memory"]);
     store.ledger.expire_facts(Timestamp(i64::MAX), 100).await.unwrap();
     assert_eq!(life.ends().await, []);

@@ -58,7 +58,11 @@ async fn of_many_that_want_a_name_at_once_one_gets_it_and_it_is_free_again_at_it
     let find = || context.store.sandboxes.sandbox_named(&context.project.id, &agent);
     assert_eq!(find().await.unwrap().as_ref(), Some(&first.id));
     // In no other project.
-    let elsewhere = context.store.sandboxes.sandbox_named(&project_id(9), &name("agent")).await;
+    let elsewhere = context
+        .store
+        .sandboxes
+        .sandbox_named(&project_id(9), &name("agent"))
+        .await;
     assert_eq!(elsewhere.unwrap(), None);
 
     let first = ended(&context, first).await;
@@ -66,7 +70,12 @@ async fn of_many_that_want_a_name_at_once_one_gets_it_and_it_is_free_again_at_it
     let second = insert(&context, named(&context, 100, "agent")).await.unwrap();
     assert_eq!(find().await.unwrap().as_ref(), Some(&second.id));
     // The record of the first says what it was called.
-    let read = context.store.sandboxes.sandbox_of_any_project(&first.id).await.unwrap();
+    let read = context
+        .store
+        .sandboxes
+        .sandbox_of_any_project(&first.id)
+        .await
+        .unwrap();
     assert_eq!(read.unwrap().spec.name, Some(name("agent")));
 }
 
@@ -77,29 +86,56 @@ async fn a_name_is_changed_with_the_rest_of_the_spec_or_not_at_all() {
     let two = insert(&context, named(&context, 2, "two")).await.unwrap();
     let find = async |text: &str| {
         let found = context
-            .store.sandboxes.sandbox_named(&context.project.id, &name(text))
+            .store
+            .sandboxes
+            .sandbox_named(&context.project.id, &name(text))
             .await;
         found.unwrap()
     };
     let mut wants = two.clone();
     wants.spec.name = Some(name("one"));
     wants.spec.labels = [("a".into(), "b".into())].into();
-    let refused = context.store.sandboxes.change_sandbox(wants, vec![]).await.unwrap_err();
+    let refused = context
+        .store
+        .sandboxes
+        .change_sandbox(wants, vec![])
+        .await
+        .unwrap_err();
     assert!(matches!(refused, Error::NameTaken { .. }), "{refused}");
-    let read = context.store.sandboxes.sandbox_of_any_project(&two.id).await.unwrap();
+    let read = context
+        .store
+        .sandboxes
+        .sandbox_of_any_project(&two.id)
+        .await
+        .unwrap();
     assert_eq!(read, Some(two.clone()));
 
     // Its own name is not another's.
     let mut same = two;
     same.spec.labels = [("a".into(), "b".into())].into();
-    let two = context.store.sandboxes.change_sandbox(same, vec![]).await.unwrap();
+    let two = context
+        .store
+        .sandboxes
+        .change_sandbox(same, vec![])
+        .await
+        .unwrap();
     let mut nameless = one;
     nameless.spec.name = None;
-    context.store.sandboxes.change_sandbox(nameless, vec![]).await.unwrap();
+    context
+        .store
+        .sandboxes
+        .change_sandbox(nameless, vec![])
+        .await
+        .unwrap();
     assert_eq!(find("one").await, None);
     let mut renamed = two;
     renamed.spec.name = Some(name("one"));
-    let renamed = context.store.sandboxes.change_sandbox(renamed, vec![]).await.unwrap();
+    let renamed = context
+        .store
+        .sandboxes
+        .change_sandbox(renamed, vec![])
+        .await
+        .unwrap();
     assert_eq!((find("one").await, find("two").await), (Some(renamed.id), None));
 }
 

@@ -147,7 +147,9 @@ async fn what_labels_said_of_owners_is_in_the_row() {
     drop(db);
     let store = sqlite::open(&path).unwrap();
     let row = async |n| {
-        store.sandboxes.sandbox_of_any_project(&sandbox_id(n))
+        store
+            .sandboxes
+            .sandbox_of_any_project(&sandbox_id(n))
             .await
             .unwrap()
             .unwrap()
@@ -176,7 +178,9 @@ async fn what_labels_said_of_owners_is_in_the_row() {
     }
     assert_eq!(row(2).await.spec.owner, None);
     // The one that runs has an instance that has not ended.
-    let instances = store.sandboxes.instances(atoll_store::InstanceQuery {
+    let instances = store
+        .sandboxes
+        .instances(atoll_store::InstanceQuery {
             project: crate::support::project_id(1),
             sandbox: sandbox_id(1),
             after: None,
@@ -423,8 +427,13 @@ fn tables(db: &Connection) -> Vec<String> {
 fn assert_kept(now: &[String], then: &[String]) {
     assert_eq!(now.len(), then.len());
     for (now, then) in now.iter().zip(then) {
-        let more = now.strip_prefix(then.as_str()).unwrap_or_else(|| panic!("{then} is {now}"));
-        assert!(more.split_whitespace().all(|cell| cell.ends_with("=Null")), "{now}");
+        let more = now
+            .strip_prefix(then.as_str())
+            .unwrap_or_else(|| panic!("{then} is {now}"));
+        assert!(
+            more.split_whitespace().all(|cell| cell.ends_with("=Null")),
+            "{now}"
+        );
     }
 }
 

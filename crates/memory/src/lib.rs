@@ -1,7 +1,10 @@
-//! Who holds how many buffered bytes: the server as a whole, each project, each sandbox.
+//! Who holds how many buffered bytes: the server as a whole, each project, each sandbox. Whoever buffers what others send or
+//! ask for takes a permit here first, in front of the APIs and below them.
 //!
 //! What must hold: a permit is counted in all places that it concerns or in none, and given back in all of them when it is
 //! dropped, however its holder ended. Nothing is remembered of those who hold nothing.
+
+mod json;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -9,6 +12,9 @@ use std::hash::Hash;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use atoll_types::{Code, Fault, ProjectId, SandboxId};
+use bytes::Bytes;
+
+pub use json::json_weight;
 
 const MIB: u64 = 1024 * 1024;
 
@@ -203,6 +209,12 @@ impl Permit {
         Ok(())
     }
 
+    /// The same bytes, held by this permit until the last copy of them is dropped.
+    #[must_use]
+    pub fn over(self, bytes: Bytes) -> Bytes {
+        Bytes::from_owner(Paid { bytes, _permit: self })
+    }
+
     /// Holds exactly so many bytes.
     pub fn set(&mut self, bytes: u64) -> Result<(), Fault> {
         match bytes.checked_sub(self.bytes) {
@@ -213,6 +225,18 @@ impl Permit {
             }
         }
         Ok(())
+    }
+}
+
+/// Bytes with the permit to hold them.
+struct Paid {
+    bytes: Bytes,
+    _permit: Permit,
+}
+
+impl AsRef<[u8]> for Paid {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
     }
 }
 

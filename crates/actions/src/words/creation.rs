@@ -3,19 +3,18 @@
 use std::collections::BTreeMap;
 
 use atoll_sandboxes::CreateSandbox;
-use atoll_types::{DiskBacking, IdlePolicy, Resources, SandboxSpec};
+use atoll_types::{DiskBacking, Fault, IdlePolicy, Resources, SandboxSpec};
 use serde::{Deserialize, Deserializer};
 use utoipa::ToSchema;
 
-use super::words::{ActionName, BackingName, HooksWords, Idle, IsolationName, VolumeMountWords};
-use crate::error::Answer;
-use crate::network::{PolicyWords, SecretUseWords};
-use crate::wire;
+use super::life::{ActionName, BackingName, HooksWords, Idle, IsolationName, VolumeMountWords};
+use super::network::{PolicyWords, SecretUseWords};
+use crate::spelling;
 
 /// Hard limits; what is absent has the server's default.
 #[derive(Debug, Clone, Copy, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct ResourcesRequest {
+pub struct ResourcesRequest {
     /// Thousandths of a CPU core.
     #[schema(minimum = 1, examples(1000))]
     cpu_millis: Option<u32>,
@@ -31,7 +30,7 @@ pub(crate) struct ResourcesRequest {
 
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct CreateSandboxRequest {
+pub struct CreateSandboxRequest {
     /// What to call it: a DNS label that no other living sandbox of the project has. Wherever its id is asked for, its name will
     /// do.
     #[schema(
@@ -87,7 +86,7 @@ pub(crate) struct CreateSandboxRequest {
 }
 
 impl ResourcesRequest {
-    pub(crate) fn into_resources(self) -> Resources {
+    pub fn into_resources(self) -> Resources {
         let default = Resources::default();
         Resources {
             cpu_millis: self.cpu_millis.unwrap_or(default.cpu_millis),
@@ -109,11 +108,11 @@ fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<u
 }
 
 impl CreateSandboxRequest {
-    pub(crate) fn into_create(
+    pub fn into_create(
         self,
         default_timeout_millis: u64,
         idempotency_key: Option<String>,
-    ) -> Answer<CreateSandbox> {
+    ) -> Result<CreateSandbox, Fault> {
         Ok(CreateSandbox {
             idempotency_key,
             resources_given: self.resources.is_some(),
@@ -121,24 +120,24 @@ impl CreateSandboxRequest {
         })
     }
 
-    fn into_spec(self, default_timeout_millis: u64) -> Answer<SandboxSpec> {
+    fn into_spec(self, default_timeout_millis: u64) -> Result<SandboxSpec, Fault> {
         let template = self.template.unwrap_or_else(|| "base".into());
         let timeout_millis = match self.timeout_ms {
             None => Some(default_timeout_millis),
             Some(asked) => asked
-                .map(|millis| wire::duration("timeout_ms", millis))
+                .map(|millis| spelling::duration("timeout_ms", millis))
                 .transpose()?,
         };
         let idle = match self.idle {
             None => None,
             Some(Idle { after_ms, action }) => Some(IdlePolicy {
-                after_millis: wire::duration("idle.after_ms", after_ms)?,
+                after_millis: spelling::duration("idle.after_ms", after_ms)?,
                 action: action.when_idle(),
             }),
         };
         Ok(SandboxSpec {
             name: self.name.as_deref().map(str::parse).transpose()?,
-            template: wire::name("template", template)?,
+            template: spelling::name("template", template)?,
             resources: self.resources.unwrap_or_default().into_resources(),
             timeout_millis,
             on_timeout: self.on_timeout.at_timeout(),
@@ -147,7 +146,7 @@ impl CreateSandboxRequest {
             fallback_to_files: self.fallback_to_files,
             retention_millis: self
                 .retention_ms
-                .map(|millis| wire::duration("retention_ms", millis))
+                .map(|millis| spelling::duration("retention_ms", millis))
                 .transpose()?,
             owner: self.owner.as_deref().map(str::parse).transpose()?,
             env: self.env,
@@ -174,7 +173,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::extract::parse_json;
+    use atoll_front::extract::parse_json;
 
     fn spec(json: &str) -> SandboxSpec {
         parse_json::<CreateSandboxRequest>(json.as_bytes())

@@ -1,8 +1,7 @@
 //! Words about what a sandbox may reach, which requests and answers share.
 
 use atoll_types::{
-    EgressVerdict, Injection, NetworkLimits, NetworkPolicy, NetworkRule, PortRange, Preset, Protocol,
-    RuleAction, SecretUse,
+    NetworkLimits, NetworkPolicy, NetworkRule, PortRange, Preset, Protocol, RuleAction, SecretUse,
 };
 use serde::{Deserialize, Serialize};
 use utoipa::openapi::schema::{AnyOfBuilder, Object, Schema, SchemaType, Type};
@@ -86,27 +85,10 @@ impl ProtocolName {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-#[schema(as = NetworkVerdict)]
-pub(crate) enum VerdictName {
-    Allowed,
-    Denied,
-}
-
-impl VerdictName {
-    pub(crate) fn of(verdict: EgressVerdict) -> Self {
-        match verdict {
-            EgressVerdict::Allowed => Self::Allowed,
-            EgressVerdict::Denied => Self::Denied,
-        }
-    }
-}
-
 /// One port or a range of them: `443` or `"8000-8100"`.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(transparent)]
-pub(crate) struct Ports(pub(crate) PortRange);
+pub struct Ports(pub PortRange);
 
 impl PartialSchema for Ports {
     fn schema() -> RefOr<Schema> {
@@ -133,11 +115,11 @@ impl ToSchema for Ports {
 }
 
 impl Ports {
-    pub(crate) fn of(ports: Vec<PortRange>) -> Vec<Self> {
+    pub fn of(ports: Vec<PortRange>) -> Vec<Self> {
         ports.into_iter().map(Self).collect()
     }
 
-    pub(crate) fn into_ranges(ports: Vec<Self>) -> Vec<PortRange> {
+    pub fn into_ranges(ports: Vec<Self>) -> Vec<PortRange> {
         ports.into_iter().map(|ports| ports.0).collect()
     }
 }
@@ -147,7 +129,7 @@ impl Ports {
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schema(as = NetworkPolicy)]
-pub(crate) struct PolicyWords {
+pub struct PolicyWords {
     #[serde(skip_serializing_if = "Option::is_none")]
     preset: Option<PresetName>,
     #[schema(max_items = 256)]
@@ -203,7 +185,7 @@ pub(crate) struct LimitsWords {
 }
 
 impl PolicyWords {
-    pub(crate) fn of(policy: NetworkPolicy) -> Self {
+    pub fn of(policy: NetworkPolicy) -> Self {
         let NetworkPolicy {
             preset,
             rules,
@@ -221,7 +203,7 @@ impl PolicyWords {
         }
     }
 
-    pub(crate) fn into_policy(self) -> NetworkPolicy {
+    pub fn into_policy(self) -> NetworkPolicy {
         NetworkPolicy {
             preset: self.preset.map(PresetName::into_preset),
             rules: self.rules.into_iter().map(RuleWords::into_rule).collect(),
@@ -265,7 +247,7 @@ impl RuleWords {
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = SecretUse)]
-pub(crate) struct SecretUseWords {
+pub struct SecretUseWords {
     /// Its name.
     #[schema(min_length = 1, max_length = 64)]
     secret: String,
@@ -276,7 +258,7 @@ pub(crate) struct SecretUseWords {
 }
 
 impl SecretUseWords {
-    pub(crate) fn of(uses: Vec<SecretUse>) -> Vec<Self> {
+    pub fn of(uses: Vec<SecretUse>) -> Vec<Self> {
         uses.into_iter()
             .map(|used| Self {
                 secret: used.secret,
@@ -285,7 +267,7 @@ impl SecretUseWords {
             .collect()
     }
 
-    pub(crate) fn into_uses(words: Vec<Self>) -> Vec<SecretUse> {
+    pub fn into_uses(words: Vec<Self>) -> Vec<SecretUse> {
         words
             .into_iter()
             .map(|words| SecretUse {
@@ -296,49 +278,10 @@ impl SecretUseWords {
     }
 }
 
-/// The shape in which a secret is put into a request: `"bearer"`, `{"header": {"name": "x-api-key"}}`.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-#[schema(as = SecretInjection)]
-pub(crate) enum InjectionWords {
-    /// As this header, whatever the sandbox sent under that name.
-    Header { name: String },
-    /// As `Authorization: Bearer`, whatever the sandbox sent there.
-    Bearer,
-    /// As the password of `Authorization: Basic`, whatever the sandbox sent there.
-    Basic { username: String },
-    /// As this parameter of the query, whatever the sandbox sent there.
-    Query { name: String },
-    /// Wherever the sandbox put the placeholder: in a header, in basic authentication, in the query.
-    Placeholder,
-}
-
-impl InjectionWords {
-    pub(crate) fn of(injection: Injection) -> Self {
-        match injection {
-            Injection::Header { name } => Self::Header { name },
-            Injection::Bearer => Self::Bearer,
-            Injection::Basic { username } => Self::Basic { username },
-            Injection::Query { name } => Self::Query { name },
-            Injection::Placeholder => Self::Placeholder,
-        }
-    }
-
-    pub(crate) fn into_injection(self) -> Injection {
-        match self {
-            Self::Header { name } => Injection::Header { name },
-            Self::Bearer => Injection::Bearer,
-            Self::Basic { username } => Injection::Basic { username },
-            Self::Query { name } => Injection::Query { name },
-            Self::Placeholder => Injection::Placeholder,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::extract::parse_json;
+    use atoll_front::extract::parse_json;
 
     #[test]
     fn a_policy_arrives_and_is_shown_as_people_write_it() {
@@ -369,34 +312,6 @@ mod tests {
         ] {
             let fault = parse_json::<PolicyWords>(text.as_bytes()).unwrap_err();
             assert!(fault.message.contains(named), "{fault}");
-        }
-    }
-
-    #[test]
-    fn injections_are_told_apart_and_strict() {
-        for text in [
-            r#"{"header":{"name":"x-api-key"}}"#,
-            r#""bearer""#,
-            r#"{"basic":{"username":"git"}}"#,
-            r#"{"query":{"name":"key"}}"#,
-            r#""placeholder""#,
-        ] {
-            let injection = parse_json::<InjectionWords>(text.as_bytes())
-                .unwrap()
-                .into_injection();
-            assert_eq!(injection, serde_json::from_str::<Injection>(text).unwrap());
-            assert_eq!(
-                serde_json::to_string(&InjectionWords::of(injection)).unwrap(),
-                text
-            );
-        }
-        for text in [
-            r#"{"bearer":{"name":"x"}}"#,
-            r#""header""#,
-            r#"{"cookie":{"name":"x"}}"#,
-            r#"{"header":{"name":"x","prefix":"y"}}"#,
-        ] {
-            assert!(parse_json::<InjectionWords>(text.as_bytes()).is_err(), "{text}");
         }
     }
 }

@@ -7,14 +7,14 @@ use atoll_types::{DiskBacking, Resources};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::words::{
+use super::life::{
     ActionName, BackingName, HooksWords, Idle, IsolationName, SaveKindName, StateName, VolumeMountWords,
 };
-use crate::network::{PolicyWords, SecretUseWords};
-use crate::wire;
+use super::network::{PolicyWords, SecretUseWords};
+use crate::spelling;
 
 #[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct ResourcesView {
+pub struct ResourcesView {
     cpu_millis: u32,
     memory_bytes: u64,
     disk_bytes: u64,
@@ -23,7 +23,7 @@ pub(crate) struct ResourcesView {
 }
 
 impl ResourcesView {
-    pub(crate) fn of(resources: Resources) -> Self {
+    pub fn of(resources: Resources) -> Self {
         Self {
             cpu_millis: resources.cpu_millis,
             memory_bytes: resources.memory_bytes,
@@ -61,7 +61,7 @@ pub(crate) struct SavedView {
 /// A sandbox. Its environment is not shown: people put secrets there.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Sandbox)]
-pub(crate) struct SandboxView {
+pub struct SandboxView {
     id: String,
     /// What it is called; of one that is over, what it was called.
     name: Option<String>,
@@ -107,7 +107,7 @@ pub(crate) struct SandboxView {
 }
 
 impl SandboxView {
-    pub(crate) fn of(sandbox: Sandbox) -> Self {
+    pub fn of(sandbox: Sandbox) -> Self {
         let Sandbox {
             id,
             project,
@@ -151,14 +151,14 @@ impl SandboxView {
             secrets: SecretUseWords::of(spec.secrets),
             labels: spec.labels,
             instance: instance.map(|id| id.to_string()),
-            created_at: wire::time(created_at),
-            started_at: started_at.map(wire::time),
-            ended_at: ended_at.map(wire::time),
-            deadline: deadline.map(wire::time),
+            created_at: spelling::time(created_at),
+            started_at: started_at.map(spelling::time),
+            ended_at: ended_at.map(spelling::time),
+            deadline: deadline.map(spelling::time),
             saved: saved.map(|saved| SavedView {
                 kind: SaveKindName::of(saved.kind),
-                at: wire::time(saved.at),
-                expires_at: retention.map(|millis| wire::time(saved.at.plus_millis(millis))),
+                at: spelling::time(saved.at),
+                expires_at: retention.map(|millis| spelling::time(saved.at.plus_millis(millis))),
             }),
             end: end.map(|end| EndView {
                 reason: end.name().into(),

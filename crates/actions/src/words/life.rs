@@ -1,23 +1,24 @@
 //! Words that requests and answers about sandboxes share.
 
-use atoll_types::{Hook, Hooks, IdleAction, Isolation, SandboxState, SaveKind, TimeoutAction, VolumeMount};
+use atoll_types::{
+    Fault, Hook, Hooks, IdleAction, Isolation, SandboxState, SaveKind, TimeoutAction, VolumeMount,
+};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::error::Answer;
-use crate::wire;
+use crate::spelling;
 
 #[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = Isolation)]
-pub(crate) enum IsolationName {
+pub enum IsolationName {
     Jail,
     Gvisor,
     Microvm,
 }
 
 impl IsolationName {
-    pub(crate) fn of(isolation: Isolation) -> Self {
+    pub fn of(isolation: Isolation) -> Self {
         match isolation {
             Isolation::Jail => Self::Jail,
             Isolation::Gvisor => Self::Gvisor,
@@ -25,7 +26,7 @@ impl IsolationName {
         }
     }
 
-    pub(crate) fn into_isolation(self) -> Isolation {
+    pub fn into_isolation(self) -> Isolation {
         match self {
             Self::Jail => Isolation::Jail,
             Self::Gvisor => Isolation::Gvisor,
@@ -37,7 +38,7 @@ impl IsolationName {
 #[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = SandboxState)]
-pub(crate) enum StateName {
+pub enum StateName {
     Starting,
     Running,
     Pausing,
@@ -51,7 +52,7 @@ pub(crate) enum StateName {
 }
 
 impl StateName {
-    pub(crate) fn of(state: SandboxState) -> Self {
+    pub fn of(state: SandboxState) -> Self {
         match state {
             SandboxState::Starting => Self::Starting,
             SandboxState::Running => Self::Running,
@@ -106,7 +107,7 @@ impl SaveKindName {
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = DeadlineAction)]
-pub(crate) enum ActionName {
+pub enum ActionName {
     #[default]
     Kill,
     Pause,
@@ -114,7 +115,7 @@ pub(crate) enum ActionName {
 }
 
 impl ActionName {
-    pub(crate) fn of_timeout(action: TimeoutAction) -> Self {
+    pub fn of_timeout(action: TimeoutAction) -> Self {
         match action {
             TimeoutAction::Kill => Self::Kill,
             TimeoutAction::Pause => Self::Pause,
@@ -122,7 +123,7 @@ impl ActionName {
         }
     }
 
-    pub(crate) fn of_idle(action: IdleAction) -> Self {
+    pub fn of_idle(action: IdleAction) -> Self {
         match action {
             IdleAction::Kill => Self::Kill,
             IdleAction::Pause => Self::Pause,
@@ -130,7 +131,7 @@ impl ActionName {
         }
     }
 
-    pub(crate) fn at_timeout(self) -> TimeoutAction {
+    pub fn at_timeout(self) -> TimeoutAction {
         match self {
             Self::Kill => TimeoutAction::Kill,
             Self::Pause => TimeoutAction::Pause,
@@ -138,7 +139,7 @@ impl ActionName {
         }
     }
 
-    pub(crate) fn when_idle(self) -> IdleAction {
+    pub fn when_idle(self) -> IdleAction {
         match self {
             Self::Kill => IdleAction::Kill,
             Self::Pause => IdleAction::Pause,
@@ -150,11 +151,11 @@ impl ActionName {
 /// What happens to a sandbox that nobody has used for a while.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Idle {
+pub struct Idle {
     #[schema(minimum = 1, maximum = 9_007_199_254_740_991_i64)]
-    pub(crate) after_ms: u64,
+    pub after_ms: u64,
     #[serde(default)]
-    pub(crate) action: ActionName,
+    pub action: ActionName,
 }
 
 /// A command that the server runs in the sandbox.
@@ -195,10 +196,10 @@ impl HookWords {
         }
     }
 
-    fn into_hook(self) -> Answer<Hook> {
+    fn into_hook(self) -> Result<Hook, Fault> {
         Ok(Hook {
             argv: self.argv,
-            timeout_millis: wire::duration("hooks.timeout_ms", self.timeout_ms)?,
+            timeout_millis: spelling::duration("hooks.timeout_ms", self.timeout_ms)?,
         })
     }
 }
@@ -211,12 +212,12 @@ impl HooksWords {
         }
     }
 
-    pub(crate) fn into_hooks(self) -> Answer<Hooks> {
+    pub(crate) fn into_hooks(self) -> Result<Hooks, Fault> {
         let read = |hooks: Vec<HookWords>| {
             hooks
                 .into_iter()
                 .map(HookWords::into_hook)
-                .collect::<Answer<Vec<Hook>>>()
+                .collect::<Result<Vec<Hook>, Fault>>()
         };
         Ok(Hooks {
             on_create: read(self.on_create)?,
