@@ -1,5 +1,5 @@
 //! The sandbox use cases: create, exec, files, ports, artifacts, templates; and the loops that keep promises while
-//! nobody calls: deadlines, pools, metering, recovery.
+//! nobody calls: deadlines, metering, recovery.
 //!
 //! ```text
 //!   front end ──> Sandboxes ──┬─> lifecycle (decides)      what happens is written down as facts

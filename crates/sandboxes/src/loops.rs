@@ -8,11 +8,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use atoll_lifecycle::Input;
+use atoll_node::Event;
 use atoll_store::{Fact, NetworkTotal, NewFact};
 use atoll_types::Timestamp;
 use tokio::sync::mpsc;
-
-use atoll_node::Event;
 
 use crate::Sandboxes;
 use crate::cell::{Cell, Metered};
