@@ -51,6 +51,10 @@ impl Guests for LocalNode {
         instance: &InstanceId,
         hooks: &[Hook],
     ) -> Result<Result<(), hooks::Failed>, ChannelError> {
+        // Nobody is asked for nothing, not even whether they are there.
+        if hooks.is_empty() {
+            return Ok(Ok(()));
+        }
         hooks::run(&self.guest(instance)?, hooks).await
     }
 
