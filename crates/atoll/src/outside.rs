@@ -10,8 +10,8 @@ use atoll_client::output::{Doing, Result};
 use atoll_egress::{Answers, AsDialled, Callers, Egress, InterceptConfig, Service, Sockets};
 use atoll_helper::front::Helper;
 use atoll_links::{Links, LinksConfig};
+use atoll_node::{Outside, Recorder, WayOut};
 use atoll_policy::{Decision, Floor, FloorConfig, Name};
-use atoll_sandboxes::{Outside, Recorder, WayOut};
 use atoll_types::NetworkPolicy;
 
 use crate::config::{Config, NetworkConfig};
@@ -23,13 +23,13 @@ const KEY: &str = "ATOLL_SECRETS_KEY";
 const MODELS: &str = "models.atoll.internal";
 
 /// What the configuration gets wrong is an error; what the machine lacks is a server whose sandboxes reach nothing.
-/// `models` is where the gateway listens for sandboxes, if it does, and where it is told which of them comes.
+/// With it comes the broker of the secrets, whom the proxy asks. `models` is where the gateway listens for sandboxes, if it does, and where it is told which of them comes.
 pub(crate) async fn open(
     config: &Config,
     data: &Path,
     models: Option<(SocketAddr, Callers)>,
     helper: Option<&Helper>,
-) -> Result<Outside> {
+) -> Result<(Outside, Arc<Broker>)> {
     let key = master_key(config, data)?;
     let broker = Arc::new(Broker::new(&key).doing("cannot open the key of the secrets")?);
     let recorder = Arc::new(Recorder::default());
@@ -48,11 +48,7 @@ pub(crate) async fn open(
             Err(why)
         }
     };
-    Ok(Outside {
-        way,
-        broker,
-        recorder,
-    })
+    Ok((Outside { way, recorder }, broker))
 }
 
 /// What nobody reaches by way of this server but its operator.

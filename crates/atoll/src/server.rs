@@ -20,8 +20,9 @@ use atoll_front::{Apis, Front};
 use atoll_helper::front::Helper;
 use atoll_identity::{CreateKey, Identity, Role};
 use atoll_models::Models;
+use atoll_node::LocalNode;
 use atoll_runtime::probe::Verdict;
-use atoll_sandboxes::{BuildJobs, Processes, Sandboxes};
+use atoll_sandboxes::{BuildJobs, Processes, Sandboxes, Storage};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
@@ -179,25 +180,23 @@ impl Server {
                 }
             }
         }
-        let storage = storage::open(config, data.path(), machine.templates, helper).await?;
+        let templates = machine.templates.clone();
+        let (store, bytes) = storage::open(config, data.path(), machine.templates, helper).await?;
         // Sandboxes come to the models by a door of their own, behind which is nothing else of the API.
         let model_door = listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await?;
         let model_address = model_door.local_addr().doing("cannot listen")?;
         let callers = Callers::default();
         let models = (model_address, callers.clone());
-        let outside = outside::open(config, data.path(), Some(models), helper).await?;
-        let (store, broker) = (storage.store.clone(), Arc::clone(&outside.broker));
+        let (outside, broker) = outside::open(config, data.path(), Some(models), helper).await?;
         let settings = options::settings(config, data.path());
         let identity = storage::identity(&store, &settings).await?;
-        let sandboxes = Sandboxes::start(
-            settings,
-            machine.runtimes,
-            machine.tiers,
-            storage,
-            identity.clone(),
-            outside,
-        )
-        .await?;
+        let node = LocalNode::new(settings.node(), machine.runtimes, machine.tiers, bytes, outside);
+        let storage = Storage {
+            store: store.clone(),
+            templates,
+            broker: Arc::clone(&broker),
+        };
+        let sandboxes = Sandboxes::start(settings, storage, identity.clone(), Arc::new(node)).await?;
         let model_settings = atoll_models::Settings {
             timeouts: config.model_timeouts,
             floor: outside::floor(&config.network)?,

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 /// The layers, bottom first. A crate may depend on crates of lower layers only; those that decide and those that perform
 /// are siblings, because neither may know the other.
-const LAYERS: [(&str, &[&str]); 14] = [
+const LAYERS: [(&str, &[&str]); 15] = [
     ("tools", &["archive", "confine", "http-rules"]),
     ("words", &["types", "guest-protocol"]),
     ("identity", &["identity"]),
@@ -41,6 +41,7 @@ const LAYERS: [(&str, &[&str]); 14] = [
         ],
     ),
     ("apart", &["helper"]),
+    ("node", &["node"]),
     ("application", &["sandboxes", "models", "workflows"]),
     // Below every API: whoever acts by name, as steps do, asks the application itself.
     ("actions", &["actions"]),
@@ -82,6 +83,20 @@ const EXCEPTIONS: [(&str, &str, &str); 5] = [
         "broker",
         "policy",
         "what goes into a request is a grant, as the policy made it; a copy of its fields would drift",
+    ),
+];
+
+/// What a crate must not know although its layer may: who decides knows no machine, and a machine knows nobody's rights.
+const APART: [(&str, &[&str], &str); 2] = [
+    (
+        "sandboxes",
+        &["runtime", "links", "egress", "vault", "volumes", "helper"],
+        "control reaches a machine through `node::Node` and nothing else",
+    ),
+    (
+        "node",
+        &["store", "identity"],
+        "a node knows no rows and no callers: what it is told was decided",
     ),
 ];
 
@@ -195,6 +210,29 @@ fn dependencies_point_down() {
             wrong.push(format!(
                 "the exception {from} -> {to} ({reason}) is no longer needed"
             ));
+        }
+    }
+    assert_none(&wrong);
+}
+
+#[test]
+fn control_and_node_are_apart() {
+    let workspace = Workspace::read();
+    let mut wrong = Vec::new();
+    for (name, strangers, reason) in APART {
+        for stranger in strangers {
+            if workspace.crates[name].contains(&format!("atoll-{stranger}")) {
+                wrong.push(format!("`{name}` must not depend on `{stranger}`: {reason}"));
+            }
+        }
+    }
+    // Nor by way of another crate that hands them on.
+    for (path, text) in workspace.sources("sandboxes") {
+        let in_src = path.components().any(|part| part.as_os_str() == "src");
+        for stranger in ["LocalNode", "atoll_runtime", "atoll_volumes::", "atoll_vault::"] {
+            if in_src && text.contains(stranger) {
+                wrong.push(format!("{} names `{stranger}`", path.display()));
+            }
         }
     }
     assert_none(&wrong);

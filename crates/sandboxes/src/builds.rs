@@ -1,120 +1,29 @@
-//! Templates: looking them up, and building them in the background with progress.
+//! Templates: the catalogue of them, and building them in the background with progress.
 
 use std::collections::HashSet;
-use std::path::PathBuf;
 use std::pin::Pin;
-use std::sync::Arc;
 
-pub use atoll_image::Login as RegistryLogin;
-use atoll_image::{DebianOptions, DockerfileOptions, ImageSource, Limits, OciOptions, Progress, Update};
+use atoll_node::{BuildEvent, BuildFrom, BuildTemplate, Template, find_template, from_image, on_templates};
 use atoll_store::{Fact, NewFact};
-use atoll_types::{
-    Code, Fault, NetworkPolicy, Resources, SandboxSpec, StartCommand, TemplateId, TemplateManifest,
-};
+use atoll_types::{Code, Fault, Resources, SandboxSpec, TemplateId, TemplateManifest};
 use futures_util::Stream;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::Sandboxes;
-use crate::faults::from_image;
-use crate::network::allows_nothing;
-use crate::steps::Steps;
-
-#[derive(Debug, Clone)]
-pub struct Template {
-    pub names: Vec<String>,
-    pub manifest: TemplateManifest,
-}
-
-#[derive(Debug, Clone)]
-pub struct BuildTemplate {
-    pub name: String,
-    pub from: BuildFrom,
-    pub start: BuildStart,
-    /// What sandboxes made from it may reach, unless they say so themselves.
-    pub network: Option<NetworkPolicy>,
-    /// What sandboxes made from it get, unless they say so themselves.
-    pub resources: Option<Resources>,
-}
-
-/// What sandboxes made from a template start with.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum BuildStart {
-    /// Nothing: a sandbox is a computer.
-    #[default]
-    Nothing,
-    /// What the image was made to run, its `ENTRYPOINT` and `CMD`; without them the build fails.
-    Image,
-    Command(StartCommand),
-}
-
-#[derive(Debug, Clone)]
-pub enum BuildFrom {
-    /// Empty packages: those of `base`.
-    Debian {
-        suite: Option<String>,
-        packages: Vec<String>,
-    },
-    /// An image in a registry.
-    Image {
-        reference: String,
-        login: Option<RegistryLogin>,
-    },
-    /// An image in a tar archive (docker-save or OCI layout) that the front end has received into a file of its own.
-    /// Never a path that a caller named: callers have no business with the server's files.
-    Archive { file: PathBuf },
-    /// The build context, a directory that the front end has unpacked an upload into, and the Dockerfile's text.
-    Dockerfile {
-        context: PathBuf,
-        dockerfile: String,
-        args: Vec<(String, String)>,
-        /// The stage to build; the last one unless said.
-        target: Option<String>,
-        /// For base images in a registry.
-        login: Option<RegistryLogin>,
-        /// Run every step again.
-        no_cache: bool,
-        /// What its `RUN` steps may reach; each is held to its limits on its own. Nothing, unless said.
-        network: NetworkPolicy,
-    },
-}
-
-#[derive(Debug, Clone)]
-pub enum BuildEvent {
-    /// A stage began or advanced; `done` and `total` are bytes or steps, `total` is 0 when unknown.
-    Progress {
-        stage: String,
-        done: u64,
-        total: u64,
-    },
-    Log(String),
-    Done(Box<Template>),
-}
 
 /// What a build says while it goes on; the last item is `Done` or an error. Dropping it stops the build, which leaves
 /// nothing behind.
 pub type BuildStream = Pin<Box<dyn Stream<Item = Result<BuildEvent, Fault>> + Send>>;
 
-/// A template and where its image is.
-#[derive(Debug, Clone)]
-pub(crate) struct Resolved {
-    pub(crate) manifest: TemplateManifest,
-    pub(crate) image: PathBuf,
-}
-
 impl Sandboxes {
-    pub(crate) fn resolve_template(&self, which: &str) -> Result<Resolved, Fault> {
-        let found = self.inner.templates.find(which).map_err(|e| from_image(&e))?;
-        let manifest = found.ok_or_else(|| no_template(which))?;
-        Ok(Resolved {
-            image: self.inner.templates.image_path(&manifest),
-            manifest,
-        })
+    pub(crate) fn resolve_template(&self, which: &str) -> Result<TemplateManifest, Fault> {
+        find_template(&self.inner.templates, which)
     }
 
     pub async fn templates(&self) -> Result<Vec<Template>, Fault> {
         let templates = self.inner.templates.clone();
-        let listed = blocking(move || templates.list()).await?;
+        let listed = on_templates(move || templates.list()).await?;
         Ok(listed
             .into_iter()
             .map(|listed| Template {
@@ -125,9 +34,9 @@ impl Sandboxes {
     }
 
     pub async fn template(&self, which: &str) -> Result<Template, Fault> {
-        let manifest = self.resolve_template(which)?.manifest;
+        let manifest = self.resolve_template(which)?;
         let templates = self.inner.templates.clone();
-        let listed = blocking(move || templates.inspect(manifest.id.as_str())).await?;
+        let listed = on_templates(move || templates.inspect(manifest.id.as_str())).await?;
         Ok(Template {
             names: listed.names,
             manifest: listed.manifest,
@@ -136,22 +45,22 @@ impl Sandboxes {
 
     /// Lets another name stand for a template, whatever it stood for before.
     pub async fn name_template(&self, which: &str, name: &str) -> Result<(), Fault> {
-        let manifest = self.resolve_template(which)?.manifest;
+        let manifest = self.resolve_template(which)?;
         let (templates, name) = (self.inner.templates.clone(), name.to_owned());
-        blocking(move || templates.name(&name, &manifest.id)).await?;
-        self.inner.pools.look_again();
+        on_templates(move || templates.name(&name, &manifest.id)).await?;
+        self.node().templates_changed();
         Ok(())
     }
 
     pub async fn delete_template(&self, which: &str) -> Result<(), Fault> {
-        let manifest = self.resolve_template(which)?.manifest;
+        let manifest = self.resolve_template(which)?;
         let (templates, in_use, which) = (
             self.inner.templates.clone(),
             self.templates_in_use().await?,
             which.to_owned(),
         );
-        blocking(move || templates.delete(&which, &|manifest| in_use.contains(&manifest.id))).await?;
-        self.inner.pools.look_again();
+        on_templates(move || templates.delete(&which, &|manifest| in_use.contains(&manifest.id))).await?;
+        self.node().templates_changed();
         self.drop_running_state(&manifest.id).await;
         let fact = NewFact {
             at: self.now(),
@@ -171,7 +80,7 @@ impl Sandboxes {
     /// Removes what no name and no sandbox uses; returns the bytes freed.
     pub async fn prune_templates(&self) -> Result<u64, Fault> {
         let (templates, in_use) = (self.inner.templates.clone(), self.templates_in_use().await?);
-        let pruned = blocking(move || templates.prune(&|manifest| in_use.contains(&manifest.id))).await?;
+        let pruned = on_templates(move || templates.prune(&|manifest| in_use.contains(&manifest.id))).await?;
         Ok(pruned.bytes)
     }
 
@@ -236,24 +145,10 @@ impl Sandboxes {
                 .map_err(|fault| of("the network of the build", fault))?;
         }
         let (events, stream) = mpsc::channel(256);
-        let progress: Arc<dyn Progress> = {
-            let events = events.clone();
-            Arc::new(move |update: Update<'_>| {
-                // A reader who lags misses some progress, never the outcome.
-                if !update.message.is_empty() {
-                    let _ = events.try_send(Ok(BuildEvent::Log(update.message.to_owned())));
-                }
-                let _ = events.try_send(Ok(BuildEvent::Progress {
-                    stage: update.stage.to_owned(),
-                    done: update.done,
-                    total: update.total,
-                }));
-            })
-        };
         let service = self.clone();
         self.inner.tasks.spawn(async move {
             let outcome = tokio::select! {
-                built = service.build(request, progress) => built,
+                built = service.build(request, events.clone()) => built,
                 // Nobody listens any more: dropping the build stops it.
                 () = events.closed() => return,
                 () = service.inner.stop.cancelled() => {
@@ -267,86 +162,16 @@ impl Sandboxes {
         Ok(Box::pin(ReceiverStream::new(stream)))
     }
 
-    async fn build(&self, request: BuildTemplate, progress: Arc<dyn Progress>) -> Result<Template, Fault> {
-        let templates = &self.inner.templates;
-        let name = request.name.clone();
-        // Said beside what went wrong, where something did.
-        let mut refused = Vec::new();
-        let start_image = request.start == BuildStart::Image;
-        let built = match request.from {
-            BuildFrom::Debian { .. } if start_image => {
-                return Err(Fault::new(
-                    Code::NothingToStart,
-                    "a template of Debian packages has no command of its own to start",
-                ));
-            }
-            BuildFrom::Debian { suite, packages } => {
-                let mut options = DebianOptions::base(self.now());
-                options.name = request.name;
-                if let Some(suite) = suite {
-                    options.suite = suite;
-                }
-                if !packages.is_empty() {
-                    options.packages = packages;
-                }
-                templates.build_debian(options, progress).await
-            }
-            BuildFrom::Image { reference, login } => {
-                let source = ImageSource::Registry { reference, login };
-                templates
-                    .build_oci(self.oci(request.name, source, start_image), progress)
-                    .await
-            }
-            BuildFrom::Archive { file } => {
-                let source = ImageSource::Archive(file);
-                templates
-                    .build_oci(self.oci(request.name, source, start_image), progress)
-                    .await
-            }
-            BuildFrom::Dockerfile {
-                context,
-                dockerfile,
-                args,
-                target,
-                login,
-                no_cache,
-                network,
-            } => {
-                let stand_in = self.stand_in(network.clone());
-                let options = DockerfileOptions {
-                    name: request.name,
-                    context,
-                    dockerfile,
-                    args: args.into_iter().collect(),
-                    target,
-                    start: start_image,
-                    no_cache,
-                    network: (!allows_nothing(&network)).then_some(network),
-                    login,
-                    now: self.now(),
-                };
-                let steps = Steps::new(self, stand_in);
-                let built = templates.build_dockerfile(options, &steps, progress).await;
-                refused = steps.refused();
-                built
-            }
-        }
-        .map_err(|e| explain(from_image(&e), &refused))?;
-        let settings = atoll_image::Settings {
-            start: match request.start {
-                BuildStart::Command(start) => Some(start),
-                // That of the image is in what was built.
-                BuildStart::Nothing | BuildStart::Image => None,
-            },
-            network: request.network,
-            resources: request.resources,
-        };
-        let (templates, now) = (templates.clone(), self.now());
-        let manifest = blocking(move || templates.with_settings(&built, settings, &name, now)).await?;
-        self.inner.pools.look_again();
+    async fn build(
+        &self,
+        request: BuildTemplate,
+        progress: mpsc::Sender<Result<BuildEvent, Fault>>,
+    ) -> Result<Template, Fault> {
+        let project = self.identity().default_project().clone();
+        let manifest = self.node().build(request, project.clone(), progress).await?;
         let fact = NewFact {
             at: self.now(),
-            project: self.identity().default_project().clone(),
+            project,
             sandbox: None,
             fact: Fact::TemplateBuilt {
                 template: manifest.id.clone(),
@@ -363,48 +188,8 @@ impl Sandboxes {
     }
 }
 
-impl Sandboxes {
-    fn oci(&self, name: String, source: ImageSource, start: bool) -> OciOptions {
-        OciOptions {
-            name,
-            source,
-            start,
-            limits: Limits::default(),
-            now: self.now(),
-        }
-    }
-}
-
 /// Says which of a request's policies a fault is about.
 fn of(what: &str, mut fault: Fault) -> Fault {
     fault.message = format!("{what}: {}", fault.message);
     fault
-}
-
-/// A step that could not reach something seldom says so in these words.
-fn explain(fault: Fault, refused: &[String]) -> Fault {
-    if refused.is_empty() {
-        return fault;
-    }
-    fault.hint(format!(
-        "the build's policy refused {}; what RUN steps may reach is said in `build_network` (--build-net, --build-allow)",
-        refused.join(", ")
-    ))
-}
-
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> atoll_image::Result<T> + Send + 'static,
-) -> Result<T, Fault> {
-    crate::blocking::run(work)
-        .await
-        .map_err(|_| Fault::internal("a template task failed"))?
-        .map_err(|e| from_image(&e))
-}
-
-fn no_template(which: &str) -> Fault {
-    Fault::new(
-        Code::TemplateNotFound,
-        format!("there is no template `{}`", which.escape_default()),
-    )
-    .hint("`atoll template list` shows those that exist; `atoll template build base` makes the default one")
 }

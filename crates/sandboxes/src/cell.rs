@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use atoll_lifecycle::Record;
-use atoll_runtime::Instance;
 use atoll_store::{SandboxRow, SandboxStore};
 use atoll_types::{Code, Fault, InstanceId, ProjectId, SandboxId, SandboxState, Timestamp};
 
 use crate::endings::OpenCommands;
+use crate::guest::Guest;
 use crate::replies::{Attempt, Reply};
 use crate::shown::Shown;
 
@@ -29,7 +29,7 @@ pub(crate) struct Cell {
     /// The same, for readers.
     pub(crate) seen: Shown<SandboxRow>,
     /// The instance that runs now, while there is a guest to talk to. A resumed sandbox has another one.
-    instance: RwLock<Option<Instance>>,
+    instance: RwLock<Option<Guest>>,
     /// Held while the instance is held still to be saved: one save at a time.
     pub(crate) saving: tokio::sync::Mutex<()>,
     /// Held while the guest is told of its network.
@@ -104,14 +104,14 @@ impl Cell {
         }
     }
 
-    pub(crate) fn instance(&self) -> Option<Instance> {
+    pub(crate) fn instance(&self) -> Option<Guest> {
         self.instance
             .read()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
     }
 
-    pub(crate) fn set_instance(&self, instance: Instance) {
+    pub(crate) fn set_instance(&self, instance: Guest) {
         *self.instance.write().unwrap_or_else(PoisonError::into_inner) = Some(instance);
         self.seen.look_again();
     }
@@ -129,7 +129,7 @@ impl Cell {
         if instance.as_ref().is_some_and(|here| here.id == *id)
             && let Some(gone) = instance.take()
         {
-            gone.guest.close();
+            gone.hang_up();
         }
     }
 
@@ -197,6 +197,16 @@ impl Cell {
             code,
             format!("sandbox {} ended during this operation: {why}", self.id),
         )
+    }
+}
+
+impl Drop for Cell {
+    fn drop(&mut self) {
+        let instance = self.instance.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // Nobody could find the way to it any more.
+        if let Some(instance) = instance.take() {
+            instance.hang_up();
+        }
     }
 }
 

@@ -14,7 +14,6 @@ use atoll_types::{
 
 use crate::cell::Cell;
 use crate::create::insert_fault;
-use crate::faults::from_runtime;
 use crate::{Caller, Sandbox, Sandboxes, views};
 
 /// Labels that begin so say which API made a sandbox, and who may enter it follows from them.
@@ -144,9 +143,8 @@ impl Sandboxes {
         let resized = runs && before != next.spec.resources;
         let instance = row.record.instance.clone().filter(|_| resized);
         if let Some(instance) = &instance {
-            let runtime = self.runtime(row.isolation)?;
-            let set = runtime.resize(instance, &next.spec.resources).await;
-            set.map_err(|e| from_runtime(&e))?;
+            let resources = &next.spec.resources;
+            self.node().resize(row.isolation, instance, resources).await?;
         }
         let fact = self.fact(cell, Fact::SandboxChanged { fields });
         match self.store().sandboxes.change_sandbox(next, vec![fact]).await {
@@ -158,8 +156,7 @@ impl Sandboxes {
             }
             Err(error) => {
                 if let Some(instance) = &instance
-                    && let Ok(runtime) = self.runtime(row.isolation)
-                    && let Err(error) = runtime.resize(instance, &before).await
+                    && let Err(error) = self.node().resize(row.isolation, instance, &before).await
                 {
                     tracing::error!(sandbox = %cell.id, %error, "limits could not be set back");
                 }

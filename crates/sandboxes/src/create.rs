@@ -14,7 +14,7 @@
 use std::sync::Arc;
 
 use atoll_lifecycle::{Admitted, Boot, Input, NewRecord, Transition, admit};
-use atoll_runtime::{Instance, InstanceSpec, Restore};
+use atoll_node::{Boot as BootInstance, Claimed, Greeting, Origin, Wanted, identity};
 use atoll_store::{Idempotency, Inserted, NewSandbox, SandboxRow, SnapshotRow};
 use atoll_types::{
     Code, EndReason, Fault, InstanceId, Isolation, ProjectId, SandboxId, SandboxSpec, SandboxState, SaveKind,
@@ -22,15 +22,13 @@ use atoll_types::{
 };
 use sha2::{Digest as _, Sha256};
 
-use crate::builds::Resolved;
 use crate::cell::Cell;
 use crate::exec::Planned;
-use crate::faults::{from_channel, from_store};
-use crate::greeting::{self, configure};
+use crate::faults::{from_channel, from_node, from_store};
+use crate::guest::Guest;
 use crate::network::Admission;
-use crate::pool::Pooled;
 use crate::secrets::may_lend;
-use crate::{Caller, CreateSandbox, ExecSpec, Execution, Sandbox, Sandboxes, entropy, hooks, views};
+use crate::{Caller, CreateSandbox, ExecSpec, Execution, Sandbox, Sandboxes, entropy, views};
 
 /// More are not made in the microseconds between a look at their number and the commit.
 const CLEAR_ROOM: u64 = 16;
@@ -99,18 +97,19 @@ impl Sandboxes {
         // is decided at the start.
         let poolable = origin.is_none()
             && admitted.spec.volumes.is_empty()
-            && (template.manifest.start.is_none() || admitted.spec.env.is_empty());
-        let claimed = poolable
-            .then(|| {
-                self.claim(
-                    &template.manifest.id,
-                    admitted.isolation,
-                    &admitted.spec.resources,
-                )
-            })
-            .flatten();
+            && (template.start.is_none() || admitted.spec.env.is_empty());
+        let claimed = if poolable {
+            let wanted = Wanted {
+                template: template.id.clone(),
+                isolation: admitted.isolation,
+                resources: admitted.spec.resources,
+            };
+            self.claim(&wanted).await
+        } else {
+            None
+        };
         let (id, boot) = match &claimed {
-            Some((pooled, _)) => (pooled.sandbox.clone(), Boot::Warm(pooled.instance.id.clone())),
+            Some((claimed, _)) => (claimed.sandbox.clone(), Boot::Warm(claimed.instance.clone())),
             None => (entropy::id(), Boot::Cold(entropy::id())),
         };
         let transition = atoll_lifecycle::create(
@@ -124,7 +123,7 @@ impl Sandboxes {
             id,
             project: caller.project().clone(),
             spec: admitted.spec,
-            template: template.manifest.id.clone(),
+            template: template.id.clone(),
             isolation: admitted.isolation,
             record: transition.next.clone(),
             version: 0,
@@ -132,8 +131,8 @@ impl Sandboxes {
         let admission = match self.check_network(&row).await {
             Ok(admission) => admission,
             Err(fault) => {
-                if let Some((Pooled { instance, .. }, _held)) = claimed {
-                    self.discard(instance.isolation, instance.id);
+                if let Some((Claimed { instance, .. }, _held)) = claimed {
+                    self.discard(row.isolation, instance);
                 }
                 return Err(fault);
             }
@@ -145,13 +144,13 @@ impl Sandboxes {
             admission,
         };
         match claimed {
-            Some((Pooled { instance, .. }, _held)) => {
+            Some((Claimed { instance, .. }, _held)) => {
                 // Hooks come before anything else that runs in it, and another may have taken its name.
                 let spec = &new.row.spec;
                 let may_begin = spec.hooks.on_create.is_empty() && spec.name.is_none();
                 let at_once = may_begin && self.has_clear_room(caller.project());
                 let command = if at_once { command.take() } else { None };
-                self.create_warm(new, instance, &template.manifest, command).await
+                self.create_warm(new, instance, &template, command).await
             }
             None => Ok((self.create_cold(new, &template, origin).await?, None)),
         }
@@ -172,15 +171,15 @@ impl Sandboxes {
         caller: &Caller,
         mut spec: SandboxSpec,
         resources_given: bool,
-    ) -> Result<(Admitted, Resolved, Option<SnapshotRow>), Fault> {
+    ) -> Result<(Admitted, TemplateManifest, Option<SnapshotRow>), Fault> {
         let is_template = || self.resolve_template(&spec.template);
         let snapshot = match is_template() {
             Ok(template) => {
-                if !resources_given && let Some(resources) = template.manifest.resources {
+                if !resources_given && let Some(resources) = template.resources {
                     spec.resources = resources;
                 }
                 let admitted = admit(spec, &self.settings().limits, &self.tiers())?;
-                let running = self.running_state(&template.manifest, &admitted).await;
+                let running = self.running_state(&template, &admitted).await;
                 return Ok((admitted, template, running));
             }
             Err(no_template) => match self.find_snapshot(caller.project(), &spec.template).await? {
@@ -238,7 +237,7 @@ impl Sandboxes {
     async fn create_warm(
         &self,
         new: New,
-        instance: Instance,
+        instance: InstanceId,
         template: &TemplateManifest,
         command: Option<ExecSpec>,
     ) -> Result<(Sandbox, Option<Execution>), Fault> {
@@ -248,46 +247,52 @@ impl Sandboxes {
             idempotency,
             admission,
         } = new;
-        let network = self.guest_network(admission.as_ref())?;
-        let configure = configure(&row.id, &row.spec, template, None, network);
-        let command = command.map(|spec| Planned::new(spec, entropy::id()));
-        self.admit_behind(&instance.id, admission);
+        let (identity, isolation) = (identity(&row.id, &row.spec, template, None), row.isolation);
+        let (command, request) = command.map(|spec| Planned::new(spec, entropy::id())).unzip();
+        if let Some(admission) = &admission {
+            self.node().admit(&instance, admission.clone());
+        }
+        let greeting = Greeting {
+            instance: instance.clone(),
+            identity,
+            admission,
+            command: request,
+            ready: None,
+        };
         // The guest first: it has more to do than the store.
         let (greeted, inserted) = tokio::join!(
-            greeting::greet(&instance.guest, &configure, command.as_ref()),
+            self.node().greet(greeting),
             self.insert(row, &transition, idempotency),
         );
         let cell = match inserted {
             Ok(Ok(cell)) => cell,
             Ok(Err(existing)) => {
-                self.discard(instance.isolation, instance.id);
+                self.discard(isolation, instance);
                 let caller = self.identity().server(existing.project);
                 let sandbox = self.settled(&caller, &existing.id).await?;
                 return Ok((sandbox.ok_or_else(first_failed)?, None));
             }
             Err(fault) => {
-                self.discard(instance.isolation, instance.id);
+                self.discard(isolation, instance);
                 return Err(fault);
             }
         };
-        let id = instance.id.clone();
-        self.give_instance(&cell, instance.clone());
+        let guest = self.give_instance(&cell, instance.clone());
         let begins = match greeted {
             Ok(begins) => begins,
-            Err(error) => {
-                let fault = from_channel(&cell, error).await;
+            Err(failed) => {
+                let fault = from_node(&cell, failed).await;
                 let fate = atoll_lifecycle::InstanceFate::Died(fault.message.clone());
-                self.record(&cell, Input::Ended { instance: id, fate }).await;
+                self.record(&cell, Input::Ended { instance, fate }).await;
                 return Err(fault);
             }
         };
         let row = cell.last_seen();
         let finished = match (command, begins) {
-            (Some(command), Some(begins)) => self
-                .begin_greeted(&cell, &instance.guest, command, begins)
-                .await
-                .map(Some),
-            _ => self.run_create_hooks(&cell, &instance, &row).await.map(|()| None),
+            (Some(command), Some(begins)) => {
+                self.begin_greeted(&cell, &guest, command, begins).await.map(Some)
+            }
+            _ => self.run_create_hooks(&cell, &guest, &row).await.map(|()| None),
         };
         match finished {
             Ok(execution) => Ok((views::sandbox(row), execution)),
@@ -300,13 +305,8 @@ impl Sandboxes {
     }
 
     /// A creation whose hooks fail is none.
-    async fn run_create_hooks(
-        &self,
-        cell: &Arc<Cell>,
-        instance: &Instance,
-        row: &SandboxRow,
-    ) -> Result<(), Fault> {
-        match hooks::run(&instance.guest, &row.spec.hooks.on_create).await {
+    async fn run_create_hooks(&self, cell: &Arc<Cell>, guest: &Guest, row: &SandboxRow) -> Result<(), Fault> {
+        match self.node().run_hooks(&guest.id, &row.spec.hooks.on_create).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(failed)) => Err(Fault::new(Code::HookFailed, failed.to_string())
                 .hint("the sandbox was removed; run the hook by hand in one without it to see more")),
@@ -317,7 +317,7 @@ impl Sandboxes {
     async fn create_cold(
         &self,
         new: New,
-        template: &Resolved,
+        template: &TemplateManifest,
         origin: Option<SnapshotRow>,
     ) -> Result<Sandbox, Fault> {
         let New {
@@ -334,26 +334,31 @@ impl Sandboxes {
         let isolation = row.isolation;
         // From before they are mounted until the sandbox is known to want them.
         let _expected = self.expect_volumes(&row.spec);
-        let spec = InstanceSpec {
-            id: id.clone(),
-            image: template.image.clone(),
+        let captured = match &origin {
+            Some(saved) => Some(self.recall(&saved.id).await?),
+            None => None,
+        };
+        self.attach_volumes(&row.project, &row.spec).await?;
+        let boot = BootInstance {
+            instance: id.clone(),
+            isolation,
+            image: template.digest.clone(),
             resources: row.spec.resources,
             hostname: row.id.bare().to_owned(),
-            restore: match &origin {
-                Some(saved) => Some(Restore {
+            origin: origin
+                .as_ref()
+                .zip(captured.as_ref())
+                .map(|(saved, captured)| Origin {
                     kind: saved.kind,
-                    source: self.read_saved(&saved.id).await?,
+                    state: captured.state(),
                 }),
-                None => None,
-            },
-            mounts: self.attach_volumes(&row.project, &row.spec).await?,
-            network: None,
+            volumes: row.spec.volumes.clone(),
+            admission,
         };
         let _held = self.hold(id.clone());
-        let (inserted, started) = tokio::join!(
-            self.insert(row, &transition, idempotency),
-            self.boot(isolation, spec, admission)
-        );
+        let (inserted, started) =
+            tokio::join!(self.insert(row, &transition, idempotency), self.node().boot(boot));
+        drop(captured);
         let cell = match inserted {
             Ok(Ok(cell)) => cell,
             Ok(Err(existing)) => {
@@ -369,34 +374,29 @@ impl Sandboxes {
                 return Err(fault);
             }
         };
-        let instance = match started {
-            Ok(instance) => instance,
-            Err(fault) => {
-                let why = fault.message.clone();
-                self.record(&cell, Input::StartFailed { why }).await;
-                return Err(fault);
-            }
-        };
-        self.give_instance(&cell, instance.clone());
+        if let Err(fault) = started {
+            let why = fault.message.clone();
+            self.record(&cell, Input::StartFailed { why }).await;
+            return Err(fault);
+        }
+        let guest = self.give_instance(&cell, id.clone());
         let row = cell.last_seen();
         let kind = origin.as_ref().map_or(SaveKind::Filesystem, |saved| saved.kind);
         let prepared = async {
-            self.introduce(&cell, &instance, &row, &template.manifest, kind)
-                .await?;
+            self.introduce(&cell, &guest, &row, template, kind).await?;
             // One that comes from saved state was created before; whoever wants to know of that has hooks for it.
             let from_user = origin
                 .as_ref()
                 .is_some_and(|saved| saved.owner == SnapshotOwner::User);
             if from_user {
-                self.run_resume_hooks(&cell, &instance, &row).await
+                self.run_resume_hooks(&cell, &guest, &row).await
             } else {
-                self.run_create_hooks(&cell, &instance, &row).await
+                self.run_create_hooks(&cell, &guest, &row).await
             }
         };
         // With nothing to wait for, that it runs is written down while it is told its name: whoever sees it run speaks to
         // the guest after that.
-        let at_once =
-            template.manifest.start.is_none() && origin.is_none() && row.spec.hooks.on_create.is_empty();
+        let at_once = template.start.is_none() && origin.is_none() && row.spec.hooks.on_create.is_empty();
         let started = Input::Started { instance: id.clone() };
         let written = if at_once {
             let (prepared, written) = tokio::join!(prepared, self.apply(&cell, started));
@@ -474,13 +474,14 @@ impl Sandboxes {
     }
 
     /// From now on there is a guest to talk to, and an end to notice.
-    pub(crate) fn give_instance(&self, cell: &Arc<Cell>, instance: Instance) {
-        let guest = instance.guest.clone();
-        cell.set_instance(instance);
+    pub(crate) fn give_instance(&self, cell: &Arc<Cell>, instance: InstanceId) -> Guest {
+        self.node().attend(&cell.id, &instance);
+        let guest = self.guest(instance);
+        cell.set_instance(guest.clone());
         // The host's counters begin anew with each instance.
         cell.set_metered(crate::cell::Metered::default());
-        self.watch_end(cell);
         self.resume_commands(cell, &guest);
+        guest
     }
 
     /// The sandbox that an idempotency key found, once its creation (by whoever was first) has come to an end; `None` if it
@@ -494,10 +495,21 @@ impl Sandboxes {
         Ok((!row.could_not_start()).then(|| views::sandbox(row)))
     }
 
+    /// Takes a pooled instance; it is held until the caller has a row for it.
+    async fn claim(&self, wanted: &Wanted) -> Option<(Claimed, Held)> {
+        let claimed = self.node().claim(wanted).await?;
+        // Before a word is said about it, so that it is never seen to belong to nobody.
+        let held = self.hold(claimed.instance.clone());
+        Some((claimed, held))
+    }
+
     /// Keeps an instance that no row names from being taken for an orphan.
     pub(crate) fn hold(&self, id: InstanceId) -> Held {
         self.held().insert(id.clone());
-        Held::new(self, id)
+        Held {
+            service: self.clone(),
+            id,
+        }
     }
 
     /// Destroys an instance that nobody got to see.
@@ -505,7 +517,7 @@ impl Sandboxes {
         let service = self.clone();
         self.inner
             .tasks
-            .spawn(async move { service.destroy_surely(isolation, &id).await });
+            .spawn(async move { service.node().destroy(isolation, &id).await });
     }
 }
 
@@ -541,16 +553,6 @@ fn take_its_volumes(spec: &mut SandboxSpec, snapshot: &SnapshotRow) -> Result<()
 pub(crate) struct Held {
     service: Sandboxes,
     id: InstanceId,
-}
-
-impl Held {
-    /// For an id that is in the set already.
-    pub(crate) fn new(service: &Sandboxes, id: InstanceId) -> Self {
-        Self {
-            service: service.clone(),
-            id,
-        }
-    }
 }
 
 impl Drop for Held {

@@ -20,14 +20,15 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use atoll_guest_protocol::{CommandInfo, CommandState, Message, Request};
-use atoll_runtime::channel::{ChannelError, Guest, Incoming, Stream};
+use atoll_node::{ChannelError, Incoming, Stream};
 use atoll_store::{CommandEnd, Fact, NewFact};
-use atoll_types::{Code, CommandId, Fault, Timestamp};
+use atoll_types::{Code, CommandId, Fault, InstanceId, Timestamp};
 use tokio::task::JoinHandle;
 
 use crate::Sandboxes;
 use crate::cell::Cell;
 use crate::faults::{from_channel, from_store};
+use crate::guest::Guest;
 
 /// No honest agent runs as many commands at once. One that never tells of an end must not make us remember without end.
 const MOST_OPEN: usize = 4096;
@@ -42,7 +43,7 @@ pub(crate) struct OpenCommands {
 /// Listens to one instance's agent.
 #[derive(Debug)]
 struct Follower {
-    guest: Guest,
+    instance: InstanceId,
     task: JoinHandle<()>,
 }
 
@@ -131,7 +132,7 @@ impl Sandboxes {
     pub(crate) async fn follow_commands(&self, cell: &Arc<Cell>, guest: &Guest) -> Result<(), Fault> {
         let mut follower = cell.commands.follower.lock().await;
         if let Some(now) = follower.as_mut() {
-            if !now.task.is_finished() && !now.guest.is_closed() {
+            if !now.task.is_finished() && now.instance == guest.id {
                 return Ok(());
             }
             let _ = (&mut now.task).await;
@@ -153,7 +154,7 @@ impl Sandboxes {
         let (service, cell) = (self.clone(), Arc::clone(cell));
         let listen = async move { service.hear_of_ends(&cell, told).await };
         Follower {
-            guest: guest.clone(),
+            instance: guest.id.clone(),
             task: self.inner.tasks.spawn(listen),
         }
     }

@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_guest_protocol::{CommandInfo, CommandState, Exec, Message, PtySize, Request, SUB_STDERR};
-use atoll_runtime::channel::{ChannelError, Guest, Incoming, Stream, StreamReceiver, StreamSender};
+use atoll_node::{ChannelError, Incoming, Stream, StreamReceiver, StreamSender};
 use atoll_store::Fact;
 use atoll_types::{Code, CommandId, Fault, SandboxId, Timestamp};
 use bytes::Bytes;
 
 use crate::cell::{Cell, InUse};
 use crate::faults::{ANSWER_WITHIN, from_channel, server_full, unexpected, unreachable_guest};
+use crate::guest::Guest;
 use crate::{Caller, Command, ExecEvent, ExecSpec, OutputStream, Pay, Sandboxes};
 
 /// What a command's log keeps for those who attach later.
@@ -83,10 +84,10 @@ impl Sandboxes {
         command: CommandId,
     ) -> Result<Execution, Fault> {
         let (cell, guest, in_use) = self.enter(caller, id).await?;
-        let planned = Planned::new(spec, command);
+        let (planned, request) = Planned::new(spec, command);
         self.follow_commands(&cell, &guest).await?;
         self.expect(&cell, &planned)?;
-        let opened = guest.open(&planned.request).await;
+        let opened = guest.open(&request).await;
         self.begun(cell, guest, in_use, planned, opened).await
     }
 
@@ -299,17 +300,17 @@ impl Sandboxes {
     }
 }
 
-/// A command that is decided on, in the words of the ledger and of the agent.
+/// A command that is decided on, in the words of the ledger.
 #[derive(Debug)]
 pub(crate) struct Planned {
-    pub(crate) request: Request,
     command: CommandId,
     background: bool,
     started: Fact,
 }
 
 impl Planned {
-    pub(crate) fn new(spec: ExecSpec, command: CommandId) -> Self {
+    /// And in the words of the agent.
+    pub(crate) fn new(spec: ExecSpec, command: CommandId) -> (Self, Request) {
         let stays = spec.background || spec.idempotency_key.is_some();
         let started = Fact::CommandStarted {
             command: command.clone(),
@@ -331,12 +332,12 @@ impl Planned {
             wait_for_reader: !spec.background || spec.lossless,
             kill_on_close: !stays,
         });
-        Self {
-            request,
+        let planned = Self {
             command,
             background: spec.background,
             started,
-        }
+        };
+        (planned, request)
     }
 }
 
@@ -501,9 +502,9 @@ impl ExecEvents {
             tokio::select! {
                 biased;
                 incoming = self.receiver.next() => return Ok(incoming),
-                there = self.guest.is_there(ANSWER_WITHIN) => {
+                silent = self.guest.is_silent(ANSWER_WITHIN) => {
                     // Of one that ended, the stream says why.
-                    if !there && !self.guest.is_closed() {
+                    if silent {
                         return Err(unreachable_guest());
                     }
                 }

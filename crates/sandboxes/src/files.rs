@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use atoll_guest_protocol::{Attributes, FileEntry, FileStat, Message, Request, WatchEvent, WriteFile};
-use atoll_runtime::channel::{Incoming, Stream};
+use atoll_node::{Incoming, Stream};
 use atoll_types::{Code, Fault, SandboxId};
 use futures_util::StreamExt as _;
 

@@ -1,6 +1,6 @@
 //! Whether saved state can be used where it is to be used.
 
-use atoll_runtime::Saves;
+use atoll_node::Saves;
 use atoll_store::SnapshotRow;
 use atoll_types::{Code, DiskBacking, Fault, Isolation, SaveKind};
 

@@ -13,15 +13,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use atoll_lifecycle::{Boot, Input, NewRecord, Policy};
-use atoll_runtime::SaveSource;
+use atoll_node::{Node, Origin, State};
 use atoll_store::{Fact, SandboxRow};
-use atoll_types::{Code, EndReason, Fault, SandboxId, SandboxState, SaveKind};
+use atoll_types::{Code, EndReason, Fault, SandboxId, SandboxState, SaveKind, SnapshotId};
 use futures_util::future::join_all;
 
 use crate::cell::Cell;
-use crate::faults::from_runtime;
 use crate::lives::KILL_WITHIN;
-use crate::state_files::Parts;
 use crate::{Caller, Sandbox, Sandboxes, entropy, views};
 
 /// More copies than this are asked for in several calls.
@@ -37,6 +35,25 @@ pub struct ForkSandbox {
     pub timeout_millis: Option<u64>,
     /// Added to the parent's labels.
     pub labels: BTreeMap<String, String>,
+}
+
+/// State that the node keeps for a moment, and lets go of when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Captured {
+    node: Arc<dyn Node>,
+    id: SnapshotId,
+}
+
+impl Captured {
+    pub(crate) fn state(&self) -> State {
+        State::Captured(self.id.clone())
+    }
+}
+
+impl Drop for Captured {
+    fn drop(&mut self) {
+        self.node.release(&self.id);
+    }
 }
 
 impl Sandboxes {
@@ -70,13 +87,9 @@ impl Sandboxes {
         let row = parent.last_seen();
         // A copy without memory is not what `fork` means; who wants that says so.
         let kind = self.kind_to_save(row.isolation, Some(request.kind.unwrap_or(SaveKind::Memory)))?;
-        let source = self.state_to_copy(parent, &row, kind).await?;
+        let captured = self.state_to_copy(parent, &row, kind).await?;
         let copies = self.insert_copies(&row, &request).await?;
-        let started = join_all(
-            copies
-                .iter()
-                .map(|copy| self.start_copy(copy, kind, Arc::clone(&source))),
-        );
+        let started = join_all(copies.iter().map(|copy| self.start_copy(copy, kind, &captured)));
         let outcome = started.await.into_iter().collect::<Result<Vec<()>, Fault>>();
         let committed = match outcome {
             Ok(_) => self.commit_started(&copies).await,
@@ -103,7 +116,7 @@ impl Sandboxes {
         parent: &Arc<Cell>,
         row: &SandboxRow,
         kind: SaveKind,
-    ) -> Result<Arc<dyn SaveSource>, Fault> {
+    ) -> Result<Captured, Fault> {
         if let (SandboxState::Paused | SandboxState::Stopped, Some(saved)) =
             (row.record.state, row.record.saved.as_ref())
         {
@@ -114,20 +127,36 @@ impl Sandboxes {
                 )
                 .hint("resume it first, or fork what it rests on"));
             }
-            return self.read_saved(&saved.snapshot).await;
+            return self.recall(&saved.snapshot).await;
         }
         let _one_at_a_time = parent.saving.lock().await;
         // Not before: whoever had the lock may have put it to rest.
         let instance = self.running_instance(parent).await?;
-        let parts = Arc::new(Parts::new(self.scratch()));
-        let runtime = self.runtime(row.isolation)?;
-        let saved = runtime.save(&instance, kind, parts.clone()).await;
+        let captured = self.captured();
+        let saved = self
+            .node()
+            .capture(row.isolation, &instance, kind, &captured.id)
+            .await;
         self.thaw(parent, row.isolation, &instance).await;
         if saved.is_err() && !parent.still_has(&instance) {
             return Err(parent.explain_end().await);
         }
-        saved.map_err(|e| from_runtime(&e))?;
-        Ok(parts)
+        saved.map(|()| captured)
+    }
+
+    /// What was saved, read once for all that are made of it.
+    pub(crate) async fn recall(&self, snapshot: &SnapshotId) -> Result<Captured, Fault> {
+        let captured = self.captured();
+        self.node().recall(snapshot, &captured.id).await?;
+        Ok(captured)
+    }
+
+    /// A name for state that is about to be captured.
+    fn captured(&self) -> Captured {
+        Captured {
+            node: Arc::clone(&self.inner.node),
+            id: entropy::id(),
+        }
     }
 
     /// Commits a row for each copy, or for none.
@@ -172,22 +201,17 @@ impl Sandboxes {
         Ok(copies)
     }
 
-    async fn start_copy(
-        &self,
-        copy: &Arc<Cell>,
-        kind: SaveKind,
-        source: Arc<dyn SaveSource>,
-    ) -> Result<(), Fault> {
+    async fn start_copy(&self, copy: &Arc<Cell>, kind: SaveKind, captured: &Captured) -> Result<(), Fault> {
         let row = copy.last_seen();
         let Some(id) = row.record.instance.clone() else {
             return Err(copy.explain_end().await);
         };
         let _held = self.hold(id.clone());
-        let instance = self.boot_saved(&row, &id, kind, source).await?;
-        let template = self.resolve_template(row.template.as_str())?.manifest;
-        self.give_instance(copy, instance.clone());
-        self.introduce(copy, &instance, &row, &template, kind).await?;
-        self.run_resume_hooks(copy, &instance, &row).await
+        let state = captured.state();
+        let template = self.boot_saved(&row, &id, Origin { kind, state }).await?;
+        let guest = self.give_instance(copy, id);
+        self.introduce(copy, &guest, &row, &template, kind).await?;
+        self.run_resume_hooks(copy, &guest, &row).await
     }
 
     /// Says `Running` for all of them in one transaction.

@@ -7,8 +7,8 @@ use std::collections::HashSet;
 
 use atoll_types::Fault;
 
+use crate::Sandboxes;
 use crate::faults::from_store;
-use crate::{Sandboxes, snapshots};
 
 /// What a collection did, or would do.
 #[derive(Debug, Clone, Default)]
@@ -28,8 +28,7 @@ impl Sandboxes {
     /// Removes garbage, or says what there is.
     pub async fn collect_garbage(&self, dry_run: bool) -> Result<Collected, Fault> {
         // In this order: whatever is found now is named by a row or about to be, when those are looked at afterwards.
-        let vault = self.inner.vault.clone();
-        let found = snapshots::blocking(move || vault.ids()).await?;
+        let found = self.node().saved().await?;
         let mut wanted: HashSet<String> = self
             .live()
             .values()
@@ -45,8 +44,7 @@ impl Sandboxes {
             .map_err(|e| from_store(&e))?;
         wanted.extend(rows.into_iter().map(|id| id.to_string()));
         let garbage: HashSet<String> = found.into_iter().filter(|id| !wanted.contains(id)).collect();
-        let vault = self.inner.vault.clone();
-        let report = snapshots::blocking(move || vault.gc(&|id| !garbage.contains(id), dry_run)).await?;
+        let report = self.node().collect_saved(garbage, dry_run).await?;
         let (volumes, volume_bytes) = self.collect_volumes(dry_run).await?;
         if !dry_run {
             self.collect_private_secrets().await?;
@@ -64,7 +62,7 @@ impl Sandboxes {
             snapshots: report.saves,
             volumes,
             bytes: report.bytes + volume_bytes,
-            unreadable: report.blocked_by,
+            unreadable: report.unreadable,
         })
     }
 

@@ -1,12 +1,13 @@
 //! The sandbox use cases: create, exec, files, ports, artifacts, templates; and the loops that keep promises while
-//! nobody calls: deadlines, pools, metering, recovery.
+//! nobody calls: deadlines, metering, recovery.
 //!
 //! ```text
 //!   front end ──> Sandboxes ──┬─> lifecycle (decides)      what happens is written down as facts
 //!                             ├─> store     (records)  <── before the caller is told
-//!                             ├─> runtime   (performs)
-//!                             └─> guest     (byte streams go straight through, one hop)
+//!                             └─> node      (performs; byte streams go straight through to guests, one hop)
 //! ```
+//! This is control: rows, decisions, quotas, names, idempotency, deadlines, facts, replies, and who may. What a machine does
+//! lies behind [`atoll_node::Node`], which alone knows runtimes, links, the proxy, pools, volumes and the vault.
 //!
 //! What must hold:
 //! - Rows are the truth, instances follow: an instance that no live row names, and that is neither pooled nor building a
@@ -16,29 +17,26 @@
 //! - Nothing here knows a wire, or how a caller was let in.
 
 mod artifacts;
-mod blocking;
 mod build_jobs;
 mod builds;
 mod cell;
 mod changes;
 mod create;
 mod endings;
-mod entropy;
+mod events;
 mod exec;
 mod faults;
 mod files;
 mod fitness;
 mod forks;
 mod garbage;
-mod greeting;
-mod hooks;
+mod guest;
 mod keyed;
 mod lives;
 mod loops;
 mod names;
 mod network;
 mod owners;
-mod pool;
 mod port_io;
 mod portable;
 mod ports;
@@ -55,12 +53,6 @@ mod sessions;
 mod settings;
 mod shown;
 mod snapshots;
-mod state_files;
-mod steps;
-#[cfg(feature = "testing")]
-pub mod testing;
-#[cfg(not(feature = "testing"))]
-mod testing;
 mod uploads;
 mod views;
 mod volume_files;
@@ -68,40 +60,40 @@ mod volumes;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::sync::atomic::AtomicI64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use atoll_broker::Broker;
 use atoll_identity::{Action, Caller, Identity, Opens};
 use atoll_image::Templates;
-use atoll_lifecycle::{Missing, Tier};
-use atoll_runtime::channel::Guest;
-use atoll_runtime::probe::{Probe, Verdict};
-use atoll_runtime::{Instance, InstanceSpec, Runtime, Runtimes};
+use atoll_lifecycle::Tier;
+use atoll_node::{Node, Saves, blocking, entropy};
 use atoll_store::{Cursor, Fact, NewFact, Stores};
 use atoll_types::{
     Code, Fault, InstanceId, Isolation, NetworkPolicy, ProjectId, SandboxId, SandboxState, TemplateId,
     Timestamp,
 };
-use atoll_vault::Vault;
-use atoll_volumes::Volumes;
-use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+#[cfg(feature = "testing")]
+pub use atoll_node::testing;
+pub use atoll_node::{
+    BuildEvent, BuildFrom, BuildStart, BuildTemplate, ByteStream, NetworkUsage, PoolSetting, PoolView,
+    RegistryLogin, Template, wall_clock,
+};
 pub use build_jobs::{
     BegunAlready, BuildJob, BuildJobs, BuildLine, BuildState, BuildStatus, LineLevel, OpenBuild, StepFailed,
 };
-pub use builds::{BuildEvent, BuildFrom, BuildStart, BuildStream, BuildTemplate, RegistryLogin, Template};
+pub use builds::BuildStream;
 pub use changes::ChangeSandbox;
 pub use exec::{ExecEvents, ExecInput, Execution};
 pub use files::Watch;
 pub use forks::{ForkSandbox, MAX_COPIES};
 pub use garbage::Collected;
 pub use keyed::keyed_command;
-pub use network::{
-    ExplainNetwork, NetworkExplanation, NetworkUsage, NetworkView, Outside, PolicySource, Recorder, WayOut,
-};
+pub use network::{ExplainNetwork, NetworkExplanation, NetworkView, PolicySource};
 pub use owners::Belongs;
 pub use port_io::PortIo;
 pub use ports::{PortReader, PortStream, PortWriter};
@@ -112,20 +104,15 @@ pub use processes::{
 pub use request::*;
 pub use run::{Ran, Removal};
 pub use secrets::{PrivateSecret, SecretView, SetSecret};
-pub use settings::{PoolSetting, Settings, wall_clock};
+pub use settings::Settings;
 pub use snapshots::{Snapshot, TakeSnapshot};
 pub use uploads::UploadRoom;
-pub use views::{FactView, Overview, PoolView, TierView, UsageTotal};
+pub use views::{FactView, Overview, TierView, UsageTotal};
 pub use volume_files::{EntryKind, VolumeEntry, VolumeMetadata, WriteInVolume};
 pub use volumes::{CreateVolume, Volume};
 
 use cell::{Cell, InUse};
-use faults::from_runtime;
-use network::Admission;
-use pool::Pools;
-
-/// Bytes on their way, with back-pressure.
-pub type ByteStream = Pin<Box<dyn futures_util::Stream<Item = Result<bytes::Bytes, Fault>> + Send>>;
+use guest::Guest;
 
 /// Lets whoever asked pay for so many bytes more that are gathered for them, or says why not.
 pub type Pay<'a> = dyn FnMut(u64) -> Result<(), Fault> + Send + 'a;
@@ -140,19 +127,13 @@ pub struct Sandboxes {
 struct Inner {
     settings: Settings,
     store: Stores,
+    /// The catalogue; the images are the node's.
     templates: Templates,
-    vault: Vault,
-    volumes: Arc<Volumes>,
-    runtimes: Runtimes,
-    tiers: Vec<Probe>,
+    broker: Arc<Broker>,
+    node: Arc<dyn Node>,
     live: Mutex<BTreeMap<SandboxId, Arc<Cell>>>,
-    /// Instances that belong to no row on purpose: pooled, being built in, or just starting.
+    /// Instances that no row names yet, or ever, and that are here on purpose.
     held: Mutex<HashSet<InstanceId>>,
-    pools: Pools,
-    /// Boots under way. More at once than the machine has cores for only slow each other down.
-    boots: Semaphore,
-    /// Sandboxes of builds under way.
-    builds: Arc<Semaphore>,
     /// Rung when a deadline may have come closer.
     deadlines: Notify,
     /// When deadlines will be looked at next; the end of time while they are.
@@ -165,7 +146,6 @@ struct Inner {
     garbage: Notify,
     /// Held while volumes are attached or let go, so that none is let go that was just attached.
     volume_lock: Arc<tokio::sync::Mutex<()>>,
-    outside: Outside,
     /// What templates say about the network of sandboxes.
     template_policies: Mutex<HashMap<TemplateId, Option<NetworkPolicy>>>,
     /// Held while a secret changes, so that of two values the later one stays.
@@ -186,50 +166,41 @@ struct Inner {
 pub struct Storage {
     pub store: Stores,
     pub templates: Templates,
-    pub vault: Vault,
-    pub volumes: Volumes,
+    /// Seals secrets, and lends them to whoever sends requests.
+    pub broker: Arc<Broker>,
 }
 
 impl Sandboxes {
     /// Takes over what an earlier server left, then starts the loops.
     pub async fn start(
         settings: Settings,
-        runtimes: Runtimes,
-        tiers: Vec<Probe>,
         storage: Storage,
         identity: Identity,
-        outside: Outside,
+        node: Arc<dyn Node>,
     ) -> Result<Self, Fault> {
         let Storage {
             store,
             templates,
-            vault,
-            volumes,
+            broker,
         } = storage;
         prepare_data_dir(&settings)?;
         let (facts, queue) = mpsc::channel(16 * 1024);
-        outside.recorder.write_to(facts.clone());
+        let events = node.events();
         let service = Self {
             inner: Arc::new(Inner {
-                pools: Pools::new(&settings.pools),
                 settings,
                 store,
                 templates,
-                vault,
-                volumes: Arc::new(volumes),
-                runtimes,
-                tiers,
+                broker,
+                node,
                 live: Mutex::default(),
                 held: Mutex::default(),
-                boots: Semaphore::new(boots_at_once()),
-                builds: Arc::new(Semaphore::new(boots_at_once())),
                 deadlines: Notify::new(),
                 next_look: AtomicI64::new(i64::MAX),
                 unfinished: Mutex::default(),
                 expected_volumes: Mutex::default(),
                 garbage: Notify::new(),
                 volume_lock: Arc::default(),
-                outside,
                 template_policies: Mutex::default(),
                 secret_lock: tokio::sync::Mutex::default(),
                 held_secrets: Mutex::default(),
@@ -244,16 +215,17 @@ impl Sandboxes {
         };
         service.load_secrets().await?;
         service.recover().await?;
-        service.start_loops(queue);
+        service.start_loops(queue, events);
         Ok(service)
     }
 
     /// Stops accepting work, destroys pooled instances, flushes. Running sandboxes go on without the server.
     pub async fn shutdown(&self) {
         self.inner.stop.cancel();
+        self.node().stop();
         self.inner.tasks.close();
         self.inner.tasks.wait().await;
-        self.close_network().await;
+        self.node().close().await;
         self.inner.store.database.close().await;
     }
 
@@ -273,62 +245,27 @@ impl Sandboxes {
         (self.inner.settings.now)()
     }
 
-    fn runtime(&self, isolation: Isolation) -> Result<&Arc<dyn Runtime>, Fault> {
-        self.inner
-            .runtimes
-            .iter()
-            .find(|runtime| runtime.isolation() == isolation)
+    fn node(&self) -> &dyn Node {
+        &*self.inner.node
+    }
+
+    /// What a tier of the node can save.
+    fn saves(&self, isolation: Isolation) -> Result<&Saves, Fault> {
+        let mut tiers = self.node().offer().saves.iter();
+        tiers
+            .find(|(tier, _)| *tier == isolation)
+            .map(|(_, saves)| saves)
             .ok_or_else(|| Fault::internal(format!("there is no {isolation} runtime")))
     }
 
-    /// Boots an instance, when it is its turn, with a cable that leads where `admission` says; without one, nowhere.
-    async fn boot(
-        &self,
-        isolation: Isolation,
-        mut spec: InstanceSpec,
-        admission: Option<Admission>,
-    ) -> Result<Instance, Fault> {
-        let _turn = self
-            .inner
-            .boots
-            .acquire()
-            .await
-            .map_err(|_| Fault::internal("the server is stopping"))?;
-        let runtime = self.runtime(isolation)?;
-        let source = spec.restore.as_ref().map(|restore| Arc::clone(&restore.source));
-        let cable = self.plug_in(&spec.id, admission).await?;
-        spec.network = cable.as_ref().map(|cable| cable.network.clone());
-        let id = spec.id.clone();
-        let error = match runtime.start(spec).await {
-            Ok(instance) => return Ok(instance),
-            Err(error) => error,
-        };
-        self.unplug(&id).await;
-        let unreadable = match source {
-            Some(source) => state_files::why_unreadable(&*source).await,
-            None => None,
-        };
-        Err(unreadable.unwrap_or_else(|| from_runtime(&error)))
+    /// The tiers of the node, as admission wants to know them.
+    fn tiers(&self) -> Vec<Tier> {
+        self.node().offer().tiers()
     }
 
-    /// The tiers of this machine, as admission wants to know them.
-    fn tiers(&self) -> Vec<Tier> {
-        self.inner
-            .tiers
-            .iter()
-            .map(|probe| Tier {
-                isolation: probe.isolation,
-                missing: match &probe.verdict {
-                    Verdict::Works { .. } => None,
-                    Verdict::Unavailable { reason, remedy } => Some(Missing {
-                        why: reason.clone(),
-                        remedy: remedy
-                            .clone()
-                            .unwrap_or_else(|| "use a machine that offers it".into()),
-                    }),
-                },
-            })
-            .collect()
+    /// The way to the agent of an instance.
+    fn guest(&self, instance: InstanceId) -> Guest {
+        Guest::new(Arc::clone(&self.inner.node), instance)
     }
 
     fn live(&self) -> MutexGuard<'_, BTreeMap<SandboxId, Arc<Cell>>> {
@@ -386,10 +323,9 @@ impl Sandboxes {
         let touched = atoll_lifecycle::step(&cell.record(), atoll_lifecycle::Input::Touched, self.now());
         touched.map_err(Fault::from)?;
         cell.reachable().await;
-        let Some(instance) = cell.instance() else {
+        let Some(guest) = cell.instance() else {
             return Err(cell.explain_end().await);
         };
-        let guest = instance.guest;
         let in_use = InUse::new(
             Arc::clone(&cell),
             self.store().sandboxes.clone(),
@@ -438,10 +374,6 @@ impl Sandboxes {
     async fn artifact_lock(&self) -> tokio::sync::MutexGuard<'_, ()> {
         self.inner.artifact_lock.lock().await
     }
-}
-
-fn boots_at_once() -> usize {
-    std::thread::available_parallelism().map_or(4, |cores| 2 * cores.get())
 }
 
 fn artifact_dir(settings: &Settings) -> PathBuf {

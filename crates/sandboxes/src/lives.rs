@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_lifecycle::{Effect, Extension, Input, step};
-use atoll_runtime::InstanceEnd;
 use atoll_store::{SandboxQuery, SandboxRow, SnapshotRow};
 use atoll_types::{Code, EndReason, Fault, InstanceId, Isolation, SandboxId, SandboxState};
 
@@ -375,7 +374,7 @@ impl Sandboxes {
     /// Destroys an instance in the background and records that it is gone; tries until it works.
     fn destroy_later(&self, cell: &Arc<Cell>, isolation: Isolation, instance: InstanceId) {
         // At once: the rest takes a moment.
-        self.dismiss(&instance);
+        self.node().dismiss(&instance);
         let service = self.clone();
         let cell = Arc::clone(cell);
         self.inner.tasks.spawn(async move {
@@ -384,54 +383,8 @@ impl Sandboxes {
             if cell.instance().is_none() {
                 cell.commands.hang_up().await;
             }
-            service.destroy_surely(isolation, &instance).await;
+            service.node().destroy(isolation, &instance).await;
             service.record(&cell, Input::Destroyed { instance }).await;
-        });
-    }
-
-    /// Destroys an instance, however often it takes.
-    pub(crate) async fn destroy_surely(&self, isolation: Isolation, instance: &InstanceId) {
-        self.dismiss(instance);
-        let mut pause = Duration::from_millis(50);
-        loop {
-            let destroyed = match self.runtime(isolation) {
-                Ok(runtime) => runtime.destroy(instance).await.map_err(|error| error.to_string()),
-                Err(fault) => Err(fault.to_string()),
-            };
-            let Err(error) = destroyed else {
-                self.unplug(instance).await;
-                return;
-            };
-            tracing::error!(%instance, error, "an instance could not be destroyed; trying again");
-            tokio::select! {
-                biased;
-                () = tokio::time::sleep(pause) => {}
-                () = self.inner.stop.cancelled() => return,
-            }
-            pause = (pause * 2).min(Duration::from_secs(30));
-        }
-    }
-
-    /// Notices the end of a sandbox's instance.
-    pub(crate) fn watch_end(&self, cell: &Arc<Cell>) {
-        let Some(instance) = cell.instance() else {
-            return;
-        };
-        let mut end = instance.end.clone();
-        let instance = instance.id;
-        let service = self.clone();
-        let cell = Arc::clone(cell);
-        self.inner.tasks.spawn(async move {
-            let fate = tokio::select! {
-                biased;
-                end = end.wait_for(Option::is_some) => match end.as_deref() {
-                    Ok(Some(InstanceEnd::OutOfMemory)) => atoll_lifecycle::InstanceFate::OutOfMemory,
-                    Ok(Some(InstanceEnd::Died(why))) => atoll_lifecycle::InstanceFate::Died(why.clone()),
-                    _ => return,
-                },
-                () = service.inner.stop.cancelled() => return,
-            };
-            service.record(&cell, Input::Ended { instance, fate }).await;
         });
     }
 }

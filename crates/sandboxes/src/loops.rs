@@ -8,7 +8,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use atoll_lifecycle::Input;
-use atoll_store::{Fact, NewFact};
+use atoll_node::Event;
+use atoll_store::{Fact, NetworkTotal, NewFact};
 use atoll_types::Timestamp;
 use tokio::sync::mpsc;
 
@@ -28,7 +29,7 @@ const HOUSEKEEPING: Duration = Duration::from_secs(60);
 const FACTS_FORGOTTEN: usize = 20_000;
 
 impl Sandboxes {
-    pub(crate) fn start_loops(&self, facts: mpsc::Receiver<NewFact>) {
+    pub(crate) fn start_loops(&self, facts: mpsc::Receiver<NewFact>, events: mpsc::Receiver<Event>) {
         let tasks = &self.inner.tasks;
         let service = self.clone();
         tasks.spawn(async move { service.keep_deadlines().await });
@@ -42,7 +43,9 @@ impl Sandboxes {
         tasks.spawn(async move { service.keep_collecting().await });
         let service = self.clone();
         tasks.spawn(async move { service.keep_counting().await });
-        self.start_pools();
+        let service = self.clone();
+        tasks.spawn(async move { service.hear(events).await });
+        self.node().start();
     }
 
     /// Ends sandboxes whose time is over. The store knows when; nothing is lost by a restart.
@@ -89,9 +92,7 @@ impl Sandboxes {
             let Some(cell) = self.live_cell(&row.id) else {
                 continue;
             };
-            let can_keep_memory = self
-                .runtime(row.isolation)
-                .is_ok_and(|runtime| runtime.saves().memory);
+            let can_keep_memory = self.saves(row.isolation).is_ok_and(|saves| saves.memory);
             let reached = Input::DeadlineReached {
                 snapshot: crate::entropy::id(),
                 pause_keeps: if can_keep_memory {
@@ -133,20 +134,21 @@ impl Sandboxes {
 
     /// Writes down what went through the way out, for budgets that outlive the server.
     async fn keep_counting(&self) {
-        let recorder = &self.outside().recorder;
         loop {
             let stopping = tokio::select! {
                 biased;
                 () = tokio::time::sleep(COUNTED_WITHIN) => false,
                 () = self.inner.stop.cancelled() => true,
             };
-            for (sandbox, more) in recorder.take() {
+            for (sandbox, more) in self.node().take_network_usage().await {
+                let more = NetworkTotal {
+                    bytes_up: more.bytes_up,
+                    bytes_down: more.bytes_down,
+                    connections: more.connections,
+                };
                 if let Err(error) = self.store().sandboxes.add_network_usage(&sandbox, more).await {
                     tracing::error!(%sandbox, %error, "what went through its network could not be counted");
                 }
-            }
-            if let lost @ 1.. = recorder.take_lost() {
-                tracing::warn!(lost, "more happened at the way out than the ledger could take");
             }
             if stopping {
                 return;
@@ -160,10 +162,7 @@ impl Sandboxes {
         let (Some(instance), Some(started_at)) = (cell.instance(), row.record.started_at) else {
             return;
         };
-        let Ok(runtime) = self.runtime(row.isolation) else {
-            return;
-        };
-        let Ok(usage) = runtime.usage(&instance.id).await else {
+        let Ok(usage) = self.node().usage(row.isolation, &instance.id).await else {
             return;
         };
         let before = cell.metered();
@@ -195,14 +194,12 @@ impl Sandboxes {
     /// Whether the host's kernel has killed something in this sandbox for its memory.
     pub(crate) async fn ran_out_of_memory(&self, cell: &Cell) -> bool {
         let isolation = cell.seen.borrow().isolation;
-        let (Some(instance), Ok(runtime)) = (cell.instance(), self.runtime(isolation)) else {
+        let Some(instance) = cell.instance() else {
             return false;
         };
         // One that is gone already was killed as a whole; its end says why.
-        runtime
-            .usage(&instance.id)
-            .await
-            .is_ok_and(|usage| usage.oom_kills > 0)
+        let usage = self.node().usage(isolation, &instance.id).await;
+        usage.is_ok_and(|usage| usage.oom_kills > 0)
     }
 
     /// Writes queued facts in groups.
@@ -284,19 +281,19 @@ impl Sandboxes {
 
     /// Destroys instances that belong to nobody. There should never be one; if there is, it must not live on.
     pub(crate) async fn destroy_orphans(&self) {
-        for runtime in &self.inner.runtimes {
-            let Ok(ids) = runtime.discover().await else {
+        for (isolation, _) in &self.node().offer().saves {
+            let Ok(ids) = self.node().discover(*isolation).await else {
                 continue;
             };
             for id in ids {
-                let owned = self.is_held(&id)
+                let owned = self.held().contains(&id)
                     || self
                         .live()
                         .values()
                         .any(|cell| cell.seen.borrow().record.instance.as_ref() == Some(&id));
                 if !owned {
                     tracing::warn!(instance = %id, "destroying an instance that belongs to nobody");
-                    self.destroy_surely(runtime.isolation(), &id).await;
+                    self.node().destroy(*isolation, &id).await;
                 }
             }
         }

@@ -6,21 +6,13 @@
 
 use std::io::Read;
 
+use atoll_node::SavedBytes;
 use atoll_store::SnapshotRow;
 use atoll_types::{Code, Fault, Isolation, SandboxSpec, SaveKind, SnapshotId, SnapshotOwner, TemplateId};
-use bytes::Bytes;
 use serde::{Deserialize, Serialize};
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
 
-use crate::faults::from_vault;
-use crate::snapshots::{Unfinished, blocking, check_name};
+use crate::snapshots::{Unfinished, check_name};
 use crate::{ByteStream, Caller, Sandboxes, Snapshot, entropy};
-
-/// Pieces of a file on their way out.
-const PIECE: usize = 256 * 1024;
-/// How long a reader may take nothing.
-const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// What an exported file says of itself.
 #[derive(Debug, Serialize, Deserialize)]
@@ -43,7 +35,7 @@ impl Sandboxes {
     /// The snapshot as one file.
     pub async fn export_snapshot(&self, caller: &Caller, which: &str) -> Result<ByteStream, Fault> {
         let row = self.snapshot_row(caller.project(), which).await?;
-        let template = self.resolve_template(row.template.as_str())?.manifest;
+        let template = self.resolve_template(row.template.as_str())?;
         let header = Header {
             version: VERSION,
             kind: row.kind,
@@ -57,19 +49,7 @@ impl Sandboxes {
         };
         let header = serde_json::to_vec(&header)
             .map_err(|e| Fault::internal(format!("a snapshot's description has no JSON form: {e}")))?;
-        let (sender, receiver) = mpsc::channel(4);
-        let (vault, id) = (self.inner.vault.clone(), row.id.to_string());
-        tokio::task::spawn_blocking(move || {
-            let mut out = std::io::BufWriter::with_capacity(PIECE, Pieces(sender.clone()));
-            let exported = vault.export(&id, &header, &mut out);
-            let flushed = std::io::Write::flush(&mut out);
-            if let Err(error) = exported {
-                let _ = sender.blocking_send(Err(from_vault(&error)));
-            } else if let Err(error) = flushed {
-                let _ = sender.blocking_send(Err(Fault::internal(error.to_string())));
-            }
-        });
-        Ok(Box::pin(ReceiverStream::new(receiver)))
+        self.node().export_saved(&row.id, header).await
     }
 
     /// Takes in what `export_snapshot` made, here or elsewhere.
@@ -77,7 +57,7 @@ impl Sandboxes {
         &self,
         caller: &Caller,
         name: Option<String>,
-        mut file: impl Read + Send + 'static,
+        file: impl Read + Send + 'static,
     ) -> Result<Snapshot, Fault> {
         if let Some(name) = &name {
             check_name(name)?;
@@ -85,28 +65,16 @@ impl Sandboxes {
         self.check_storage(caller.project()).await?;
         let id: SnapshotId = entropy::id();
         let _unfinished = Unfinished::new(self, &id);
-        let (vault, as_id, domain) = (
-            self.inner.vault.clone(),
-            id.to_string(),
-            caller.project().to_string(),
-        );
         let most = self.settings().max_artifact_bytes;
-        let imported = crate::blocking::run(move || vault.import(&mut file, &as_id, &domain, most));
-        let imported = imported
-            .await
-            .map_err(|_| Fault::internal("an import was interrupted"))?;
-        let (header, saved) = imported.map_err(|error| match &error {
-            // Theirs, not ours.
-            atoll_vault::Error::Damaged { .. } => Fault::new(Code::SnapshotFileInvalid, error.to_string())
-                .hint("export it again, and see that it arrives whole"),
-            _ => from_vault(&error),
-        })?;
+        let imported = self
+            .node()
+            .import_saved(Box::new(file), &id, caller.project(), most);
+        let (header, saved) = imported.await?;
         let row = self.describe_import(caller, &id, name, &header, &saved);
         match row {
             Ok(row) => self.commit_snapshot(row).await,
             Err(fault) => {
-                let (vault, id) = (self.inner.vault.clone(), id.to_string());
-                let _ = blocking(move || vault.delete(&id)).await;
+                let _ = self.node().forget(&id).await;
                 self.inner.garbage.notify_one();
                 Err(fault)
             }
@@ -120,7 +88,7 @@ impl Sandboxes {
         id: &SnapshotId,
         name: Option<String>,
         header: &[u8],
-        saved: &atoll_vault::Saved,
+        saved: &SavedBytes,
     ) -> Result<SnapshotRow, Fault> {
         let unreadable = |why: String| {
             Fault::new(
@@ -200,31 +168,5 @@ impl Sandboxes {
         };
         self.check_fits(&row)?;
         Ok(row)
-    }
-}
-
-/// Turns writes into pieces of a stream; a reader that went away, or that takes nothing for long, ends the writing, for
-/// whoever writes holds a thread. Only for threads of the runtime that may block.
-pub(crate) struct Pieces(mpsc::Sender<Result<Bytes, Fault>>);
-
-impl Pieces {
-    pub(crate) fn new(to: mpsc::Sender<Result<Bytes, Fault>>) -> Self {
-        Self(to)
-    }
-}
-
-impl std::io::Write for Pieces {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        let piece = Bytes::copy_from_slice(&bytes[..bytes.len().min(PIECE)]);
-        let length = piece.len();
-        let sent = self.0.send_timeout(Ok(piece), PATIENCE);
-        tokio::runtime::Handle::current()
-            .block_on(sent)
-            .map_err(|_| std::io::ErrorKind::BrokenPipe)?;
-        Ok(length)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
     }
 }

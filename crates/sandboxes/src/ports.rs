@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use atoll_guest_protocol::{ListeningPort, Message, Request};
-use atoll_runtime::channel::{Incoming, StreamReceiver, StreamSender};
+use atoll_node::{Incoming, StreamReceiver, StreamSender};
 use atoll_types::{Code, Fault, SandboxId};
 use bytes::Bytes;
 

@@ -1,17 +1,16 @@
 //! After a restart: rows are compared with what runs, and made to agree.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use atoll_lifecycle::{Input, Liveness};
-use atoll_runtime::{Instance, Runtime};
+use atoll_node::{Greeting, identity};
 use atoll_store::{Fact, SandboxRow, Scope};
-use atoll_types::{Fault, InstanceId, SandboxState, Timestamp};
+use atoll_types::{Fault, InstanceId, Isolation, SandboxState, Timestamp};
 use futures_util::StreamExt as _;
 
 use crate::Sandboxes;
 use crate::cell::{Cell, Metered};
-use crate::faults::{from_runtime, from_store};
+use crate::faults::from_store;
 
 /// Instances taken over, or destroyed, at a time.
 const AT_ONCE: usize = 16;
@@ -21,10 +20,10 @@ const TOLD_WITHIN: std::time::Duration = std::time::Duration::from_secs(2);
 impl Sandboxes {
     /// Adopts what runs, ends what is gone, destroys what nobody owns.
     pub(crate) async fn recover(&self) -> Result<(), Fault> {
-        let mut found: BTreeMap<InstanceId, Arc<dyn Runtime>> = BTreeMap::new();
-        for runtime in &self.inner.runtimes {
-            for id in runtime.discover().await.map_err(|e| from_runtime(&e))? {
-                found.insert(id, Arc::clone(runtime));
+        let mut found: BTreeMap<InstanceId, Isolation> = BTreeMap::new();
+        for (isolation, _) in &self.node().offer().saves {
+            for id in self.node().discover(*isolation).await? {
+                found.insert(id, *isolation);
             }
         }
         let rows = self
@@ -36,13 +35,11 @@ impl Sandboxes {
         let (rows_total, found_total) = (rows.len(), found.len());
         let mut pairs = Vec::new();
         for row in rows {
-            let runtime = row.record.instance.as_ref().and_then(|id| found.remove(id));
-            pairs.push((row, runtime));
+            let here = row.record.instance.as_ref().and_then(|id| found.remove(id));
+            pairs.push((row, here));
         }
         let orphans = found.len();
-        let recoveries = pairs
-            .into_iter()
-            .map(|(row, runtime)| self.recover_one(row, runtime));
+        let recoveries = pairs.into_iter().map(|(row, here)| self.recover_one(row, here));
         let failures: Vec<Fault> = futures_util::stream::iter(recoveries)
             .buffer_unordered(AT_ONCE)
             .filter_map(|outcome| async { outcome.err() })
@@ -60,12 +57,12 @@ impl Sandboxes {
             .iter()
             .filter_map(|cell| Some(cell.instance()?.id))
             .collect();
-        self.unplug_all_but(&running).await;
+        self.node().recovered(&running).await;
         // What was being saved when the last server went.
         self.inner.garbage.notify_one();
         futures_util::stream::iter(found)
-            .for_each_concurrent(AT_ONCE, |(id, runtime)| async move {
-                self.destroy_surely(runtime.isolation(), &id).await;
+            .for_each_concurrent(AT_ONCE, |(id, isolation)| async move {
+                self.node().destroy(isolation, &id).await;
             })
             .await;
         if rows_total + found_total > 0 {
@@ -74,28 +71,20 @@ impl Sandboxes {
         Ok(())
     }
 
-    async fn recover_one(&self, row: SandboxRow, runtime: Option<Arc<dyn Runtime>>) -> Result<(), Fault> {
-        let adopted = match (&runtime, &row.record.instance, row.record.state) {
+    async fn recover_one(&self, row: SandboxRow, here: Option<Isolation>) -> Result<(), Fault> {
+        let (adopted, liveness) = match (here, &row.record.instance, row.record.state) {
             (
-                Some(runtime),
+                Some(isolation),
                 Some(id),
                 SandboxState::Running | SandboxState::Pausing | SandboxState::Stopping,
-            ) => {
-                let adopted = runtime.adopt(id).await;
-                if let Err(error) = &adopted {
-                    tracing::warn!(sandbox = %row.id, %error, "a running sandbox could not be taken over");
+            ) => match self.node().adopt(isolation, id).await {
+                Liveness::Alive => (Some(id.clone()), Liveness::Alive),
+                lost => {
+                    tracing::warn!(sandbox = %row.id, "a running sandbox could not be taken over");
+                    (None, lost)
                 }
-                Some(adopted)
-            }
-            _ => None,
-        };
-        let (adopted, liveness) = match adopted {
-            Some(Ok(instance)) => (Some(instance), Liveness::Alive),
-            Some(Err(atoll_runtime::Error::Generation { host, guest, .. })) => {
-                let (agent, server) = (guest, host);
-                (None, Liveness::Incompatible { agent, server })
-            }
-            Some(Err(_)) | None => (None, Liveness::Gone),
+            },
+            _ => (None, Liveness::Gone),
         };
         let metered = self.metered_so_far(&row).await?;
         let open = self.store().ledger.open_commands(&row.id).await;
@@ -117,14 +106,18 @@ impl Sandboxes {
 
     /// A server that died may have written down that a sandbox runs before its guest was told who it is. Telling it again
     /// changes nothing.
-    async fn tell_its_name(&self, row: &SandboxRow, instance: &Instance) {
+    async fn tell_its_name(&self, row: &SandboxRow, instance: &InstanceId) {
         let Ok(template) = self.resolve_template(row.template.as_str()) else {
             return;
         };
-        let admission = self.admission(row).await.ok().flatten();
-        let network = self.guest_network(admission.as_ref()).ok().flatten();
-        let request = crate::greeting::configure(&row.id, &row.spec, &template.manifest, None, network);
-        let told = tokio::time::timeout(TOLD_WITHIN, instance.guest.call(&request)).await;
+        let greeting = Greeting {
+            instance: instance.clone(),
+            identity: identity(&row.id, &row.spec, &template, None),
+            admission: self.admission(row).await.ok().flatten(),
+            command: None,
+            ready: None,
+        };
+        let told = tokio::time::timeout(TOLD_WITHIN, self.node().greet(greeting)).await;
         if !matches!(told, Ok(Ok(_))) {
             tracing::warn!(sandbox = %row.id, "a sandbox that was taken over could not be told its name");
         }
@@ -134,8 +127,8 @@ impl Sandboxes {
     /// is counted.
     async fn meter_the_dead(&self, cell: &Cell) {
         let row = cell.last_seen();
-        if let (Some(instance), Ok(runtime)) = (&row.record.instance, self.runtime(row.isolation))
-            && let Ok(usage) = runtime.usage(instance).await
+        if let Some(instance) = &row.record.instance
+            && let Ok(usage) = self.node().usage(row.isolation, instance).await
             && let cpu_micros @ 1.. = usage.cpu_micros.saturating_sub(cell.metered().cpu_micros)
         {
             self.append(

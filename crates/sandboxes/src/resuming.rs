@@ -10,17 +10,16 @@
 use std::sync::Arc;
 
 use atoll_lifecycle::Input;
-use atoll_runtime::{Instance, InstanceSpec, Restore, SaveSource};
+use atoll_node::{Boot, Greeting, Origin, State, identity};
 use atoll_store::{SandboxRow, SnapshotRow};
 use atoll_types::{Code, Fault, InstanceId, SandboxId, SandboxState, SaveKind, SnapshotId, TemplateManifest};
 
 use crate::cell::Cell;
-use crate::faults::{from_channel, from_store, from_vault};
+use crate::faults::{from_channel, from_node, from_store};
 use crate::fitness::{fits, has_files_apart};
-use crate::greeting::{await_ready, configure};
+use crate::guest::Guest;
 use crate::replies::Outcome;
-use crate::state_files::{FromVault, Scratch};
-use crate::{Caller, Sandbox, Sandboxes, entropy, hooks, views};
+use crate::{Caller, Sandbox, Sandboxes, entropy, views};
 
 /// How often a use looks again when others put a sandbox to rest and wake it at the same time.
 const TRIES: usize = 16;
@@ -159,59 +158,43 @@ impl Sandboxes {
             }
             Err(misfit) => return Err(misfit),
         };
-        let source = self.read_saved(&saved.id).await?;
-        let running = self.boot_saved(&row, instance, kind, source).await?;
-        let template = self.resolve_template(row.template.as_str())?.manifest;
+        let state = State::Saved(saved.id.clone());
+        let template = self.boot_saved(&row, instance, Origin { kind, state }).await?;
         tracing::debug!(sandbox = %row.id, "its instance answers");
-        self.give_instance(cell, running.clone());
+        let running = self.give_instance(cell, instance.clone());
         self.introduce(cell, &running, &row, &template, kind).await?;
         tracing::debug!(sandbox = %row.id, "it knows its name");
         self.run_resume_hooks(cell, &running, &row).await
     }
 
-    /// Begins to read saved state into files that a runtime can work with.
-    pub(crate) async fn read_saved(&self, snapshot: &SnapshotId) -> Result<Arc<dyn SaveSource>, Fault> {
-        let (vault, id) = (self.inner.vault.clone(), snapshot.to_string());
-        let opened = crate::blocking::run(move || vault.open_saved(&id))
-            .await
-            .map_err(|_| Fault::internal("reading saved state was interrupted"))?
-            .map_err(|e| from_vault(&e))?;
-        Ok(Arc::new(FromVault::new(opened, &self.scratch())))
-    }
-
-    pub(crate) fn scratch(&self) -> Scratch {
-        Scratch::new(
-            self.settings().data_dir.join("scratch"),
-            self.inner.vault.is_encrypted(),
-        )
-    }
-
-    /// Boots an instance for a row from saved parts.
+    /// Boots an instance for a row from saved parts; says which template is below it.
     pub(crate) async fn boot_saved(
         &self,
         row: &SandboxRow,
         instance: &InstanceId,
-        kind: SaveKind,
-        source: Arc<dyn SaveSource>,
-    ) -> Result<Instance, Fault> {
+        origin: Origin,
+    ) -> Result<TemplateManifest, Fault> {
         let template = self.resolve_template(row.template.as_str())?;
-        let spec = InstanceSpec {
-            id: instance.clone(),
-            image: template.image,
+        self.attach_volumes(&row.project, &row.spec).await?;
+        let boot = Boot {
+            instance: instance.clone(),
+            isolation: row.isolation,
+            image: template.digest.clone(),
             resources: row.spec.resources,
             hostname: row.id.bare().to_owned(),
-            restore: Some(Restore { kind, source }),
-            mounts: self.attach_volumes(&row.project, &row.spec).await?,
-            network: None,
+            origin: Some(origin),
+            volumes: row.spec.volumes.clone(),
+            admission: self.admission(row).await?,
         };
-        self.boot(row.isolation, spec, self.admission(row).await?).await
+        self.node().boot(boot).await?;
+        Ok(template)
     }
 
     /// Tells a guest who it is now, and waits for its servers if they are to be started.
     pub(crate) async fn introduce(
         &self,
         cell: &Arc<Cell>,
-        instance: &Instance,
+        guest: &Guest,
         row: &SandboxRow,
         template: &TemplateManifest,
         kind: SaveKind,
@@ -221,29 +204,27 @@ impl Sandboxes {
             SaveKind::Memory => None,
             SaveKind::Filesystem => template.start.as_ref(),
         };
-        let admission = self.admission(row).await?;
-        let network = self.guest_network(admission.as_ref())?;
-        let request = configure(&row.id, &row.spec, template, start, network);
-        if let Err(error) = instance.guest.call(&request).await {
-            return Err(from_channel(cell, error).await);
+        let greeting = Greeting {
+            instance: guest.id.clone(),
+            identity: identity(&row.id, &row.spec, template, start),
+            admission: self.admission(row).await?,
+            command: None,
+            ready: start.and_then(|start| start.ready.clone()),
+        };
+        match self.node().greet(greeting).await {
+            Ok(_nothing_begins) => Ok(()),
+            Err(failed) => Err(from_node(cell, failed).await),
         }
-        if start.is_some() {
-            match await_ready(&instance.guest, template).await {
-                Ok(ready) => ready?,
-                Err(error) => return Err(from_channel(cell, error).await),
-            }
-        }
-        Ok(())
     }
 
     /// Runs what the sandbox wants to be run whenever it comes back.
     pub(crate) async fn run_resume_hooks(
         &self,
         cell: &Arc<Cell>,
-        instance: &Instance,
+        guest: &Guest,
         row: &SandboxRow,
     ) -> Result<(), Fault> {
-        match hooks::run(&instance.guest, &row.spec.hooks.on_resume).await {
+        match self.node().run_hooks(&guest.id, &row.spec.hooks.on_resume).await {
             Ok(Ok(())) => Ok(()),
             // It runs, and that it can be looked into is worth more than the hook.
             Ok(Err(failed)) => {
@@ -258,7 +239,7 @@ impl Sandboxes {
 
     /// Whether saved state can be used by the runtime that is here now.
     pub(crate) fn check_fits(&self, saved: &SnapshotRow) -> Result<(), Fault> {
-        let runtime = self.runtime(saved.isolation).map_err(|_| {
+        let saves = self.saves(saved.isolation).map_err(|_| {
             Fault::new(
                 Code::SnapshotNeedsTier,
                 format!(
@@ -268,7 +249,7 @@ impl Sandboxes {
             )
             .hint("`atoll doctor` says what is missing")
         })?;
-        fits(saved, &runtime.saves())
+        fits(saved, saves)
     }
 }
 

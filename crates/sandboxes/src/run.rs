@@ -6,12 +6,12 @@
 
 use std::sync::Arc;
 
-use atoll_runtime::channel::Guest;
+use atoll_node::Begins;
 use atoll_types::{Fault, SandboxId};
 
 use crate::cell::{Cell, InUse};
 use crate::exec::{Planned, check_argv};
-use crate::greeting::Begins;
+use crate::guest::Guest;
 use crate::{Caller, CreateSandbox, ExecSpec, Execution, Sandbox, Sandboxes};
 
 /// A command that runs in a sandbox which was made for it.

@@ -8,7 +8,7 @@
 //! command cannot have seen anything of the sandbox's own: no environment, no volumes, the same size and tier.
 
 use atoll_lifecycle::{Admitted, admit};
-use atoll_runtime::InstanceSpec;
+use atoll_node::{Boot, Failed, Greeting, identity};
 use atoll_store::SnapshotRow;
 use atoll_types::{
     Code, Fault, InstanceId, Isolation, Resources, SandboxId, SandboxSpec, SaveKind, SnapshotId,
@@ -16,9 +16,8 @@ use atoll_types::{
 };
 
 use crate::faults::from_store;
-use crate::greeting::{await_ready, configure};
 use crate::saving::Subject;
-use crate::snapshots::{self, Snapshot, Unfinished};
+use crate::snapshots::{Snapshot, Unfinished};
 use crate::{Sandboxes, entropy};
 
 impl Sandboxes {
@@ -31,7 +30,7 @@ impl Sandboxes {
         isolation: Option<Isolation>,
     ) -> Result<Snapshot, Fault> {
         let template = self.resolve_template(which)?;
-        if template.manifest.start.is_none() {
+        if template.start.is_none() {
             return Err(Fault::new(
                 Code::TemplateHasNoStart,
                 format!("template {which} has no start command that could be kept running"),
@@ -39,8 +38,8 @@ impl Sandboxes {
             .hint("build it with a start command and a ready check"));
         }
         let spec = SandboxSpec {
-            template: template.manifest.id.to_string(),
-            resources: resources.or(template.manifest.resources).unwrap_or_default(),
+            template: template.id.to_string(),
+            resources: resources.or(template.resources).unwrap_or_default(),
             timeout_millis: Some(self.settings().limits.min_timeout_millis),
             isolation_floor: isolation,
             ..SandboxSpec::default()
@@ -52,7 +51,7 @@ impl Sandboxes {
             let id: InstanceId = entropy::id();
             let _held = service.hold(id.clone());
             let kept = service.keep_running_here(&id, &admitted, &template).await;
-            service.destroy_surely(admitted.isolation, &id).await;
+            service.node().destroy(admitted.isolation, &id).await;
             kept
         });
         work.await
@@ -63,37 +62,38 @@ impl Sandboxes {
         &self,
         id: &InstanceId,
         admitted: &Admitted,
-        template: &crate::builds::Resolved,
+        template: &TemplateManifest,
     ) -> Result<Snapshot, Fault> {
-        let spec = InstanceSpec {
-            id: id.clone(),
-            image: template.image.clone(),
+        let boot = Boot {
+            instance: id.clone(),
+            isolation: admitted.isolation,
+            image: template.digest.clone(),
             resources: admitted.spec.resources,
             hostname: "atoll".into(),
-            restore: None,
-            mounts: Vec::new(),
-            network: None,
+            origin: None,
+            volumes: Vec::new(),
+            admission: None,
         };
-        let instance = self.boot(admitted.isolation, spec, None).await?;
+        self.node().boot(boot).await?;
         let nobody: SandboxId = entropy::id();
-        let start = template.manifest.start.as_ref();
-        let broke = |why: String| Fault::new(Code::TemplateStartFailed, why);
-        let request = configure(
-            &nobody,
-            &admitted.spec,
-            &template.manifest,
-            start,
-            self.guest_network(None)?,
-        );
-        let configured = instance.guest.call(&request).await;
-        configured.map_err(|error| broke(error.to_string()))?;
-        let ready = await_ready(&instance.guest, &template.manifest).await;
-        ready.map_err(|error| broke(error.to_string()))??;
+        let start = template.start.as_ref();
+        let greeting = Greeting {
+            instance: id.clone(),
+            identity: identity(&nobody, &admitted.spec, template, start),
+            admission: None,
+            command: None,
+            ready: start.and_then(|start| start.ready.clone()),
+        };
+        let greeted = self.node().greet(greeting).await;
+        greeted.map_err(|failed| match failed {
+            Failed::Guest(error) => Fault::new(Code::TemplateStartFailed, error.to_string()),
+            Failed::Fault(fault) => fault,
+        })?;
         let subject = Subject {
             project: self.identity().default_project().clone(),
             sandbox: None,
             parent: None,
-            template: template.manifest.id.clone(),
+            template: template.id.clone(),
             isolation: admitted.isolation,
             spec: admitted.spec.clone(),
         };
@@ -131,8 +131,7 @@ impl Sandboxes {
         match dropped.map_err(|e| from_store(&e)) {
             Ok(rows) => {
                 for row in rows {
-                    let (vault, id) = (self.inner.vault.clone(), row.id.to_string());
-                    let _ = snapshots::blocking(move || vault.delete(&id)).await;
+                    let _ = self.node().forget(&row.id).await;
                 }
                 self.inner.garbage.notify_one();
             }

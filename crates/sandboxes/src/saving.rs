@@ -8,9 +8,9 @@
 //! that commit on the snapshot is durable and complete. There is no moment at which neither is true.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use atoll_lifecycle::Input;
+use atoll_node::Save;
 use atoll_store::{SandboxRow, SnapshotRow};
 use atoll_types::{
     Code, Fault, InstanceId, Isolation, ProjectId, SandboxId, SandboxSpec, SandboxState, SaveKind,
@@ -18,9 +18,7 @@ use atoll_types::{
 };
 
 use crate::cell::Cell;
-use crate::faults::{from_runtime, from_vault};
 use crate::replies::{Outcome, Reply};
-use crate::state_files::IntoVault;
 use crate::{Caller, Sandbox, Sandboxes, entropy, views};
 
 /// What is saved, and what will be known of it.
@@ -120,7 +118,7 @@ impl Sandboxes {
         isolation: Isolation,
         asked: Option<SaveKind>,
     ) -> Result<SaveKind, Fault> {
-        let memory = self.runtime(isolation)?.saves().memory;
+        let memory = self.saves(isolation)?.memory;
         match asked {
             Some(SaveKind::Memory) if !memory => Err(Fault::new(
                 Code::MemoryNotSupported,
@@ -174,35 +172,16 @@ impl Sandboxes {
         kind: SaveKind,
         owner: SnapshotOwner,
     ) -> Result<SnapshotRow, Fault> {
-        let began = Instant::now();
-        let runtime = self.runtime(subject.isolation)?;
-        let saves = runtime.saves();
-        let save = self
-            .inner
-            .vault
-            .begin(snapshot.as_str(), subject.project.as_str())
-            .map_err(|e| from_vault(&e))?;
-        let sink = Arc::new(IntoVault::new(save, self.scratch()));
-        let mut written = runtime.save(instance, kind, sink.clone()).await;
-        if kind == SaveKind::Memory && subject.spec.fallback_to_files && written.is_ok() {
-            // It stands still, so this is the same moment.
-            written = runtime.save(instance, SaveKind::Filesystem, sink.clone()).await;
-        }
-        let save = Arc::into_inner(sink)
-            .ok_or_else(|| Fault::internal("a runtime kept hold of what it saved into"))?
-            .into_inner();
-        if let Err(error) = written {
-            // The reason behind a broken stream is the vault's: a full disk, say.
-            let behind = crate::blocking::run(move || save.abort()).await.ok().flatten();
-            return Err(behind.map_or_else(|| from_runtime(&error), |e| from_vault(&e)));
-        }
-        let durable = self.settings().durable_saves;
-        let saved = crate::blocking::run(move || save.finish(Vec::new(), durable))
-            .await
-            .map_err(|_| Fault::internal("a save was interrupted"))?
-            .map_err(|e| from_vault(&e))?;
-        tracing::debug!(%snapshot, %kind, bytes = saved.total_bytes, stored = saved.stored_bytes,
-            took = ?began.elapsed(), "saved");
+        let saves = self.saves(subject.isolation)?.clone();
+        let save = Save {
+            instance: instance.clone(),
+            isolation: subject.isolation,
+            snapshot: snapshot.clone(),
+            project: subject.project.clone(),
+            kind,
+            files_apart: subject.spec.fallback_to_files,
+        };
+        let saved = self.node().save(save).await?;
         Ok(SnapshotRow {
             id: snapshot.clone(),
             project: subject.project.clone(),
@@ -224,15 +203,11 @@ impl Sandboxes {
 
     /// Lets an instance that was held still go on; if that fails, its end will be noticed.
     pub(crate) async fn thaw(&self, cell: &Cell, isolation: Isolation, instance: &InstanceId) {
-        let thawed = match self.runtime(isolation) {
-            Ok(runtime) => runtime.thaw(instance).await.map_err(|error| error.to_string()),
-            Err(fault) => Err(fault.to_string()),
-        };
-        if let Err(error) = thawed
+        if let Err(error) = self.node().thaw(isolation, instance).await
             // One that was ended meanwhile is not to go on.
             && cell.still_has(instance)
         {
-            tracing::error!(%instance, error, "an instance could not be let go on");
+            tracing::error!(%instance, %error, "an instance could not be let go on");
         }
     }
 
@@ -242,12 +217,8 @@ impl Sandboxes {
             tracing::warn!(%snapshot, %error, "saved state could not be forgotten");
             return;
         }
-        let (vault, id) = (self.inner.vault.clone(), snapshot.to_string());
-        let deleted = crate::blocking::run(move || vault.delete(&id)).await;
-        match deleted {
-            // A save that was cut off has left none.
-            Ok(Ok(()) | Err(atoll_vault::Error::NotFound { .. })) | Err(_) => {}
-            Ok(Err(error)) => tracing::warn!(%snapshot, %error, "saved state could not be removed"),
+        if let Err(error) = self.node().forget(snapshot).await {
+            tracing::warn!(%snapshot, %error, "saved state could not be removed");
         }
         self.inner.garbage.notify_one();
     }

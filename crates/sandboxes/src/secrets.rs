@@ -79,7 +79,7 @@ impl Sandboxes {
             .sandboxes
             .secret_by_name(caller.project(), &request.name)
             .await;
-        let broker = &self.outside().broker;
+        let broker = &self.inner.broker;
         let row = match found.map_err(|e| from_store(&e))? {
             Some(before) => {
                 let sealed = broker
@@ -139,7 +139,7 @@ impl Sandboxes {
         let _one_at_a_time = self.inner.secret_lock.lock().await;
         let before = self.secret_row(caller.project(), name).await?;
         let sealed = self
-            .outside()
+            .inner
             .broker
             .reseal(caller.project(), &before.id, &before.sealed, &value)
             .map_err(|e| from_broker(&e))?;
@@ -198,7 +198,7 @@ impl Sandboxes {
             .delete_secret(&row.project, &row.id, vec![fact])
             .await
             .map_err(|e| from_store(&e))?;
-        self.outside().broker.forget(&row.id);
+        self.inner.broker.forget(&row.id);
         self.readmit_users_of(&row.project, &row.name).await;
         Ok(())
     }
@@ -229,7 +229,7 @@ impl Sandboxes {
             .map_err(|e| from_store(&e))?
         {
             let loaded = self
-                .outside()
+                .inner
                 .broker
                 .load(&row.project, &row.id, &row.sealed, row.expires_at);
             if let Err(error) = loaded {
@@ -242,7 +242,7 @@ impl Sandboxes {
 
     /// Makes a committed value the one that is used.
     async fn lend(&self, row: &SecretRow) -> Result<(), Fault> {
-        self.outside()
+        self.inner
             .broker
             .load(&row.project, &row.id, &row.sealed, row.expires_at)
             .map_err(|e| from_broker(&e))?;
@@ -273,7 +273,7 @@ impl Sandboxes {
     async fn readmit(&self, cell: &Cell) {
         let row = cell.row.lock().await;
         if let Some(instance) = cell.instance() {
-            self.plug_in_again(&row, &instance).await;
+            self.plug_in_again(&row, &instance.id).await;
         }
     }
 

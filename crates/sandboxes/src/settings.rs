@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use atoll_lifecycle::Limits;
-use atoll_types::{DiskBacking, GIB, Isolation, Resources, Timestamp};
+use atoll_node::{PoolSetting, wall_clock};
+use atoll_types::{DiskBacking, GIB, Resources, Timestamp};
 
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -34,16 +35,6 @@ pub struct Settings {
     pub now: fn() -> Timestamp,
 }
 
-/// Keep this many instances of a template and size ready.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PoolSetting {
-    pub template: String,
-    pub size: usize,
-    pub resources: Resources,
-    /// `None`: the tier that a request without a floor would get.
-    pub isolation: Option<Isolation>,
-}
-
 impl Settings {
     pub fn new(data_dir: PathBuf) -> Self {
         Self {
@@ -68,12 +59,16 @@ impl Settings {
             now: wall_clock,
         }
     }
-}
 
-/// Milliseconds since the epoch, as the host's clock says.
-pub fn wall_clock() -> Timestamp {
-    let since = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .unwrap_or_default();
-    Timestamp(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
+    /// What of it is for the node.
+    pub fn node(&self) -> atoll_node::Settings {
+        atoll_node::Settings {
+            data_dir: self.data_dir.clone(),
+            limits: self.limits.clone(),
+            pools: self.pools.clone(),
+            durable_saves: self.durable_saves,
+            build_resources: self.build_resources,
+            now: self.now,
+        }
+    }
 }

@@ -12,7 +12,7 @@ use atoll_types::{
 };
 
 use crate::cell::Cell;
-use crate::faults::{from_store, from_vault};
+use crate::faults::from_store;
 use crate::saving::Subject;
 use crate::{Caller, Page, Sandboxes, entropy};
 
@@ -125,12 +125,7 @@ impl Sandboxes {
                 return Ok(view(found));
             }
             // A server that was killed may have left bytes of this name, whose row never came.
-            let (vault, left) = (self.inner.vault.clone(), snapshot.to_string());
-            blocking(move || match vault.contains(&left) {
-                true => vault.delete(&left),
-                false => Ok(()),
-            })
-            .await?;
+            self.node().forget(&snapshot).await?;
         }
         let taken = match (row.record.state, row.record.saved.clone()) {
             (SandboxState::Paused | SandboxState::Stopped, Some(saved)) => {
@@ -192,8 +187,7 @@ impl Sandboxes {
             .await
             .map_err(|e| from_store(&e))?;
         let saved = found.ok_or_else(|| no_snapshot(from.as_str()))?;
-        let (vault, from, id) = (self.inner.vault.clone(), from.to_string(), to.to_string());
-        blocking(move || vault.copy(&from, &id)).await?;
+        self.node().copy_saved(from, to).await?;
         Ok(SnapshotRow {
             id: to.clone(),
             name,
@@ -220,8 +214,7 @@ impl Sandboxes {
         match self.store().saved.insert_snapshot(row.clone(), vec![fact]).await {
             Ok(()) => Ok(view(row)),
             Err(error) => {
-                let (vault, id) = (self.inner.vault.clone(), row.id.to_string());
-                let _ = blocking(move || vault.delete(&id)).await;
+                let _ = self.node().forget(&row.id).await;
                 Err(match (&error, &row.name) {
                     (atoll_store::Error::NameTaken { .. }, Some(name)) => name_taken(name),
                     _ => from_store(&error),
@@ -290,8 +283,7 @@ impl Sandboxes {
             .delete_snapshot(&row.project, &row.id, vec![fact])
             .await
             .map_err(|e| from_store(&e))?;
-        let (vault, id) = (self.inner.vault.clone(), row.id.to_string());
-        if let Err(fault) = blocking(move || vault.delete(&id)).await {
+        if let Err(fault) = self.node().forget(&row.id).await {
             tracing::warn!(snapshot = %row.id, %fault, "a snapshot's bytes could not be removed yet");
         }
         self.inner.garbage.notify_one();
@@ -366,15 +358,6 @@ impl Drop for Unfinished {
     fn drop(&mut self) {
         self.service.unfinished().remove(&self.id);
     }
-}
-
-pub(crate) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, atoll_vault::Error> + Send + 'static,
-) -> Result<T, Fault> {
-    crate::blocking::run(work)
-        .await
-        .map_err(|_| Fault::internal("work on saved state was interrupted"))?
-        .map_err(|e| from_vault(&e))
 }
 
 fn being_taken(id: &SnapshotId) -> Fault {

@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use atoll_runtime::probe::Verdict;
+use atoll_node::{PoolView, Verdict};
 use atoll_store::{FactQuery, SandboxRow, Scope};
 use atoll_types::{Fault, Isolation, ProjectId, SandboxId, Timestamp};
 
-use crate::faults::{from_channel, from_runtime, from_store, unexpected};
+use crate::faults::{from_channel, from_store, unexpected};
 use crate::{Caller, Metrics, Sandbox, Sandboxes};
 
 #[derive(Debug, Clone)]
@@ -44,15 +44,6 @@ pub struct TierView {
     pub fix: Option<String>,
 }
 
-#[derive(Debug, Clone)]
-pub struct PoolView {
-    pub template: String,
-    /// Known once the first instance was booted.
-    pub isolation: Option<Isolation>,
-    pub ready: usize,
-    pub target: usize,
-}
-
 impl Sandboxes {
     /// What it consumes now: as the host counts it and, if it answers, as the guest sees itself.
     pub async fn metrics(&self, caller: &Caller, id: &SandboxId) -> Result<Metrics, Fault> {
@@ -61,11 +52,7 @@ impl Sandboxes {
         let instance = cell
             .instance()
             .ok_or_else(|| Fault::internal("a running sandbox has no instance"))?;
-        let usage = self
-            .runtime(isolation)?
-            .usage(&instance.id)
-            .await
-            .map_err(|e| from_runtime(&e))?;
+        let usage = self.node().usage(isolation, &instance.id).await?;
         let asked = guest.call(&atoll_guest_protocol::Request::Usage);
         let guest = match tokio::time::timeout(std::time::Duration::from_secs(2), asked).await {
             Ok(Ok(Some(atoll_guest_protocol::Message::Usage(guest)))) => Some(guest),
@@ -174,10 +161,11 @@ impl Sandboxes {
 
     /// For metrics, the info page and people.
     pub async fn overview(&self) -> Overview {
-        let pools = self.inner.pools.views();
+        let pools = self.node().pools().await;
         Overview {
             tiers: self
-                .inner
+                .node()
+                .offer()
                 .tiers
                 .iter()
                 .map(|probe| {

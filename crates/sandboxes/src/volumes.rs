@@ -12,19 +12,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use atoll_image::{Content, Limits, Tree, Whiteouts};
-use atoll_runtime::{Mount, MountSource};
+use atoll_node::from_image;
 use atoll_store::{Fact, NewFact, VolumeRow, VolumeState};
 use atoll_types::{Code, Fault, ProjectId, SandboxSpec, Timestamp, VolumeId};
-use bytes::Bytes;
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
+use tempfile::TempPath;
 
-use crate::faults::{from_image, from_store, from_volumes};
+use crate::faults::from_store;
 use crate::snapshots::check_name;
 use crate::{ByteStream, Caller, Page, Sandboxes, entropy};
-
-/// Pieces of an archive on their way out.
-const PIECE: usize = 256 * 1024;
 
 #[derive(Debug, Clone)]
 pub struct CreateVolume {
@@ -68,11 +63,7 @@ impl Drop for ExpectedVolumes {
 impl Sandboxes {
     /// Makes an empty volume.
     pub async fn create_volume(&self, caller: &Caller, request: CreateVolume) -> Result<Volume, Fault> {
-        let bytes = request.bytes;
-        self.make_volume(caller, request.name, bytes, move |volumes, id| {
-            volumes.create(id.as_str(), bytes)
-        })
-        .await
+        self.make_volume(caller, request.name, request.bytes, None).await
     }
 
     /// Makes a volume that is only ever read, of a tar archive in a file of the front end's own.
@@ -87,22 +78,17 @@ impl Sandboxes {
             .await
             .map_err(|_| Fault::internal("sealing a volume was interrupted"))??;
         let bytes = image.as_file().metadata().map_or(0, |metadata| metadata.len());
-        let path = image.into_temp_path();
-        self.make_volume(caller, name, bytes, move |volumes, id| {
-            volumes.seal(id.as_str(), &path)?;
-            // It is the volume's own file now.
-            let _ = path.keep();
-            Ok(())
-        })
-        .await
+        self.make_volume(caller, name, bytes, Some(image.into_temp_path()))
+            .await
     }
 
+    /// Of an image, or empty.
     async fn make_volume(
         &self,
         caller: &Caller,
         name: String,
         limit_bytes: u64,
-        make: impl FnOnce(&atoll_volumes::Volumes, &VolumeId) -> atoll_volumes::Result<()> + Send + 'static,
+        image: Option<TempPath>,
     ) -> Result<Volume, Fault> {
         check_name(&name)?;
         self.check_storage(caller.project()).await?;
@@ -132,11 +118,15 @@ impl Sandboxes {
         let id = row.id.clone();
         // To its end, whoever hangs up.
         let work = self.inner.tasks.spawn(async move {
-            let made = service.on_volumes({
-                let id = id.clone();
-                move |volumes| make(volumes, &id)
-            });
-            match made.await {
+            let made = match image {
+                Some(image) => {
+                    let sealed = service.node().seal_volume(&id, &image).await;
+                    // It is the volume's own file then.
+                    sealed.map(|()| drop(image.keep()))
+                }
+                None => service.node().create_volume(&id, limit_bytes).await,
+            };
+            match made {
                 Ok(()) => service
                     .store()
                     .saved
@@ -204,8 +194,7 @@ impl Sandboxes {
             .delete_volume(&row.project, &row.id, vec![fact])
             .await;
         deleted.map_err(|e| store_fault(&e))?;
-        let id = row.id.to_string();
-        let removed = self.on_volumes(move |volumes| volumes.delete(&id)).await;
+        let removed = self.node().delete_volume(row.id.as_str()).await;
         drop(lock);
         if let Err(fault) = removed {
             // Without a row it is garbage, and will be collected.
@@ -218,20 +207,7 @@ impl Sandboxes {
     /// All that is in it, as a tar archive; possible while sandboxes use it, then as a crash would find it.
     pub async fn export_volume(&self, caller: &Caller, which: &str) -> Result<ByteStream, Fault> {
         let row = self.volume_row(caller.project(), which).await?;
-        let (sender, receiver) = mpsc::channel(4);
-        let (volumes, id) = (Arc::clone(&self.inner.volumes), row.id.to_string());
-        tokio::task::spawn_blocking(move || {
-            let mut out =
-                std::io::BufWriter::with_capacity(PIECE, crate::portable::Pieces::new(sender.clone()));
-            let exported = volumes.export(&id, &mut out);
-            let flushed = std::io::Write::flush(&mut out);
-            if let Err(error) = exported {
-                let _ = sender.blocking_send(Err(from_volumes(&error)));
-            } else if let Err(error) = flushed {
-                let _ = sender.blocking_send(Err::<Bytes, _>(Fault::internal(error.to_string())));
-            }
-        });
-        Ok(Box::pin(ReceiverStream::new(receiver)))
+        self.node().export_volume(&row.id).await
     }
 
     /// Adds what is in a tar archive; returns how many entries that were.
@@ -239,14 +215,10 @@ impl Sandboxes {
         &self,
         caller: &Caller,
         which: &str,
-        mut archive: impl Read + Send + 'static,
+        archive: impl Read + Send + 'static,
     ) -> Result<u64, Fault> {
         let row = self.volume_row(caller.project(), which).await?;
-        let id = row.id.to_string();
-        let tally = self
-            .on_volumes(move |volumes| volumes.import(&id, &mut archive))
-            .await?;
-        Ok(tally.entries)
+        self.node().import_volume(&row.id, Box::new(archive)).await
     }
 
     /// Makes a spec name its volumes by id: a name may mean another one tomorrow.
@@ -262,32 +234,17 @@ impl Sandboxes {
         Ok(())
     }
 
-    /// What a sandbox's instance is to see. Its volumes are on the host from now on, until nobody needs them.
-    pub(crate) async fn attach_volumes(
-        &self,
-        project: &ProjectId,
-        spec: &SandboxSpec,
-    ) -> Result<Vec<Mount>, Fault> {
+    /// What a sandbox's instance is to see is on the host from now on, until nobody needs it.
+    pub(crate) async fn attach_volumes(&self, project: &ProjectId, spec: &SandboxSpec) -> Result<(), Fault> {
         if spec.volumes.is_empty() {
-            return Ok(Vec::new());
+            return Ok(());
         }
         let _lock = self.volume_lock().await;
-        let mut mounts = Vec::with_capacity(spec.volumes.len());
         for wanted in &spec.volumes {
             let row = self.volume_row(project, &wanted.volume).await?;
-            let id = row.id.to_string();
-            let attached = self.on_volumes(move |volumes| volumes.attach(&id)).await?;
-            let (source, sealed) = match attached.kind {
-                atoll_volumes::Kind::Disk => (MountSource::Directory(attached.path), false),
-                atoll_volumes::Kind::Sealed => (MountSource::Erofs(attached.path), true),
-            };
-            mounts.push(Mount {
-                source,
-                path: wanted.path.clone(),
-                read_only: wanted.read_only || sealed,
-            });
+            self.node().attach_volume(row.id.as_str()).await?;
         }
-        Ok(mounts)
+        Ok(())
     }
 
     /// Lets go of volumes that no sandbox with processes sees any more.
@@ -344,18 +301,13 @@ impl Sandboxes {
                 .await;
             deleted.map_err(|e| from_store(&e))?;
         }
-        let in_use = self.volumes_in_use();
-        self.on_volumes(move |volumes| {
-            let in_use: Vec<&str> = in_use.iter().map(String::as_str).collect();
-            volumes.recover(&in_use).map(drop)
-        })
-        .await
+        self.node().recover_volumes(self.volumes_in_use()).await
     }
 
     /// Lets go of what nobody uses, and removes what no row names: their ids, and how much that frees.
     pub(crate) async fn collect_volumes(&self, dry_run: bool) -> Result<(Vec<String>, u64), Fault> {
         let _lock = self.volume_lock().await;
-        let found = self.on_volumes(atoll_volumes::Volumes::list).await?;
+        let found = self.node().volumes().await?;
         if found.is_empty() {
             return Ok((Vec::new(), 0));
         }
@@ -367,26 +319,28 @@ impl Sandboxes {
             .map_err(|e| from_store(&e))?;
         let in_use = self.volumes_in_use();
         let (mut collected, mut bytes) = (Vec::new(), 0);
-        for (id, _) in found {
+        for id in found {
             let row = rows.iter().find(|row| row.id.as_str() == id);
-            let which = id.clone();
-            let usage = self.on_volumes(move |volumes| volumes.usage(&which)).await;
+            let usage = self.node().look_at_volume(&id).await;
             if let (Some(row), Ok(usage)) = (row, &usage) {
-                let noted = self.store().saved.set_volume_used(&row.id, usage.on_host).await;
+                let noted = self
+                    .store()
+                    .saved
+                    .set_volume_used(&row.id, usage.on_host_bytes)
+                    .await;
                 noted.map_err(|e| from_store(&e))?;
             }
-            let which = id.clone();
             match row {
                 None => {
-                    bytes += usage.map_or(0, |usage| usage.on_host);
+                    bytes += usage.map_or(0, |usage| usage.on_host_bytes);
                     if !dry_run {
-                        self.on_volumes(move |volumes| volumes.delete(&which)).await?;
+                        self.node().delete_volume(&id).await?;
                     }
                     collected.push(id);
                 }
                 Some(_) if !dry_run && !in_use.contains(&id) => {
                     // Busy is fine: a transfer is under way, or an instance is still going.
-                    if let Err(fault) = self.on_volumes(move |volumes| volumes.detach(&which)).await {
+                    if let Err(fault) = self.node().detach_volume(&id).await {
                         tracing::debug!(%fault, "a volume stays attached for now");
                     }
                 }
@@ -412,17 +366,14 @@ impl Sandboxes {
     }
 
     async fn look_at_volume(&self, row: VolumeRow) -> Result<Volume, Fault> {
-        let id = row.id.to_string();
-        let (usage, kind) = self
-            .on_volumes(move |volumes| Ok((volumes.usage(&id)?, volumes.kind(&id)?)))
-            .await?;
+        let looked = self.node().look_at_volume(row.id.as_str()).await?;
         let attached_to = self.store().saved.attached_to(&row.id).await;
         Ok(Volume {
             id: row.id,
             name: row.name,
             limit_bytes: row.limit_bytes,
-            used_bytes: usage.used,
-            read_only: kind == atoll_volumes::Kind::Sealed,
+            used_bytes: looked.used_bytes,
+            read_only: looked.sealed,
             attached_to: attached_to.map_err(|e| from_store(&e))?,
             created_at: row.created_at,
         })
@@ -439,17 +390,6 @@ impl Sandboxes {
 
     async fn volume_lock(&self) -> tokio::sync::OwnedMutexGuard<()> {
         Arc::clone(&self.inner.volume_lock).lock_owned().await
-    }
-
-    pub(crate) async fn on_volumes<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&atoll_volumes::Volumes) -> atoll_volumes::Result<T> + Send + 'static,
-    ) -> Result<T, Fault> {
-        let volumes = Arc::clone(&self.inner.volumes);
-        crate::blocking::run(move || work(&volumes))
-            .await
-            .map_err(|_| Fault::internal("work on a volume was interrupted"))?
-            .map_err(|e| from_volumes(&e))
     }
 }
 

@@ -8,20 +8,21 @@ use atoll_client::output::{Doing, Error, Result};
 use atoll_helper::front::Helper;
 use atoll_identity::Identity;
 use atoll_image::Templates;
-use atoll_sandboxes::{Settings, Storage};
+use atoll_node::Bytes;
+use atoll_sandboxes::Settings;
 use atoll_store::Stores;
 use atoll_vault::{Vault, VaultKey};
 use atoll_volumes::Volumes;
 
 use crate::config::Config;
 
-/// Opens everything that outlives a server.
+/// Opens everything that outlives a server: what control writes down, and what the node keeps.
 pub(super) async fn open(
     config: &Config,
     data: &Path,
     templates: Templates,
     helper: Option<&Helper>,
-) -> Result<Storage> {
+) -> Result<(Stores, Bytes)> {
     if helper.is_none() {
         fresh_scratch(data)?;
     }
@@ -36,12 +37,12 @@ pub(super) async fn open(
         Some(helper) => helper.volumes(),
         None => Volumes::open(data.join("volumes")).doing("cannot open the volumes")?,
     };
-    Ok(Storage {
-        store,
+    let bytes = Bytes {
         templates,
         vault,
         volumes,
-    })
+    };
+    Ok((store, bytes))
 }
 
 /// Who may do what, by the rows of this store.

@@ -1,7 +1,10 @@
 //! What killed `atoll run`s left behind.
 
+use std::sync::Arc;
+
 use atoll_client::output::Result;
-use atoll_sandboxes::{ListSandboxes, Sandboxes, Settings};
+use atoll_node::LocalNode;
+use atoll_sandboxes::{ListSandboxes, Sandboxes, Settings, Storage};
 
 use super::{Machine, storage};
 use crate::config::Config;
@@ -28,17 +31,17 @@ pub(crate) async fn sweep(config: &Config) {
 async fn sweep_one(config: &Config, data: &DataDir) -> Result<()> {
     let machine = Machine::look(config, data.path()).await?;
     let settings = Settings::new(data.path().to_owned());
-    let storage = storage::open(config, data.path(), machine.templates, None).await?;
-    let identity = storage::identity(&storage.store, &settings).await?;
-    let sandboxes = Sandboxes::start(
-        settings,
-        machine.runtimes,
-        machine.tiers,
-        storage,
-        identity.clone(),
-        outside::open(config, data.path(), None, None).await?,
-    )
-    .await?;
+    let templates = machine.templates.clone();
+    let (store, bytes) = storage::open(config, data.path(), machine.templates, None).await?;
+    let identity = storage::identity(&store, &settings).await?;
+    let (outside, broker) = outside::open(config, data.path(), None, None).await?;
+    let node = LocalNode::new(settings.node(), machine.runtimes, machine.tiers, bytes, outside);
+    let storage = Storage {
+        store,
+        templates,
+        broker,
+    };
+    let sandboxes = Sandboxes::start(settings, storage, identity.clone(), Arc::new(node)).await?;
     let caller = identity.server(identity.default_project().clone());
     let live = sandboxes
         .list(

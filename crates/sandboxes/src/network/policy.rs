@@ -4,12 +4,11 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
 
 use atoll_broker::TrustId;
-use atoll_egress::{Tenant, Used};
+use atoll_node::{Admission, Tenant, Used, allows_nothing};
 use atoll_policy::{Explanation, Grant, Name, Policy, Question, Step};
 use atoll_store::{SandboxRow, SecretRow};
 use atoll_types::{
-    Code, Fault, NetworkPolicy, NetworkRule, Preset, ProjectId, RuleAction, SandboxId, SandboxSpec,
-    SecretRef, SecretUse, TemplateId,
+    Code, Fault, NetworkPolicy, ProjectId, SandboxId, SandboxSpec, SecretRef, SecretUse, TemplateId,
 };
 
 use super::{ExplainNetwork, NetworkExplanation, PolicySource};
@@ -18,14 +17,6 @@ use crate::{Caller, Opens, Sandboxes};
 
 /// The most secrets that one sandbox is given.
 const MOST_SECRETS: usize = 64;
-
-/// A sandbox at the way out, and what its programs are told of it.
-#[derive(Debug, Clone)]
-pub(crate) struct Admission {
-    pub(crate) tenant: Tenant,
-    /// Variables with placeholders of secrets.
-    pub(crate) env: Vec<(String, String)>,
-}
 
 impl Sandboxes {
     /// What would happen if a sandbox tried to reach something.
@@ -48,7 +39,7 @@ impl Sandboxes {
         } = tenant.policy.explain(&question, self.now());
         if decision.is_allowed()
             && let Some(address) = question.address
-            && let Some(own) = tenant.policy.own_address(address, atoll_egress::is_own)
+            && let Some(own) = self.node().own_address(tenant.policy, address).await
         {
             steps.push(Step {
                 check: "floor".into(),
@@ -97,7 +88,7 @@ impl Sandboxes {
         if let Some(policy) = known().get(template) {
             return policy.clone();
         }
-        let policy = self.resolve_template(template.as_str()).ok()?.manifest.network;
+        let policy = self.resolve_template(template.as_str()).ok()?.network;
         known().insert(template.clone(), policy.clone());
         policy
     }
@@ -117,7 +108,7 @@ impl Sandboxes {
     }
 
     pub(super) fn no_way_out(&self) -> Fault {
-        let why = match &self.outside().way {
+        let why = match &self.node().offer().network {
             Ok(_) => "sandboxes have no network here",
             Err(why) => why,
         };
@@ -145,7 +136,7 @@ impl Sandboxes {
                 id: secret.id.clone(),
                 name: secret.name,
             };
-            if let Some(placeholder) = self.outside().broker.placeholder(&trust, &secret.id) {
+            if let Some(placeholder) = self.inner.broker.placeholder(&trust, &secret.id) {
                 if let Some(variable) = &used.env {
                     env.push((variable.clone(), placeholder.clone()));
                 }
@@ -214,7 +205,7 @@ impl Sandboxes {
             .network_usage(id)
             .await
             .map_err(|e| from_store(&e))?;
-        let pending = self.outside().recorder.pending(id);
+        let pending = self.node().network_pending(id).await;
         Ok(Used {
             bytes: [
                 stored.bytes_up,
@@ -242,12 +233,6 @@ impl Sandboxes {
         }
         Ok(found)
     }
-}
-
-/// Whether there is nothing that it could let out.
-pub(crate) fn allows_nothing(policy: &NetworkPolicy) -> bool {
-    let allows = |rule: &NetworkRule| rule.action == RuleAction::Allow;
-    policy.preset.is_none_or(|preset| preset == Preset::None) && !policy.rules.iter().any(allows)
 }
 
 fn check_uses(spec: &SandboxSpec) -> Result<(), Fault> {

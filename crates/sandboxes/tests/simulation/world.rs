@@ -10,9 +10,10 @@ use std::time::Duration;
 use atoll_broker::{Broker, MasterKey};
 use atoll_identity::{Caller, Identity};
 use atoll_image::Templates;
+use atoll_node::{Bytes, LocalNode, Outside, Recorder};
 use atoll_runtime::probe::{Probe, Verdict};
 use atoll_runtime::scripted::{Answer, How, Scripted, Step};
-use atoll_sandboxes::{Outside, PoolSetting, Recorder, Sandboxes, Settings, Storage};
+use atoll_sandboxes::{PoolSetting, Sandboxes, Settings, Storage};
 use atoll_store::sqlite::Memory;
 use atoll_store::{SandboxRow, Stores};
 use atoll_types::{
@@ -230,12 +231,15 @@ impl<'a> World<'a> {
             let storage = Storage {
                 store: store.clone(),
                 templates: self.home.templates.clone(),
+                broker: Arc::clone(&self.home.broker),
+            };
+            let bytes = Bytes {
+                templates: self.home.templates.clone(),
                 vault: vault.clone(),
                 volumes: Volumes::open(self.home.data().join("volumes")).unwrap(),
             };
             let outside = Outside {
                 way: Err("this machine is simulated".into()),
-                broker: Arc::clone(&self.home.broker),
                 recorder: Arc::new(Recorder::default()),
             };
             let probes = vec![Probe {
@@ -251,7 +255,8 @@ impl<'a> World<'a> {
             let rows = Arc::clone(&store.identity);
             let identity = Identity::open(rows, &self.home.data(), now).await?;
             let caller = identity.server(identity.default_project().clone());
-            let start = Sandboxes::start(settings, runtimes, probes, storage, identity, outside);
+            let node = LocalNode::new(settings.node(), runtimes, probes, bytes, outside);
+            let start = Sandboxes::start(settings, storage, identity, Arc::new(node));
             Ok((self.releasing(start).await?, caller))
         });
         let (sandboxes, caller) = started?;

@@ -15,7 +15,7 @@ const GRACE: Duration = Duration::from_secs(10);
 
 /// Why a hook failed.
 #[derive(Debug)]
-pub(crate) struct Failed {
+pub struct Failed {
     program: String,
     how: String,
     output: String,
@@ -23,7 +23,7 @@ pub(crate) struct Failed {
 
 impl Failed {
     /// For the ledger, which knows names and never contents.
-    pub(crate) fn fact(&self) -> String {
+    pub fn fact(&self) -> String {
         format!("the hook `{}` {}", self.program, self.how)
     }
 }

@@ -17,9 +17,10 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
-use crate::create::Held;
-use crate::network::StandIn;
-use crate::{Sandboxes, entropy};
+use crate::local::Held;
+use crate::node::Instances as _;
+use crate::stand_in::StandIn;
+use crate::{LocalNode, entropy};
 
 /// The longest that one step may take. Its agent sees to that; an agent that the step has taken over gets `GRACE` more.
 const STEP_LIMIT_MILLIS: u64 = 2 * 60 * 60 * 1000;
@@ -30,15 +31,15 @@ const MOST_EXPORTED: u64 = 32 << 30;
 
 #[derive(Debug)]
 pub(crate) struct Steps {
-    service: Sandboxes,
+    node: LocalNode,
     /// As whom they are known at the way out.
     stand_in: StandIn,
 }
 
 impl Steps {
-    pub(crate) fn new(service: &Sandboxes, stand_in: StandIn) -> Self {
+    pub(crate) fn new(node: &LocalNode, stand_in: StandIn) -> Self {
         Self {
-            service: service.clone(),
+            node: node.clone(),
             stand_in,
         }
     }
@@ -52,22 +53,22 @@ impl Steps {
 #[async_trait]
 impl StepRunner for Steps {
     async fn start(&self, image: &Path) -> Result<Box<dyn BuildSandbox>, String> {
-        let service = &self.service;
+        let node = &self.node;
         let spec = SandboxSpec {
             template: "build".into(),
-            resources: service.settings().build_resources,
-            timeout_millis: Some(service.settings().limits.min_timeout_millis),
+            resources: node.settings().build_resources,
+            timeout_millis: Some(node.settings().limits.min_timeout_millis),
             ..SandboxSpec::default()
         };
-        let admitted = atoll_lifecycle::admit(spec, &service.settings().limits, &service.tiers())
+        let admitted = atoll_lifecycle::admit(spec, &node.settings().limits, &node.tiers())
             .map_err(|fault| fault.to_string())?;
         // They are in nobody's quota, so there are never many.
-        let turn = std::sync::Arc::clone(&service.inner.builds)
+        let turn = std::sync::Arc::clone(&node.inner.builds)
             .acquire_owned()
             .await
             .map_err(|_| "the server is stopping".to_owned())?;
         let id: InstanceId = entropy::id();
-        let held = service.hold(id.clone());
+        let held = node.hold(id.clone());
         let spec = InstanceSpec {
             id,
             image: image.to_owned(),
@@ -78,15 +79,15 @@ impl StepRunner for Steps {
             network: None,
         };
         let admission = self.stand_in.admission().map_err(|fault| fault.to_string())?;
-        let network = service
+        let network = node
             .guest_network(admission.as_ref())
             .map_err(|fault| fault.to_string())?;
-        let instance = service
-            .boot(admitted.isolation, spec, admission)
+        let instance = node
+            .start_instance(admitted.isolation, spec, admission)
             .await
             .map_err(|fault| fault.to_string())?;
         let step = Step {
-            service: service.clone(),
+            node: node.clone(),
             isolation: admitted.isolation,
             instance: Some((instance, held)),
             _turn: turn,
@@ -109,7 +110,7 @@ impl StepRunner for Steps {
 }
 
 struct Step {
-    service: Sandboxes,
+    node: LocalNode,
     isolation: Isolation,
     instance: Option<(Instance, Held)>,
     _turn: OwnedSemaphorePermit,
@@ -197,7 +198,7 @@ impl BuildSandbox for Step {
 
     async fn destroy(mut self: Box<Self>) {
         if let Some((instance, _held)) = self.instance.take() {
-            self.service.destroy_surely(self.isolation, &instance.id).await;
+            self.node.destroy(self.isolation, &instance.id).await;
         }
     }
 }
@@ -211,9 +212,9 @@ fn room_beside(archive: &Path) -> rustix::io::Result<u64> {
 impl Drop for Step {
     fn drop(&mut self) {
         if let Some((instance, held)) = self.instance.take() {
-            let (service, isolation) = (self.service.clone(), self.isolation);
-            self.service.inner.tasks.spawn(async move {
-                service.destroy_surely(isolation, &instance.id).await;
+            let (node, isolation) = (self.node.clone(), self.isolation);
+            self.node.inner.tasks.spawn(async move {
+                node.destroy(isolation, &instance.id).await;
                 drop(held);
             });
         }

@@ -5,11 +5,11 @@ use std::str::FromStr;
 use atoll_types::Id;
 
 /// A fresh id.
-pub(crate) fn id<I: FreshId>() -> I {
+pub fn id<I: FreshId>() -> I {
     I::fresh()
 }
 
-pub(crate) trait FreshId {
+pub trait FreshId {
     fn fresh() -> Self;
 }
 
@@ -24,7 +24,7 @@ where
 }
 
 /// Random bytes.
-pub(crate) fn bytes<const N: usize>() -> [u8; N] {
+pub fn bytes<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     if crate::testing::fill(&mut bytes) {
         return bytes;

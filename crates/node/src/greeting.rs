@@ -2,34 +2,28 @@
 
 use std::time::Duration;
 
-use atoll_guest_protocol::{CommandState, Configure, Exec, Message, Network as GuestNetwork, Request, Start};
-use atoll_runtime::channel::{ChannelError, Guest, Incoming, Stream, in_time};
+use atoll_guest_protocol::{CommandState, Configure, Exec, Message, Request, Start};
+use atoll_runtime::channel::{ChannelError, Guest, Incoming, in_time};
 use atoll_types::{Code, Fault, ReadyCheck, SandboxId, SandboxSpec, TemplateManifest};
 
 use crate::entropy;
-use crate::exec::Planned;
+use crate::words::Begins;
 
 /// How often a ready check looks.
 const READY_POLL: Duration = Duration::from_millis(20);
-
-/// A command that a guest was told to run, and the ends that it will tell of.
-pub(crate) struct Begins {
-    pub(crate) command: Result<Stream, ChannelError>,
-    pub(crate) ends: Stream,
-}
 
 /// Tells a guest who it is and, in the same breath, what to run; waits until it knows who it is.
 pub(crate) async fn greet(
     guest: &Guest,
     configure: &Request,
-    command: Option<&Planned>,
+    command: Option<&Request>,
 ) -> Result<Option<Begins>, ChannelError> {
     in_time(async {
         let configured = guest.open(configure).await?;
         let begins = match command {
-            Some(planned) => Some(Begins {
+            Some(command) => Some(Begins {
                 ends: guest.open(&Request::FollowCommands).await?,
-                command: guest.open(&planned.request).await,
+                command: guest.open(command).await,
             }),
             None => None,
         };
@@ -42,11 +36,8 @@ pub(crate) async fn greet(
 /// Waits until the template's start command is ready to serve. The inner result says that it never was.
 pub(crate) async fn await_ready(
     guest: &Guest,
-    template: &TemplateManifest,
+    ready: &ReadyCheck,
 ) -> Result<Result<(), Fault>, ChannelError> {
-    let Some(ready) = template.start.as_ref().and_then(|start| start.ready.as_ref()) else {
-        return Ok(Ok(()));
-    };
     let (limit, what) = match ready {
         ReadyCheck::Port { port, timeout_millis } => (*timeout_millis, format!("port {port} to be served")),
         ReadyCheck::Command { argv, timeout_millis } => {
@@ -106,29 +97,27 @@ pub(crate) async fn succeeds(guest: &Guest, argv: &[impl AsRef<str>]) -> Result<
     Ok(false)
 }
 
-/// What gives an instance its identity.
-pub(crate) fn configure(
+/// Who an instance is to be.
+pub fn identity(
     sandbox: &SandboxId,
     spec: &SandboxSpec,
     template: &TemplateManifest,
     start: Option<&atoll_types::StartCommand>,
-    network: Option<GuestNetwork>,
-) -> Request {
+) -> Configure {
     let env = template
         .env
         .iter()
         .chain(&spec.env)
         .map(|(name, value)| (name.clone(), value.clone()))
         .collect();
-    Request::Configure(Configure {
+    Configure {
         hostname: sandbox.bare().to_owned(),
         env,
         user: template.user.clone(),
         workdir: template.workdir.clone(),
-        now_millis: u64::try_from(crate::wall_clock().0).unwrap_or(0),
         start: start.map(|start| Start {
             argv: start.argv.clone(),
         }),
-        network,
-    })
+        ..Configure::default()
+    }
 }

@@ -9,18 +9,16 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use atoll_guest_protocol::Network as GuestNetwork;
+use atoll_guest_protocol::{Configure, Network as GuestNetwork, Request};
 use atoll_lifecycle::Admitted;
 use atoll_runtime::channel::Guest;
 use atoll_runtime::{Instance, InstanceSpec};
-use atoll_types::{
-    Fault, InstanceId, Isolation, Resources, SandboxId, SandboxSpec, TemplateId, TemplateManifest,
-};
+use atoll_types::{Fault, InstanceId, Isolation, SandboxId, SandboxSpec, TemplateId, TemplateManifest};
 use tokio::sync::Notify;
 
-use crate::builds::Resolved;
-use crate::create::Held;
-use crate::{PoolSetting, PoolView, Sandboxes, entropy, greeting};
+use crate::builds::find_template;
+use crate::words::{Claimed, PoolSetting, PoolView, Wanted};
+use crate::{LocalNode, entropy, greeting, wall_clock};
 
 /// Boots begin this long after the last claim, unless the pool is empty.
 const REFILL_AFTER: Duration = Duration::from_millis(100);
@@ -80,13 +78,13 @@ impl Pools {
     }
 
     /// Takes a ready instance of exactly this kind, if there is one.
-    fn claim(&self, template: &TemplateId, isolation: Isolation, resources: &Resources) -> Option<Pooled> {
+    fn claim(&self, wanted: &Wanted) -> Option<Pooled> {
         self.pools
             .iter()
-            .filter(|pool| pool.setting.resources.with_room_for_disk() == *resources)
+            .filter(|pool| pool.setting.resources.with_room_for_disk() == wanted.resources)
             .find_map(|pool| {
                 let mut state = pool.state();
-                if state.template.as_ref() != Some(&(template.clone(), isolation)) {
+                if state.template.as_ref() != Some(&(wanted.template.clone(), wanted.isolation)) {
                     pool.wake.notify_one();
                     return None;
                 }
@@ -130,36 +128,26 @@ impl Pools {
             .collect()
     }
 
-    fn is_pooled(&self, id: &InstanceId) -> bool {
+    pub(crate) fn is_pooled(&self, id: &InstanceId) -> bool {
         self.ready_ids().contains(id)
     }
 }
 
-fn kind(admitted: &Admitted, template: &Resolved) -> (TemplateId, Isolation) {
-    (template.manifest.id.clone(), admitted.isolation)
+fn kind(admitted: &Admitted, template: &TemplateManifest) -> (TemplateId, Isolation) {
+    (template.id.clone(), admitted.isolation)
 }
 
-impl Sandboxes {
-    /// Takes a pooled instance; it is held until the caller has a row for it.
-    pub(crate) fn claim(
-        &self,
-        template: &TemplateId,
-        isolation: Isolation,
-        resources: &Resources,
-    ) -> Option<(Pooled, Held)> {
+impl LocalNode {
+    /// Takes a pooled instance; it is held until whoever claimed it speaks of it.
+    pub(crate) fn claim_pooled(&self, wanted: &Wanted) -> Option<Claimed> {
         // Under the lock that orphans are looked for under, so that it is never seen to belong to nobody.
         let mut held = self.held();
-        let pooled = self.inner.pools.claim(template, isolation, resources)?;
-        held.insert(pooled.instance.id.clone());
-        drop(held);
-        let held = Held::new(self, pooled.instance.id.clone());
-        Some((pooled, held))
-    }
-
-    /// Whether an instance is here on purpose although no row names it.
-    pub(crate) fn is_held(&self, id: &InstanceId) -> bool {
-        let held = self.held();
-        held.contains(id) || self.inner.pools.is_pooled(id)
+        let Pooled { instance, sandbox } = self.inner.pools.claim(wanted)?;
+        held.insert(instance.id.clone());
+        Some(Claimed {
+            instance: instance.id,
+            sandbox,
+        })
     }
 
     pub(crate) fn start_pools(&self) {
@@ -232,7 +220,7 @@ impl Sandboxes {
     }
 
     /// What it is to hold, as its name and the limits stand now.
-    fn wanted(&self, pool: &Pool) -> Result<(Admitted, Resolved), Fault> {
+    fn wanted(&self, pool: &Pool) -> Result<(Admitted, TemplateManifest), Fault> {
         let spec = SandboxSpec {
             template: pool.setting.template.clone(),
             resources: pool.setting.resources,
@@ -241,7 +229,7 @@ impl Sandboxes {
             ..SandboxSpec::default()
         };
         let admitted = atoll_lifecycle::admit(spec, &self.settings().limits, &self.tiers())?;
-        let template = self.resolve_template(&pool.setting.template)?;
+        let template = find_template(&self.inner.templates, &pool.setting.template)?;
         Ok((admitted, template))
     }
 
@@ -252,20 +240,20 @@ impl Sandboxes {
         let _held = self.hold(id.clone());
         let spec = InstanceSpec {
             id: id.clone(),
-            image: template.image.clone(),
+            image: self.inner.templates.image_path(&template),
             resources: admitted.spec.resources,
             hostname: "atoll".into(),
             restore: None,
             mounts: Vec::new(),
             network: None,
         };
-        let instance = self.boot(admitted.isolation, spec, None).await?;
+        let instance = self.start_instance(admitted.isolation, spec, None).await?;
         let sandbox: SandboxId = entropy::id();
         let prepared = prepare(
             &instance.guest,
             &sandbox,
             &admitted.spec,
-            &template.manifest,
+            &template,
             self.guest_network(None)?,
         )
         .await;
@@ -305,12 +293,19 @@ async fn prepare(
     template: &TemplateManifest,
     network: Option<GuestNetwork>,
 ) -> Result<(), String> {
-    let request = greeting::configure(sandbox, spec, template, template.start.as_ref(), network);
+    let start = template.start.as_ref();
+    let request = Request::Configure(Configure {
+        now_millis: u64::try_from(wall_clock().0).unwrap_or(0),
+        network,
+        ..greeting::identity(sandbox, spec, template, start)
+    });
     guest.call(&request).await.map_err(|error| error.to_string())?;
-    let ready = greeting::await_ready(guest, template).await;
-    ready
-        .map_err(|error| error.to_string())?
-        .map_err(|fault| fault.to_string())?;
+    if let Some(ready) = start.and_then(|start| start.ready.as_ref()) {
+        greeting::await_ready(guest, ready)
+            .await
+            .map_err(|error| error.to_string())?
+            .map_err(|fault| fault.to_string())?;
+    }
     let warmed = greeting::succeeds(guest, &["/bin/sh", "-c", "/bin/true"]);
     let _ = tokio::time::timeout(WARM_WITHIN, warmed).await;
     Ok(())
