@@ -36,6 +36,7 @@ macro_rules! actions {
     ($($variant:ident($input:ty) $name:literal $right:expr, $description:literal;)+) => {
         /// Something to do, with all that it takes.
         #[derive(Debug)]
+        #[expect(clippy::large_enum_variant, reason = "there is one at a time, which is taken apart at once")]
         pub enum Action {
             $(#[doc = $description] $variant($input),)+
         }
