@@ -18,7 +18,7 @@ use zeroize::Zeroizing;
 pub use budgets::{BudgetView, SetBudget};
 
 use crate::faults::from_store;
-use crate::guards::Guards;
+use crate::guards::{Guards, Turns};
 use crate::{Models, fresh};
 
 /// A provider, and which key is lent to calls that know it so. A call that began before a change knows it as it was, and is
@@ -40,6 +40,7 @@ pub(crate) struct ProjectSetup {
     routes: BTreeMap<String, ModelRouteRow>,
     budgets: BTreeMap<String, ModelBudgetRow>,
     pub(crate) guards: Option<Arc<Guards>>,
+    pub(crate) screening: Turns,
 }
 
 impl ProjectSetup {
@@ -206,8 +207,13 @@ impl Models {
             self.enter_budget(row).await?;
         }
         for row in setup.guards {
-            // What was kept was checked; if it cannot be used all the same, calls must not go out unguarded.
-            let guards = Guards::compile(row.guards).map_err(Fault::internal)?;
+            let compiling = self.inner.runtime.spawn_blocking(|| Guards::kept(row.guards));
+            let guards = compiling
+                .await
+                .map_err(|_| Fault::internal("the guards of a project could not be read"))?;
+            if let Some(why) = guards.unusable() {
+                tracing::error!(project = %row.project, %why, "the guards of a project cannot be used; its calls are refused");
+            }
             projects.entry(row.project).or_default().guards = Some(Arc::new(guards));
         }
         let now = self.now();

@@ -482,6 +482,10 @@ codes! {
             "Send less; `atoll model guard` shows the limit.";
         GuardRefused Forbidden "guard_refused" "The request holds what a guard of the project does not let pass."
             "Leave it out; `atoll model guard` shows what is guarded against.";
+        GuardTooSlow Forbidden "guard_too_slow" "Looking through the request with the project's guards takes too long, or makes it too long."
+            "Send less at once, or make the project's own patterns simpler.";
+        GuardsUnusable Unavailable "guards_unusable" "The guards that the project has set cannot be used any more, so none of its calls goes out."
+            "Set them anew with `atoll model guard set`.";
         GuardsInvalid Invalid "guards_invalid" "The guards cannot be used as they are written."
             "Correct what the message names.";
         BudgetExhausted LimitExceeded "budget_exhausted" "A budget does not allow the call."
