@@ -19,7 +19,19 @@ pub use budgets::{BudgetView, SetBudget};
 
 use crate::faults::from_store;
 use crate::guards::{Guards, Turns};
-use crate::{Models, fresh};
+use crate::{Models, budget_of, fresh};
+
+/// What a project may have: each change copies all of it, and each call looks through it.
+const MOST_PROVIDERS: usize = 100;
+/// Patterns of models, of one provider and of all together.
+const MOST_SERVES: usize = 100;
+const MOST_SERVED: usize = 1_000;
+/// In one pattern.
+const MOST_STARS: usize = 8;
+const MOST_ROUTES: usize = 1_000;
+const MOST_PRICES: usize = 1_000;
+/// Each is summed when the server starts.
+const MOST_BUDGETS: usize = 100;
 
 /// A provider, and which key is lent to calls that know it so. A call that began before a change knows it as it was, and is
 /// lent nothing that came later.
@@ -50,6 +62,10 @@ impl ProjectSetup {
 
     pub(crate) fn price_of(&self, target: &Target) -> Option<&Price> {
         self.prices().of(&target.provider, &target.model)
+    }
+
+    pub(crate) fn has_budget(&self, row: &ModelBudgetRow) -> bool {
+        self.budgets.get(&row.name) == Some(row)
     }
 
     /// Brings what calls are planned with in line with the rows.
@@ -169,6 +185,7 @@ impl Models {
             .model_setup()
             .await
             .map_err(|e| from_store(&e))?;
+        let setting_up = self.inner.setup_lock.lock().await;
         let mut projects: HashMap<ProjectId, ProjectSetup> = HashMap::new();
         for row in setup.providers {
             let loaded = row
@@ -198,13 +215,13 @@ impl Models {
                 .own_prices
                 .insert(row.model.clone(), row);
         }
-        for row in setup.budgets {
+        for row in &setup.budgets {
+            self.books().close(budget_of(row));
             projects
                 .entry(row.project.clone())
                 .or_default()
                 .budgets
                 .insert(row.name.clone(), row.clone());
-            self.enter_budget(row).await?;
         }
         for row in setup.guards {
             let compiling = self.inner.runtime.spawn_blocking(|| Guards::kept(row.guards));
@@ -224,6 +241,8 @@ impl Models {
             setup.compile();
             self.replace(project, setup);
         }
+        drop(setting_up);
+        self.sum_budgets(setup.budgets).await;
         Ok(())
     }
 

@@ -492,6 +492,8 @@ codes! {
             "Ask for fewer tokens, use a cheaper model, or raise the budget with `atoll budget set`.";
         BudgetInvalid Invalid "budget_invalid" "A budget cannot be set as it is written."
             "Correct what the message names.";
+        BudgetUnknown Unavailable "budget_unknown" "What was spent of a budget is not known yet, so calls under it wait."
+            "Try again in a moment; the server's log says if that cannot be read.";
         SubjectAmbiguous Invalid "subject_ambiguous" "The name of who the budget is for is the name of several."
             "Name it by its id.";
         SubjectNotFound NotFound "subject_not_found" "Who the budget is for does not exist in this project."

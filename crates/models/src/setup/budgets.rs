@@ -99,7 +99,7 @@ impl Models {
             .put_model_budget(row.clone(), vec![fact])
             .await
             .map_err(|e| from_store(&e))?;
-        self.enter_budget(row.clone()).await?;
+        self.enter_budget(row.clone()).await;
         let view = self.budget_view(&row);
         self.change(project, |setup| {
             setup.budgets.insert(row.name.clone(), row);
