@@ -179,7 +179,8 @@ impl Models {
             return Err(self.guarded(who, "", Code::InputTooLarge, reason));
         }
         let screen = guards.screen.as_ref().map_err(|why| {
-            let reason = format!("the guards of this project cannot be used any more, so no call goes out: {why}");
+            let reason =
+                format!("the guards of this project cannot be used any more, so no call goes out: {why}");
             self.note_refusal(who, "", "guard", &reason);
             Fault::new(Code::GuardsUnusable, reason).hint("set them anew with `atoll model guard set`")
         })?;

@@ -295,9 +295,23 @@ impl Models {
             pattern
                 .parse::<Pattern>()
                 .map_err(|why| Fault::new(Code::ModelNameInvalid, why))?;
+            if pattern.matches('*').count() > MOST_STARS {
+                let why = format!("a pattern of models has at most {MOST_STARS} `*`");
+                return Err(Fault::new(Code::ModelNameInvalid, why));
+            }
         }
         let _one_at_a_time = self.inner.setup_lock.lock().await;
-        let before = self.setup(project).providers.get(&request.name).cloned();
+        let setup = self.setup(project);
+        let others = || setup.providers.iter().filter(|(name, _)| **name != request.name);
+        has_room("providers", others().count(), MOST_PROVIDERS)?;
+        let served: usize = others().map(|(_, other)| other.row.serves.len()).sum();
+        if serves.len() > MOST_SERVES || served + serves.len() > MOST_SERVED {
+            let message = format!(
+                "a provider serves at most {MOST_SERVES} patterns of models, and all of a project's together {MOST_SERVED}"
+            );
+            return Err(Fault::new(Code::SetupTooLarge, message).hint("one with `*` stands for many models"));
+        }
+        let before = setup.providers.get(&request.name).cloned();
         let before = before.as_ref().map(|provider| &provider.row);
         let id: SecretId = before.map_or_else(fresh, |row| row.id.clone());
         let sealed = match request.key {
@@ -415,6 +429,8 @@ impl Models {
         }
         let _one_at_a_time = self.inner.setup_lock.lock().await;
         let setup = self.setup(project);
+        let others = setup.routes.keys().filter(|name| **name != request.name);
+        has_room("names of models", others.count(), MOST_ROUTES)?;
         for (target, _) in &request.targets {
             if !setup.providers.contains_key(&target.provider) {
                 return Err(missing("provider", &target.provider));
@@ -483,7 +499,7 @@ impl Models {
         }
         for (provider, entry) in &setup.catalogue.providers {
             for model in setup.prices().names() {
-                if entry.serves.iter().any(|pattern| pattern.matches(model)) && !views.contains_key(model) {
+                if !views.contains_key(model) && entry.serves.iter().any(|pattern| pattern.matches(model)) {
                     let target = Target {
                         provider: provider.clone(),
                         model: model.to_owned(),
@@ -537,6 +553,9 @@ impl Models {
             .map_err(|why| Fault::new(Code::ModelNameInvalid, why))?;
         price(&request.rates).map_err(|why| Fault::new(Code::PriceInvalid, why))?;
         let _one_at_a_time = self.inner.setup_lock.lock().await;
+        let setup = self.setup(project);
+        let others = setup.own_prices.keys().filter(|model| **model != request.model);
+        has_room("prices", others.count(), MOST_PRICES)?;
         let row = ModelPriceRow {
             project: project.clone(),
             model: request.model,
@@ -702,6 +721,15 @@ fn check_url(url: &str) -> Result<String, Fault> {
         .hint("for example https://openrouter.ai/api/v1 or http://127.0.0.1:11434/v1"));
     }
     Ok(url.to_owned())
+}
+
+/// Whether one more fits beside the others.
+fn has_room(what: &str, others: usize, most: usize) -> Result<(), Fault> {
+    if others < most {
+        return Ok(());
+    }
+    let message = format!("a project has at most {most} {what}");
+    Err(Fault::new(Code::SetupTooLarge, message).hint("delete those that nobody uses"))
 }
 
 fn check_name(what: &str, name: &str) -> Result<(), Fault> {

@@ -512,6 +512,8 @@ codes! {
             "Name at most as many as the message allows.";
         NotFound NotFound "not_found" "There is no such provider, name, price or budget in this project."
             "The `list` command of its kind shows those that exist.";
+        SetupTooLarge LimitExceeded "setup_too_large" "The project has as many providers, names of models, prices or budgets as it may have."
+            "Delete those that nobody uses.";
         CallNotFound NotFound "call_not_found" "There is no such model call in this project."
             "Give the id that the answer named in `x-atoll-call`.";
         Untranslatable Invalid "untranslatable" "A field of the request means nothing to the provider that serves the model."

@@ -112,7 +112,10 @@ async fn kept_guards_that_cannot_be_used_close_their_project_alone() {
         },
         updated_at: crate::support::clock(),
     };
-    let refused = context.models.set_guards(&context.project, row.guards.clone()).await;
+    let refused = context
+        .models
+        .set_guards(&context.project, row.guards.clone())
+        .await;
     assert_eq!(refused.unwrap_err().code, Code::GuardsInvalid);
     context.store.models.put_model_guards(row).await.unwrap();
     context.models.shutdown().await;
