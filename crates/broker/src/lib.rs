@@ -144,7 +144,8 @@ impl Broker {
         expires: Option<Timestamp>,
     ) -> Result<u64, BrokerError> {
         let (shape, value) = self.sealer.open(project, id, sealed)?;
-        let needles = Arc::new(Needles::of(&value));
+        let value = Arc::new(value);
+        let needles = Arc::new(Needles::of(Arc::clone(&value)));
         let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
         // The same value under another binding, or until another time, is the same secret.
         let version = match held.get(id) {
@@ -155,7 +156,7 @@ impl Broker {
             id.clone(),
             Held {
                 needles,
-                value: Arc::new(value),
+                value,
                 version,
                 shape,
                 expires,

@@ -7,7 +7,7 @@
 //! another form. The wall is the binding, which says who gets to see it at all.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
@@ -22,8 +22,12 @@ use crate::Secret;
 const MIN_BYTES: usize = 8;
 const BLOT: u8 = b'*';
 
-/// The forms of one value.
-pub(crate) struct Needles(Vec<Needle>);
+/// The forms of one value, made when they are first looked for: they take many times its memory, and most secrets are not
+/// under way.
+pub(crate) struct Needles {
+    value: Arc<Secret>,
+    forms: OnceLock<Vec<Needle>>,
+}
 
 struct Needle {
     text: Zeroizing<Vec<u8>>,
@@ -34,8 +38,25 @@ struct Needle {
 }
 
 impl Needles {
-    pub(crate) fn of(value: &Secret) -> Self {
-        let value = value.expose();
+    pub(crate) fn of(value: Arc<Secret>) -> Self {
+        Self {
+            value,
+            forms: OnceLock::new(),
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn are_made(&self) -> bool {
+        self.forms.get().is_some()
+    }
+
+    fn forms(&self) -> &[Needle] {
+        self.forms.get_or_init(|| Needle::all_of(self.value.expose()))
+    }
+}
+
+impl Needle {
+    fn all_of(value: &[u8]) -> Vec<Self> {
         let mut forms = vec![Zeroizing::new(value.to_vec())];
         forms.push(Zeroizing::new(percent_encode(value, b"0123456789ABCDEF")));
         forms.push(Zeroizing::new(percent_encode(value, b"0123456789abcdef")));
@@ -62,11 +83,9 @@ impl Needles {
         forms.sort_unstable_by(|a, b| a.as_slice().cmp(b.as_slice()));
         forms.dedup_by(|a, b| a.as_slice() == b.as_slice());
         forms.retain(|form| form.len() >= MIN_BYTES);
-        Self(forms.into_iter().map(Needle::new).collect())
+        forms.into_iter().map(Self::new).collect()
     }
-}
 
-impl Needle {
     fn new(text: Zeroizing<Vec<u8>>) -> Self {
         let mut borders = vec![0; text.len()];
         let mut border = 0;
@@ -139,7 +158,7 @@ impl Redactor {
     }
 
     fn needles(&self) -> impl Iterator<Item = &Needle> {
-        self.0.iter().flat_map(|needles| &needles.0)
+        self.0.iter().flat_map(|needles| needles.forms())
     }
 
     /// All places are looked for before any is blotted out: they may overlap.
@@ -272,9 +291,8 @@ mod tests {
     fn redactor(values: &[&str]) -> Redactor {
         let mut redactor = Redactor::default();
         for value in values {
-            redactor.add(Arc::new(Needles::of(
-                &Secret::new(value.as_bytes().to_vec()).unwrap(),
-            )));
+            let value = Secret::new(value.as_bytes().to_vec()).unwrap();
+            redactor.add(Arc::new(Needles::of(Arc::new(value))));
         }
         redactor
     }

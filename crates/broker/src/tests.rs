@@ -246,3 +246,24 @@ fn what_is_derived_for_one_purpose_says_nothing_of_another() {
     let distinct: std::collections::HashSet<_> = derived.into_iter().map(|bytes| *bytes.unwrap()).collect();
     assert_eq!(distinct.len(), 7);
 }
+
+/// What a value is found by takes many times its memory: a server with many secrets makes it for those that are used.
+#[test]
+fn a_secret_that_nobody_uses_is_not_made_ready_to_be_found() {
+    let broker = broker(1);
+    let sealed = broker
+        .seal(
+            &project(1),
+            &id(1),
+            &Secret::new(b"0123456789abcdef".to_vec()).unwrap(),
+        )
+        .unwrap();
+    let version = broker.load(&project(1), &id(1), &sealed, None).unwrap();
+    let needles = broker.needles(&id(1)).unwrap();
+    assert!(!needles.are_made());
+    let blotted = broker.lend(&id(1), version, Timestamp(0), |_, redactor| {
+        redactor.text("it is 0123456789abcdef")
+    });
+    assert_eq!(blotted.unwrap(), "it is ****************");
+    assert!(needles.are_made());
+}

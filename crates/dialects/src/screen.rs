@@ -7,6 +7,14 @@
 //! What must hold: without a find not a byte changes. With one, nothing but the texts and names that it was in; names that are
 //! redacted stay different from each other. What is found is named
 //! by its rule and never repeated. It is no proof: who wants to get something past it writes it in words.
+//!
+//! Patterns and texts may both be a tenant's, made to take long together. So a text is looked at in windows, and between
+//! windows and finds the caller is asked whether to go on ([`Stopped::TooLong`]): no step takes longer than the largest set of
+//! patterns on one window. A find belongs to the window that it begins in, and windows overlap: what is found in texts
+//! longer than a window is the same as without windows, as long as it is shorter than the overlap. Longer finds may be missed
+//! there, or cut short.
+
+use std::ops::Range;
 
 use bytes::Bytes;
 use regex::{Regex, RegexSet};
@@ -24,8 +32,19 @@ pub const KNOWN: [&str; 5] = ["email", "phone", "card", "iban", "ssn"];
 
 /// The longest pattern of an operator's own.
 const LONGEST_PATTERN: usize = 1000;
+/// The longest name of a rule: it is put into texts in place of what is found.
+const LONGEST_NAME: usize = 64;
 /// A pattern's program may take this much memory.
 const LARGEST_PROGRAM: usize = 256 * 1024;
+/// And the program of all patterns together.
+const LARGEST_TOGETHER: usize = 1024 * 1024;
+
+/// A text is looked at in pieces of this size.
+const WINDOW: usize = 16 * 1024;
+/// So much of a piece is looked at again with the next one.
+const OVERLAP: usize = 4 * 1024;
+/// Beside four times its length, what redacting may make of a text.
+const GROWTH: usize = 64 * 1024;
 
 #[derive(Debug, Clone)]
 pub struct Screen {
@@ -52,6 +71,33 @@ pub enum Stopped {
     Found(String),
     #[error("a text of the request is not valid JSON")]
     Unreadable,
+    #[error(
+        "looking through the request with the rules takes too long, or what they put into it is too long"
+    )]
+    TooLong,
+}
+
+/// A piece of a text.
+struct Window {
+    start: usize,
+    /// Where the next one starts: finds from there on are the next one's. The last one has all.
+    next: usize,
+    end: usize,
+}
+
+fn windows(text: &str) -> impl Iterator<Item = Window> {
+    let mut from = Some(0);
+    std::iter::from_fn(move || {
+        let start = from?;
+        let end = text.floor_char_boundary(start + WINDOW);
+        let next = (end < text.len()).then(|| text.floor_char_boundary(start + WINDOW - OVERLAP));
+        from = next;
+        Some(Window {
+            start,
+            next: next.unwrap_or(usize::MAX),
+            end,
+        })
+    })
 }
 
 impl Screen {
@@ -87,12 +133,18 @@ impl Screen {
                     ));
                 }
             };
+            if name.len() > LONGEST_NAME {
+                return Err(format!("the name of a rule has at most {LONGEST_NAME} bytes"));
+            }
             if text.len() > LONGEST_PATTERN {
                 return Err(format!(
                     "the pattern of `{name}` is longer than {LONGEST_PATTERN} bytes"
                 ));
             }
-            let pattern = regex::RegexBuilder::new(text).size_limit(LARGEST_PROGRAM).build();
+            let pattern = regex::RegexBuilder::new(text)
+                .size_limit(LARGEST_PROGRAM)
+                .dfa_size_limit(LARGEST_PROGRAM)
+                .build();
             let pattern =
                 pattern.map_err(|error| format!("the pattern of `{name}` cannot be used: {error}"))?;
             if pattern.is_match("") {
@@ -107,7 +159,10 @@ impl Screen {
                 action,
             });
         }
-        let any = RegexSet::new(compiled.iter().map(|rule| rule.pattern.as_str()));
+        let any = regex::RegexSetBuilder::new(compiled.iter().map(|rule| rule.pattern.as_str()))
+            .size_limit(LARGEST_TOGETHER)
+            .dfa_size_limit(LARGEST_TOGETHER)
+            .build();
         Ok(Self {
             any: any.map_err(|error| format!("the patterns cannot be used together: {error}"))?,
             rules: compiled,
@@ -118,14 +173,16 @@ impl Screen {
         self.rules.is_empty()
     }
 
-    /// The body as it may be sent.
-    pub fn apply(&self, body: &Bytes) -> Result<Bytes, Stopped> {
+    /// The body as it may be sent. `may_go_on` is asked again and again; when it says no, the answer is
+    /// [`Stopped::TooLong`].
+    pub fn apply(&self, body: &Bytes, may_go_on: impl Fn() -> bool) -> Result<Bytes, Stopped> {
+        let most = body.len().saturating_mul(4).saturating_add(GROWTH);
         let mut changed: Vec<u8> = Vec::new();
         let (mut kept, mut at, mut names) = (0, 0, 0);
         while let Some(start) = memchr::memchr(b'"', &body[at..]).map(|found| at + found) {
             let end = end_of_text(body, start).ok_or(Stopped::Unreadable)?;
             at = end;
-            if let Some(mut text) = self.screen(&body[start..end])? {
+            if let Some(mut text) = self.screen(&body[start..end], &may_go_on)? {
                 let is_name = body[end..].trim_ascii_start().first() == Some(&b':');
                 if is_name {
                     names += 1;
@@ -134,6 +191,9 @@ impl Screen {
                 changed.extend_from_slice(&body[kept..start]);
                 changed.extend_from_slice(text.as_bytes());
                 kept = end;
+                if changed.len() > most {
+                    return Err(Stopped::TooLong);
+                }
             }
         }
         if kept == 0 {
@@ -144,7 +204,7 @@ impl Screen {
     }
 
     /// A text with its quotes, changed; `None`: it may stay as it is.
-    fn screen(&self, quoted: &[u8]) -> Result<Option<String>, Stopped> {
+    fn screen(&self, quoted: &[u8], may_go_on: &impl Fn() -> bool) -> Result<Option<String>, Stopped> {
         let plain = &quoted[1..quoted.len() - 1];
         let undone: String;
         let text = if plain.contains(&b'\\') {
@@ -153,33 +213,89 @@ impl Screen {
         } else {
             std::str::from_utf8(plain).map_err(|_| Stopped::Unreadable)?
         };
+        let most = text.len().saturating_mul(4).saturating_add(GROWTH);
         let mut now = std::borrow::Cow::Borrowed(text);
         let mut changed = false;
-        for index in self.any.matches(text) {
-            let rule = &self.rules[index];
-            let found = rule
-                .pattern
-                .find_iter(&now)
-                .any(|found| (rule.is_sound)(found.as_str()));
-            match (found, rule.action) {
-                (false, _) => {}
-                (true, Action::Refuse) => return Err(Stopped::Found(rule.name.clone())),
-                (true, Action::Redact) => {
-                    let place = format!("[{}]", rule.name);
-                    let redacted = rule.pattern.replace_all(&now, |found: &regex::Captures<'_>| {
-                        if (rule.is_sound)(&found[0]) {
-                            place.clone()
-                        } else {
-                            found[0].to_owned()
-                        }
-                    });
-                    now = redacted.into_owned().into();
+        for rule in self.matching(text, may_go_on)? {
+            let found = rule.finds(&now, may_go_on)?;
+            match (found.is_empty(), rule.action) {
+                (true, _) => {}
+                (false, Action::Refuse) => return Err(Stopped::Found(rule.name.clone())),
+                (false, Action::Redact) => {
+                    now = redact(&now, &found, &rule.name, most)?.into();
                     changed = true;
                 }
             }
         }
         Ok(changed.then(|| serde_json::Value::from(now.into_owned()).to_string()))
     }
+
+    /// The rules whose patterns are in a text, in one pass over it.
+    fn matching(&self, text: &str, may_go_on: &impl Fn() -> bool) -> Result<Vec<&Rule>, Stopped> {
+        let mut is_in = vec![false; self.rules.len()];
+        for window in windows(text) {
+            if !may_go_on() {
+                return Err(Stopped::TooLong);
+            }
+            for index in self.any.matches_at(&text[..window.end], window.start) {
+                is_in[index] = true;
+            }
+        }
+        let rules = self.rules.iter().zip(is_in);
+        Ok(rules.filter(|(_, is_in)| *is_in).map(|(rule, _)| rule).collect())
+    }
+}
+
+impl Rule {
+    /// Where what it looks for is in a text; the first place alone where that is enough.
+    fn finds(&self, text: &str, may_go_on: &impl Fn() -> bool) -> Result<Vec<Range<usize>>, Stopped> {
+        let mut found = Vec::new();
+        let mut at = 0;
+        for window in windows(text) {
+            at = at.max(window.start);
+            while at <= window.end {
+                if !may_go_on() {
+                    return Err(Stopped::TooLong);
+                }
+                let one = self.pattern.find_at(&text[..window.end], at);
+                let Some(one) = one.filter(|one| one.start() < window.next) else {
+                    break;
+                };
+                at = match one.is_empty() {
+                    false => one.end(),
+                    // Behind the next letter, or the same would be found for ever.
+                    true => text.ceil_char_boundary(one.end() + 1).max(one.end() + 1),
+                };
+                if (self.is_sound)(one.as_str()) {
+                    found.push(one.range());
+                    if self.action == Action::Refuse {
+                        return Ok(found);
+                    }
+                }
+            }
+        }
+        Ok(found)
+    }
+}
+
+fn redact(text: &str, found: &[Range<usize>], name: &str, most: usize) -> Result<String, Stopped> {
+    let grown = text
+        .len()
+        .saturating_add(found.len().saturating_mul(name.len() + 2));
+    if grown > most {
+        return Err(Stopped::TooLong);
+    }
+    let mut redacted = String::with_capacity(grown);
+    let mut kept = 0;
+    for range in found {
+        redacted.push_str(&text[kept..range.start]);
+        redacted.push('[');
+        redacted.push_str(name);
+        redacted.push(']');
+        kept = range.end;
+    }
+    redacted.push_str(&text[kept..]);
+    Ok(redacted)
 }
 
 /// Behind the closing quote of the text that opens at `start`.
@@ -249,7 +365,7 @@ mod tests {
 
     fn redacted(body: &str) -> String {
         let body = Bytes::copy_from_slice(body.as_bytes());
-        String::from_utf8(screen(Action::Redact).apply(&body).unwrap().to_vec()).unwrap()
+        String::from_utf8(screen(Action::Redact).apply(&body, || true).unwrap().to_vec()).unwrap()
     }
 
     #[test]
@@ -293,20 +409,20 @@ mod tests {
             r#"{"input":{"[email] 1" : 1,"[email] 2":{"name":"[email]"}}}"#
         );
         let body = Bytes::from_static(br#"{"input":{"ann@b.org":1}}"#);
-        let stopped = screen(Action::Refuse).apply(&body).unwrap_err();
+        let stopped = screen(Action::Refuse).apply(&body, || true).unwrap_err();
         assert_eq!(stopped, Stopped::Found("email".into()));
     }
 
     #[test]
     fn a_refusal_names_the_rule_and_not_the_find() {
         let body = Bytes::from_static(br#"{"t":"a@b.org"}"#);
-        let stopped = screen(Action::Refuse).apply(&body).unwrap_err();
+        let stopped = screen(Action::Refuse).apply(&body, || true).unwrap_err();
         assert_eq!(stopped, Stopped::Found("email".into()));
         assert!(!stopped.to_string().contains("b.org"));
         for broken in [r#"{"t":"a"#, r#"{"t":"a\"#, "{\"t\":\"a\\u12\"}"] {
             let body = Bytes::copy_from_slice(broken.as_bytes());
             assert_eq!(
-                screen(Action::Refuse).apply(&body),
+                screen(Action::Refuse).apply(&body, || true),
                 Err(Stopped::Unreadable),
                 "{broken}"
             );
@@ -317,7 +433,10 @@ mod tests {
     fn rules_of_ones_own_are_checked() {
         let own = Screen::new([("ticket", Some("T-[0-9]+"), Action::Redact)]).unwrap();
         let body = Bytes::from_static(br#"{"t":"see T-12"}"#);
-        assert_eq!(own.apply(&body).unwrap(), br#"{"t":"see [ticket]"}"#.as_slice());
+        assert_eq!(
+            own.apply(&body, || true).unwrap(),
+            br#"{"t":"see [ticket]"}"#.as_slice()
+        );
         for (name, pattern) in [
             ("x", Some("(")),
             ("x", Some("a*")),
@@ -332,12 +451,97 @@ mod tests {
         }
     }
 
+    /// Each alone is allowed; together they would be a program that takes minutes for a page of text.
+    #[test]
+    fn patterns_are_limited_together_too() {
+        let many: Vec<String> = (0..40).map(|n| format!("a[ab]{{{}}}c", 2500 + n)).collect();
+        let rules = |most: usize| {
+            let own = many.iter().take(most);
+            Screen::new(own.map(|own| ("own", Some(own.as_str()), Action::Refuse))).map(|_| ())
+        };
+        rules(1).unwrap();
+        let why = rules(many.len()).unwrap_err();
+        assert!(why.contains("together"), "{why}");
+        Screen::new(KNOWN.map(|name| (name, None, Action::Refuse))).unwrap();
+    }
+
+    #[test]
+    fn whoever_waits_is_asked_between_windows_and_can_stop_it() {
+        let asked = std::cell::Cell::new(0);
+        let until = |most: usize| {
+            let asked = &asked;
+            asked.set(0);
+            move || {
+                asked.set(asked.get() + 1);
+                asked.get() < most
+            }
+        };
+        let hard = Screen::new([("hard", Some("a[ab]{2500}c"), Action::Refuse)]).unwrap();
+        let body = Bytes::from(format!(r#"{{"t":"{}"}}"#, "ab".repeat(30_000)));
+        assert_eq!(hard.apply(&body, until(3)), Err(Stopped::TooLong));
+        assert_eq!(asked.get(), 3);
+        assert_eq!(hard.apply(&body, until(100)).unwrap(), body);
+        // 60,000 letters in steps of 12 KiB, and the name.
+        assert_eq!(asked.get(), 6);
+        // Finds are steps, too.
+        let many = Screen::new([("many", Some("a"), Action::Redact)]).unwrap();
+        let body = Bytes::from(format!(r#"{{"t":"{}"}}"#, "a".repeat(1000)));
+        assert_eq!(many.apply(&body, until(500)), Err(Stopped::TooLong));
+    }
+
+    #[test]
+    fn windows_change_nothing_about_what_is_found() {
+        let own = Screen::new([("mark", Some(r"\bx[a-z0-9é]{2,90}y\b"), Action::Redact)]).unwrap();
+        // Marks everywhere: across the ends of windows, and with letters of two bytes there.
+        let marks = |n: usize| format!("{} ", "é".repeat(n % 7));
+        let (mut text, mut clean) = (String::new(), String::new());
+        for n in 0..3000 {
+            text.push_str(&marks(n));
+            clean.push_str(&marks(n));
+            text.push_str(&format!("xab{}y ", "é".repeat(n % 11)));
+            clean.push_str("[mark] ");
+        }
+        assert!(text.len() > 4 * WINDOW);
+        let sent = own
+            .apply(&Bytes::from(format!(r#"{{"t":"{text}"}}"#)), || true)
+            .unwrap();
+        assert_eq!(
+            String::from_utf8(sent.to_vec()).unwrap(),
+            format!(r#"{{"t":"{clean}"}}"#)
+        );
+        // The end of a window is not the end of a text, nor its start the start of one.
+        for (pattern, is_found) in [("^b", false), ("a$", false), ("^a", true), ("b$", true)] {
+            let own = Screen::new([("edge", Some(pattern), Action::Refuse)]).unwrap();
+            let text = format!("{}{}", "a".repeat(3 * WINDOW), "b".repeat(3 * WINDOW));
+            let found = own.apply(&Bytes::from(format!("\"{text}\"")), || true).is_err();
+            assert_eq!(found, is_found, "{pattern}");
+        }
+        // Finds of nothing come to an end.
+        let empty = Screen::new([("edge", Some(r"\b"), Action::Redact)]).unwrap();
+        let sent = empty
+            .apply(&Bytes::from_static("\"é b\"".as_bytes()), || true)
+            .unwrap();
+        assert_eq!(sent, "\"[edge]é[edge] [edge]b[edge]\"".as_bytes());
+    }
+
+    #[test]
+    fn what_is_put_into_a_text_does_not_flood() {
+        let name = "n".repeat(LONGEST_NAME);
+        let own = Screen::new([(name.as_str(), Some("a"), Action::Redact)]).unwrap();
+        let body = Bytes::from(format!(r#"{{"t":"{}"}}"#, "a".repeat(100_000)));
+        assert_eq!(own.apply(&body, || true), Err(Stopped::TooLong));
+        let body = Bytes::from(format!("[{}\"\"]", "\"a\",".repeat(100_000)));
+        assert_eq!(own.apply(&body, || true), Err(Stopped::TooLong));
+        let longer = "n".repeat(LONGEST_NAME + 1);
+        assert!(Screen::new([(longer.as_str(), Some("a"), Action::Redact)]).is_err());
+    }
+
     proptest! {
         #[test]
         fn any_json_stays_json(texts in prop::collection::vec("\\PC{0,40}", 0..6)) {
             let value = serde_json::json!({"a": texts, "mail": "x@y.org"});
             let body = Bytes::from(value.to_string());
-            let sent = screen(Action::Redact).apply(&body).unwrap();
+            let sent = screen(Action::Redact).apply(&body, || true).unwrap();
             let read: serde_json::Value = serde_json::from_slice(&sent).unwrap();
             prop_assert_eq!(&read["mail"], "[email]");
             prop_assert_eq!(read["a"].as_array().unwrap().len(), texts.len());

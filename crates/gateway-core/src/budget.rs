@@ -19,6 +19,9 @@ use crate::Window;
 
 /// Subjects of one budget from which on it is tidied up now and then.
 const MANY: usize = 1024;
+/// The most subjects of one budget that are remembered. Names of runs and workflows are callers' own: who thinks of so many
+/// has as many budgets anyway, and those that called longest ago are forgotten.
+pub const MOST_SUBJECTS: usize = 16 * MANY;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Budget {
@@ -87,6 +90,8 @@ pub struct Exhausted {
     pub wanted: Usd,
     /// When it begins anew; `None`: never.
     pub resets_at: Option<Timestamp>,
+    /// What was spent is known; if not, nothing is let through until it is.
+    pub is_known: bool,
 }
 
 /// A budget of which a share is spent.
@@ -129,7 +134,11 @@ struct UnderWay {
 #[derive(Debug, Clone)]
 struct Entry {
     budget: Budget,
+    /// What was spent before is in the counters.
+    is_known: bool,
     counters: HashMap<String, Counter>,
+    /// Counts uses.
+    uses: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -138,9 +147,26 @@ struct Counter {
     spent: Usd,
     reserved: Usd,
     alerted: bool,
+    /// Which use of its budget was its last.
+    used: u64,
 }
 
 impl Books {
+    /// Adds a budget of which is not known yet what was spent: until it is [`Books::set`], calls that it applies to are
+    /// refused.
+    pub fn close(&mut self, budget: Budget) {
+        self.remove(&budget.id);
+        let ids = self.of_project.entry(budget.project.clone()).or_default();
+        ids.push(budget.id.clone());
+        let entry = Entry {
+            is_known: false,
+            counters: HashMap::new(),
+            uses: 0,
+            budget,
+        };
+        self.entries.insert(entry.budget.id.clone(), entry);
+    }
+
     /// Adds a budget, or changes one. `spent` is what each subject has spent in its present window, without calls under way,
     /// for which is reserved here; where the budget was here and counts the same things as before, what was counted here stays
     /// instead, with what is reserved.
@@ -148,6 +174,7 @@ impl Books {
         let what = |budget: &Budget| (budget.scope, budget.subject.clone(), budget.window);
         if let Some(entry) = self.entries.get_mut(&budget.id)
             && what(&entry.budget) == what(&budget)
+            && entry.is_known
         {
             entry
                 .counters
@@ -170,11 +197,17 @@ impl Books {
                     spent,
                     reserved: Usd::ZERO,
                     alerted: false,
+                    used: 0,
                 };
                 (subject, counter)
             })
             .collect();
-        let mut entry = Entry { budget, counters };
+        let mut entry = Entry {
+            budget,
+            is_known: true,
+            counters,
+            uses: 0,
+        };
         for call in self.under_way.values_mut() {
             let Some(subject) = entry.budget.applies(&call.spender) else {
                 continue;
@@ -231,9 +264,9 @@ impl Books {
             let Some(entry) = self.entries.get_mut(id) else {
                 continue;
             };
-            let limit = entry.budget.limit;
+            let (limit, is_known) = (entry.budget.limit, entry.is_known);
             let counter = entry.counter(subject, now);
-            if counter.spent + counter.reserved + amount > limit {
+            if !is_known || counter.spent + counter.reserved + amount > limit {
                 let (spent, reserved, resets_at) = (counter.spent, counter.reserved, counter.window.end);
                 return Err(Box::new(Exhausted {
                     budget: entry.budget.clone(),
@@ -242,6 +275,7 @@ impl Books {
                     reserved,
                     wanted: amount,
                     resets_at,
+                    is_known,
                 }));
             }
         }
@@ -366,6 +400,11 @@ impl Entry {
                 counter.reserved > Usd::ZERO || counts
             });
         }
+        if self.counters.len() >= MOST_SUBJECTS && !self.counters.contains_key(subject) {
+            self.forget_half();
+        }
+        self.uses += 1;
+        let used = self.uses;
         let counter = self
             .counters
             .entry(subject.to_owned())
@@ -374,16 +413,28 @@ impl Entry {
                 spent: Usd::ZERO,
                 reserved: Usd::ZERO,
                 alerted: false,
+                used,
             });
+        counter.used = used;
         if window.start > counter.window.start {
             *counter = Counter {
                 window,
                 spent: Usd::ZERO,
                 reserved: counter.reserved,
                 alerted: false,
+                used,
             };
         }
         counter
+    }
+
+    /// Half at once, so that it is seldom done. What is reserved stays.
+    fn forget_half(&mut self) {
+        let mut uses: Vec<u64> = self.counters.values().map(|counter| counter.used).collect();
+        let middle = uses.len() / 2;
+        let (_, &mut median, _) = uses.select_nth_unstable(middle);
+        self.counters
+            .retain(|_, counter| counter.used > median || counter.reserved > Usd::ZERO);
     }
 }
 
@@ -472,6 +523,44 @@ mod tests {
             );
         }
         assert!(books.standing(&BudgetId::from_entropy([1; 20]), NOW).len() <= 2 * MANY);
+    }
+
+    #[test]
+    fn names_that_spend_little_are_forgotten_in_time() {
+        let mut books = Books::default();
+        let id = BudgetId::from_entropy([1; 20]);
+        books.set(budget(1, BudgetScope::Run, BudgetWindow::Total, 10), [], NOW);
+        let held = books.reserve(&spender("held"), Usd::from_pico(9), NOW).unwrap();
+        for n in 0..2 * MOST_SUBJECTS {
+            let one = books
+                .reserve(&spender(&n.to_string()), Usd::from_pico(1), NOW)
+                .unwrap();
+            let _ = books.settle(&one, Usd::from_pico(1), NOW);
+        }
+        assert!(books.standing(&id, NOW).len() <= MOST_SUBJECTS);
+        // What is under way is not, nor who called last.
+        assert!(books.reserve(&spender("held"), Usd::from_pico(2), NOW).is_err());
+        let last = (2 * MOST_SUBJECTS - 1).to_string();
+        assert!(books.reserve(&spender(&last), Usd::from_pico(10), NOW).is_err());
+        let _ = books.settle(&held, Usd::ZERO, NOW);
+    }
+
+    #[test]
+    fn a_budget_of_which_nothing_is_known_lets_nothing_through() {
+        let mut books = Books::default();
+        books.close(budget(1, BudgetScope::Run, BudgetWindow::Total, 10));
+        assert!(books.caps(&spender("a")));
+        let refused = books.reserve(&spender("a"), Usd::ZERO, NOW).unwrap_err();
+        assert!(!refused.is_known);
+        books.set(
+            budget(1, BudgetScope::Run, BudgetWindow::Total, 10),
+            [("a".to_owned(), Usd::from_pico(4))],
+            NOW,
+        );
+        let refused = books.reserve(&spender("a"), Usd::from_pico(7), NOW).unwrap_err();
+        assert!(refused.is_known);
+        let taken = books.reserve(&spender("a"), Usd::from_pico(6), NOW).unwrap();
+        let _ = books.settle(&taken, Usd::ZERO, NOW);
     }
 
     #[test]

@@ -21,7 +21,7 @@ mod rate;
 mod route;
 
 pub use breaker::{Breaker, BreakerState, RetryBudget};
-pub use budget::{Alert, Books, Budget, Exhausted, Reservation, Spender, Standing};
+pub use budget::{Alert, Books, Budget, Exhausted, MOST_SUBJECTS, Reservation, Spender, Standing};
 pub use calendar::Window;
 pub use estimate::{Reading, input_tokens, most_input_tokens, output_tokens};
 pub use prices::{Most, Price, PriceError, Prices, Rates};

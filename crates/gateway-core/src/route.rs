@@ -10,6 +10,8 @@ use std::str::FromStr;
 
 /// The most targets that one call may try.
 const MOST_TARGETS: usize = 8;
+/// The most names that are looked up for one call: each is held against every pattern of every provider.
+const MOST_NAMES: usize = 32;
 
 /// Something to call.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -153,7 +155,7 @@ impl Catalogue {
         let mut names = vec![model.to_owned()];
         names.extend(wishes.fallbacks.iter().cloned());
         let mut at = 0;
-        while at < names.len() && planned.len() < MOST_TARGETS {
+        while at < names.len().min(MOST_NAMES) && planned.len() < MOST_TARGETS {
             let name = names[at].clone();
             at += 1;
             if !seen.insert(name.clone()) {
@@ -392,6 +394,25 @@ mod tests {
         };
         let planned = catalogue().plan("smart", &Wishes::default(), out, 0).unwrap();
         assert_eq!(planned.last().unwrap().provider, "anthropic");
+    }
+
+    /// However many names stand for each other, a call looks at few of them.
+    #[test]
+    fn a_plan_looks_up_so_many_names_and_no_more() {
+        let mut catalogue = catalogue();
+        for n in 0..100 {
+            let route = Route {
+                targets: Vec::new(),
+                fallbacks: vec![format!("r{}", n + 1)],
+            };
+            catalogue.routes.insert(format!("r{n}"), route);
+        }
+        catalogue
+            .routes
+            .insert("r100".into(), catalogue.routes["cheap"].clone());
+        let plan = |model: &str| catalogue.plan(model, &Wishes::default(), |_| TargetHealth::default(), 0);
+        assert!(plan("r90").is_ok());
+        assert_eq!(plan("r50"), Err(NoRoute::Unknown { model: "r50".into() }));
     }
 
     #[test]

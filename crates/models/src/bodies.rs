@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 
 use crate::Models;
 use crate::faults::from_store;
+use crate::guards::in_time;
 
 /// What is kept of each.
 const LARGEST: usize = 64 * 1024;
@@ -45,9 +46,9 @@ impl Bodies {
         })
     }
 
-    /// A JSON text as it may be kept; empty if it is none.
+    /// A JSON text as it may be kept; empty if it is none, or takes too long to look through.
     fn clean(&self, body: &Bytes) -> (String, bool) {
-        let screened = self.screen.apply(body).ok();
+        let screened = self.screen.apply(body, in_time()).ok();
         let text = screened
             .and_then(|bytes| String::from_utf8(bytes.to_vec()).ok())
             .unwrap_or_default();
@@ -78,21 +79,26 @@ impl Models {
         &self,
         call: ModelCallId,
         project: ProjectId,
-        request: &Bytes,
-        answer: &Bytes,
+        request: Bytes,
+        answer: Bytes,
         stream: Option<Dialect>,
     ) {
         let Some(bodies) = &self.inner.bodies else { return };
-        let (request, cut_request) = bodies.clean(request);
-        let (answer, cut_answer) = match stream {
-            None => bodies.clean(answer),
-            Some(dialect) => bodies.clean(&transcript(dialect, answer)),
-        };
-        let kept = ModelBodies {
-            request,
-            answer,
-            shortened: cut_request || cut_answer,
-        };
+        let models = self.clone();
+        // Texts may be long: not where others wait.
+        let cleaning = self.inner.runtime.spawn_blocking(move || {
+            let bodies = models.inner.bodies.as_ref()?;
+            let (request, cut_request) = bodies.clean(&request);
+            let (answer, cut_answer) = match stream {
+                None => bodies.clean(&answer),
+                Some(dialect) => bodies.clean(&transcript(dialect, &answer)),
+            };
+            Some(ModelBodies {
+                request,
+                answer,
+                shortened: cut_request || cut_answer,
+            })
+        });
         let now = self.now();
         let trim = now.0.saturating_sub(bodies.trimmed_at.load(Ordering::Relaxed)) > TRIM_EVERY_MILLIS;
         if trim {
@@ -102,6 +108,7 @@ impl Models {
         let before = atoll_types::Timestamp(now.0.saturating_sub(keep));
         let store = Arc::clone(&self.store().models);
         self.spawn(async move {
+            let Ok(Some(kept)) = cleaning.await else { return };
             let mut outcome = store.put_model_bodies(call, project, now, kept).await;
             if trim {
                 outcome = outcome.and(store.trim_model_bodies(before, MOST).await.map(drop));

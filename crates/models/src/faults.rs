@@ -65,6 +65,9 @@ impl From<NoRoute> for Refusal {
 /// As told to anybody: what a project has and spends is not for whoever may call a model.
 impl From<Box<Exhausted>> for Refusal {
     fn from(refused: Box<Exhausted>) -> Self {
+        if !refused.is_known {
+            return unknown();
+        }
         let message = format!(
             "a budget of the project does not allow this call; {}",
             resets(&refused)
@@ -78,6 +81,9 @@ impl From<Box<Exhausted>> for Refusal {
 impl Refusal {
     /// A budget does not allow a call. Whose own budget it is, is told the amounts; and whoever may see all of them anyway.
     pub(crate) fn exhausted(refused: Box<Exhausted>, who: &Who) -> Self {
+        if !refused.is_known {
+            return unknown();
+        }
         let spender = &who.spender;
         let is_own = match refused.budget.scope {
             BudgetScope::Key => spender.key.as_ref().map(KeyId::as_str) == Some(&refused.subject),
@@ -89,6 +95,17 @@ impl Refusal {
         }
         Fault::new(Code::BudgetExhausted, standing(&refused))
             .hint("ask for fewer tokens (`max_tokens`), use a cheaper model, or raise the budget with `atoll budget set`")
+            .into()
+    }
+}
+
+fn unknown() -> Refusal {
+    let message = "what was spent of a budget of the project is not known yet, so calls under it wait";
+    let fault = Fault::new(Code::BudgetUnknown, message);
+    Refusal {
+        retry_after: Some(crate::SUMMED_AGAIN),
+        ..fault
+            .hint("try again in a moment; the server's log says why")
             .into()
     }
 }

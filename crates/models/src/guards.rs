@@ -2,14 +2,20 @@
 //!
 //! It is looked at before anything else of a request, so what is refused or redacted here reaches no provider, no row and no
 //! log. By default there is nothing to look for.
+//!
+//! What must hold: patterns are the tenant's, and so is the text, and both may be made to take long together. Patterns of a
+//! project's own never run where others wait, one text of a project at a time, and each for [`LONGEST`] at most. Guards that
+//! were kept and cannot be used any more refuse that project's calls, and nobody else's.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use atoll_dialects::screen::{Action, Screen, Stopped};
 use atoll_gateway_core::{Pattern, Target, input_tokens};
 use atoll_store::{ModelGuards, ModelGuardsRow};
 use atoll_types::{Code, Fault, ProjectId};
 use bytes::Bytes;
+use tokio::sync::Semaphore;
 
 use crate::faults::{Refusal, from_store};
 use crate::setup::ProjectSetup;
@@ -17,14 +23,33 @@ use crate::{Models, Who};
 
 const MOST_RULES: usize = 100;
 /// Bodies from this size on are not screened in passing.
-const LONG: usize = 64 * 1024;
+const LONG: usize = 16 * 1024;
+/// For how long one text may be looked through.
+const LONGEST: Duration = Duration::from_secs(5);
+
+/// Whether there is time left to look through a text.
+pub(crate) fn in_time() -> impl Fn() -> bool {
+    let until = Instant::now() + LONGEST;
+    move || Instant::now() < until
+}
+
+/// Who looks through a text of the project. Stays the same when its guards change: what began with the old ones counts.
+#[derive(Debug, Clone)]
+pub(crate) struct Turns(Arc<Semaphore>);
+
+impl Default for Turns {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(1)))
+    }
+}
 
 /// A project's guards, ready for use.
 #[derive(Debug)]
 pub(crate) struct Guards {
     pub(crate) said: ModelGuards,
     blocked: Vec<Pattern>,
-    screen: Screen,
+    /// Or why it cannot be used.
+    screen: Result<Screen, String>,
 }
 
 impl Guards {
@@ -49,8 +74,27 @@ impl Guards {
         Ok(Self {
             said,
             blocked,
-            screen,
+            screen: Ok(screen),
         })
+    }
+
+    /// As they were kept. What was kept was checked; if it cannot be used all the same, calls must not go out unguarded.
+    pub(crate) fn kept(said: ModelGuards) -> Self {
+        Self::compile(said.clone()).unwrap_or_else(|why| Self {
+            said,
+            blocked: Vec::new(),
+            screen: Err(why),
+        })
+    }
+
+    pub(crate) fn unusable(&self) -> Option<&str> {
+        self.screen.as_ref().err().map(String::as_str)
+    }
+
+    /// Whether looking through a text of this size may take a while.
+    fn may_take_long(&self, size: usize) -> bool {
+        let has_own = || self.said.screen.iter().any(|rule| rule.pattern.is_some());
+        self.screen.as_ref().is_ok_and(|screen| !screen.is_empty()) && (size >= LONG || has_own())
     }
 
     /// Whether one of the names under which a model would be called is blocked.
@@ -78,8 +122,13 @@ impl Models {
 
     /// Replaces a project's guards.
     pub async fn set_guards(&self, project: &ProjectId, guards: ModelGuards) -> Result<(), Fault> {
-        let compiled = Guards::compile(guards.clone()).map_err(|why| Fault::new(Code::GuardsInvalid, why))?;
         let _one_at_a_time = self.inner.setup_lock.lock().await;
+        let said = guards.clone();
+        let compiling = self.inner.runtime.spawn_blocking(|| Guards::compile(said));
+        let compiled = compiling
+            .await
+            .map_err(|_| Fault::internal("the guards could not be read"))?
+            .map_err(|why| Fault::new(Code::GuardsInvalid, why))?;
         let row = ModelGuardsRow {
             project: project.clone(),
             guards,
@@ -94,29 +143,31 @@ impl Models {
         Ok(())
     }
 
-    /// The body as it may be sent. Patterns are the tenant's, and so is the text: what may take long does so where nobody
-    /// else waits for it.
+    /// The body as it may be sent. Who hangs up while waiting for the project's turn has not begun.
     pub(crate) async fn guarded_body(&self, who: &Who, body: Bytes) -> Result<Bytes, Refusal> {
-        let screens = self.setup(&who.spender.project);
-        let screens = screens
+        let setup = self.setup(&who.spender.project);
+        let is_long = setup
             .guards
             .as_ref()
-            .is_some_and(|guards| !guards.screen.is_empty());
-        if !screens || body.len() < LONG {
-            return self.guard(who, body);
+            .is_some_and(|guards| guards.may_take_long(body.len()));
+        if !is_long {
+            return self.guard(who, &setup, body);
         }
+        let turn = Arc::clone(&setup.screening.0).acquire_owned().await;
+        let turn = turn.map_err(|_| Fault::internal("the request could not be screened"))?;
         let (models, who) = (self.clone(), who.clone());
-        let guarded = self
-            .inner
-            .runtime
-            .spawn_blocking(move || models.guard(&who, body));
+        let guarded = self.inner.runtime.spawn_blocking(move || {
+            let _turn = turn;
+            // Those that hold now: they may have changed while others had their turn.
+            let setup = models.setup(&who.spender.project);
+            models.guard(&who, &setup, body)
+        });
         guarded
             .await
             .map_err(|_| Fault::internal("the request could not be screened"))?
     }
 
-    fn guard(&self, who: &Who, body: Bytes) -> Result<Bytes, Refusal> {
-        let setup = self.setup(&who.spender.project);
+    fn guard(&self, who: &Who, setup: &ProjectSetup, body: Bytes) -> Result<Bytes, Refusal> {
         let Some(guards) = &setup.guards else {
             return Ok(body);
         };
@@ -127,11 +178,23 @@ impl Models {
                 format!("the request is estimated at more than the {most} tokens that a guard allows");
             return Err(self.guarded(who, "", Code::InputTooLarge, reason));
         }
-        if guards.screen.is_empty() {
+        let screen = guards.screen.as_ref().map_err(|why| {
+            let reason =
+                format!("the guards of this project cannot be used any more, so no call goes out: {why}");
+            self.note_refusal(who, "", "guard", &reason);
+            Fault::new(Code::GuardsUnusable, reason).hint("set them anew with `atoll model guard set`")
+        })?;
+        if screen.is_empty() {
             return Ok(body);
         }
-        guards.screen.apply(&body).map_err(|stopped| match stopped {
+        screen.apply(&body, in_time()).map_err(|stopped| match stopped {
             Stopped::Found(_) => self.guarded(who, "", Code::GuardRefused, stopped.to_string()),
+            Stopped::TooLong => {
+                self.note_refusal(who, "", "guard", &stopped.to_string());
+                Fault::new(Code::GuardTooSlow, stopped.to_string())
+                    .hint("send less at once, or make the project's own patterns simpler: `atoll model guard` shows them")
+                    .into()
+            }
             Stopped::Unreadable => Fault::new(Code::InvalidBody, stopped.to_string()).into(),
         })
     }
@@ -161,5 +224,32 @@ impl Models {
         Fault::new(code, reason)
             .hint("`atoll model guard` shows what is guarded against")
             .into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use atoll_store::ScreenRule;
+
+    use super::*;
+
+    /// What may take long is not done where others wait.
+    #[test]
+    fn own_patterns_and_long_texts_may_take_long() {
+        let guards = |name: &str, pattern: Option<&str>| {
+            let rule = ScreenRule {
+                name: name.into(),
+                pattern: pattern.map(str::to_owned),
+                redact: false,
+            };
+            let said = ModelGuards {
+                screen: vec![rule],
+                ..ModelGuards::default()
+            };
+            Guards::compile(said).unwrap()
+        };
+        assert!(guards("own", Some("a[ab]{100}c")).may_take_long(1));
+        assert!(!guards("email", None).may_take_long(LONG - 1));
+        assert!(guards("email", None).may_take_long(LONG));
     }
 }

@@ -43,7 +43,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use atoll_broker::Broker;
-use atoll_gateway_core::{Books, Budget, Window};
+use atoll_gateway_core::{Books, Budget, MOST_SUBJECTS, Window};
 use atoll_identity::Identity;
 use atoll_policy::Floor;
 use atoll_providers::{Providers, Reach, Timeouts};
@@ -67,6 +67,11 @@ use faults::from_store;
 use health::{Healths, Retries};
 use keys::Keys;
 use setup::ProjectSetup;
+
+/// How long a starting server waits until what was spent is summed.
+const SUMMED_AT_START: Duration = Duration::from_secs(10);
+/// How long until a budget is summed again whose spending could not be read.
+const SUMMED_AGAIN: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -217,28 +222,70 @@ impl Models {
         Ok(())
     }
 
-    /// Reads a budget's spending from the rows of the calls in its present window. Those under way the books know.
-    async fn enter_budget(&self, row: ModelBudgetRow) -> Result<(), Fault> {
+    /// On start, with all of them closed. A server with very many calls does not wait for the last of their budgets.
+    async fn sum_budgets(&self, rows: Vec<ModelBudgetRow>) {
+        let models = self.clone();
+        let summing = async move {
+            for row in rows {
+                let _one_at_a_time = models.inner.setup_lock.lock().await;
+                if models.inner.stopping.is_cancelled() {
+                    return;
+                }
+                if models.setup(&row.project).has_budget(&row) {
+                    models.enter_budget(row).await;
+                }
+            }
+        };
+        let summing = self.inner.tasks.spawn_on(summing, &self.inner.runtime);
+        if tokio::time::timeout(SUMMED_AT_START, summing).await.is_err() {
+            tracing::warn!(
+                "budgets are still being summed; calls under those that are not are refused until they are"
+            );
+        }
+    }
+
+    /// Reads a budget's spending. One whose spending cannot be read lets nothing through until it can: that is its own
+    /// project's trouble, not the server's.
+    async fn enter_budget(&self, row: ModelBudgetRow) {
+        let Err(fault) = self.sum_budget(&row).await else {
+            return;
+        };
+        tracing::error!(budget = %row.id, %fault, "what was spent of a budget cannot be read; calls under it are refused until it can");
+        self.books().close(budget_of(&row));
+        let models = self.clone();
+        self.spawn(async move {
+            loop {
+                tokio::select! {
+                    () = models.inner.stopping.cancelled() => return,
+                    () = tokio::time::sleep(SUMMED_AGAIN) => {}
+                }
+                let _one_at_a_time = models.inner.setup_lock.lock().await;
+                // Whoever changed or deleted it meanwhile has seen to it.
+                if !models.setup(&row.project).has_budget(&row) || models.sum_budget(&row).await.is_ok() {
+                    return;
+                }
+            }
+        });
+    }
+
+    /// From the rows of the calls in its present window. Those under way the books know.
+    async fn sum_budget(&self, row: &ModelBudgetRow) -> Result<(), Fault> {
         let _none_in_between = self.inner.settling.write().await;
         let now = self.now();
         let from = Window::containing(row.window, now).start;
         let spent = self
             .store()
             .models
-            .model_spent(&row.project, row.scope, row.subject.as_deref(), from)
+            .model_spent(
+                &row.project,
+                row.scope,
+                row.subject.as_deref(),
+                from,
+                MOST_SUBJECTS,
+            )
             .await;
         let spent = spent.map_err(|e| from_store(&e))?;
-        let budget = Budget {
-            id: row.id,
-            project: row.project,
-            name: row.name,
-            scope: row.scope,
-            subject: row.subject,
-            window: row.window,
-            limit: row.limit,
-            alert_percent: row.alert_percent,
-        };
-        self.books().set(budget, spent, now);
+        self.books().set(budget_of(row), spent, now);
         Ok(())
     }
 
@@ -271,6 +318,19 @@ impl Models {
             }
             models.inner.refusals.fetch_sub(1, Ordering::Relaxed);
         });
+    }
+}
+
+fn budget_of(row: &ModelBudgetRow) -> Budget {
+    Budget {
+        id: row.id.clone(),
+        project: row.project.clone(),
+        name: row.name.clone(),
+        scope: row.scope,
+        subject: row.subject.clone(),
+        window: row.window,
+        limit: row.limit,
+        alert_percent: row.alert_percent,
     }
 }
 

@@ -158,7 +158,8 @@ impl Models {
                 if let Some(slot) = &slot {
                     self.inner.cache.put(slot, body.clone(), self.now());
                 }
-                self.keep_bodies(call.clone(), open.row.project.clone(), &request.body, &body, None);
+                let asked = request.body.clone();
+                self.keep_bodies(call.clone(), open.row.project.clone(), asked, body.clone(), None);
                 let row = open.done();
                 Ok(Served::Whole {
                     call,
@@ -487,7 +488,7 @@ impl Copy {
                 .put(&slot, bytes.clone(), self.models.now());
         }
         self.models
-            .keep_bodies(self.call, self.project, &self.request, &bytes, Some(dialect));
+            .keep_bodies(self.call, self.project, self.request, bytes, Some(dialect));
     }
 }
 

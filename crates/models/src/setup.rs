@@ -18,8 +18,20 @@ use zeroize::Zeroizing;
 pub use budgets::{BudgetView, SetBudget};
 
 use crate::faults::from_store;
-use crate::guards::Guards;
-use crate::{Models, fresh};
+use crate::guards::{Guards, Turns};
+use crate::{Models, budget_of, fresh};
+
+/// What a project may have: each change copies all of it, and each call looks through it.
+const MOST_PROVIDERS: usize = 100;
+/// Patterns of models, of one provider and of all together.
+const MOST_SERVES: usize = 100;
+const MOST_SERVED: usize = 1_000;
+/// In one pattern.
+const MOST_STARS: usize = 8;
+const MOST_ROUTES: usize = 1_000;
+const MOST_PRICES: usize = 1_000;
+/// Each is summed when the server starts.
+const MOST_BUDGETS: usize = 100;
 
 /// A provider, and which key is lent to calls that know it so. A call that began before a change knows it as it was, and is
 /// lent nothing that came later.
@@ -40,6 +52,7 @@ pub(crate) struct ProjectSetup {
     routes: BTreeMap<String, ModelRouteRow>,
     budgets: BTreeMap<String, ModelBudgetRow>,
     pub(crate) guards: Option<Arc<Guards>>,
+    pub(crate) screening: Turns,
 }
 
 impl ProjectSetup {
@@ -49,6 +62,10 @@ impl ProjectSetup {
 
     pub(crate) fn price_of(&self, target: &Target) -> Option<&Price> {
         self.prices().of(&target.provider, &target.model)
+    }
+
+    pub(crate) fn has_budget(&self, row: &ModelBudgetRow) -> bool {
+        self.budgets.get(&row.name) == Some(row)
     }
 
     /// Brings what calls are planned with in line with the rows.
@@ -168,6 +185,7 @@ impl Models {
             .model_setup()
             .await
             .map_err(|e| from_store(&e))?;
+        let setting_up = self.inner.setup_lock.lock().await;
         let mut projects: HashMap<ProjectId, ProjectSetup> = HashMap::new();
         for row in setup.providers {
             let loaded = row
@@ -197,17 +215,22 @@ impl Models {
                 .own_prices
                 .insert(row.model.clone(), row);
         }
-        for row in setup.budgets {
+        for row in &setup.budgets {
+            self.books().close(budget_of(row));
             projects
                 .entry(row.project.clone())
                 .or_default()
                 .budgets
                 .insert(row.name.clone(), row.clone());
-            self.enter_budget(row).await?;
         }
         for row in setup.guards {
-            // What was kept was checked; if it cannot be used all the same, calls must not go out unguarded.
-            let guards = Guards::compile(row.guards).map_err(Fault::internal)?;
+            let compiling = self.inner.runtime.spawn_blocking(|| Guards::kept(row.guards));
+            let guards = compiling
+                .await
+                .map_err(|_| Fault::internal("the guards of a project could not be read"))?;
+            if let Some(why) = guards.unusable() {
+                tracing::error!(project = %row.project, %why, "the guards of a project cannot be used; its calls are refused");
+            }
             projects.entry(row.project).or_default().guards = Some(Arc::new(guards));
         }
         let now = self.now();
@@ -218,6 +241,8 @@ impl Models {
             setup.compile();
             self.replace(project, setup);
         }
+        drop(setting_up);
+        self.sum_budgets(setup.budgets).await;
         Ok(())
     }
 
@@ -270,9 +295,23 @@ impl Models {
             pattern
                 .parse::<Pattern>()
                 .map_err(|why| Fault::new(Code::ModelNameInvalid, why))?;
+            if pattern.matches('*').count() > MOST_STARS {
+                let why = format!("a pattern of models has at most {MOST_STARS} `*`");
+                return Err(Fault::new(Code::ModelNameInvalid, why));
+            }
         }
         let _one_at_a_time = self.inner.setup_lock.lock().await;
-        let before = self.setup(project).providers.get(&request.name).cloned();
+        let setup = self.setup(project);
+        let others = || setup.providers.iter().filter(|(name, _)| **name != request.name);
+        has_room("providers", others().count(), MOST_PROVIDERS)?;
+        let served: usize = others().map(|(_, other)| other.row.serves.len()).sum();
+        if serves.len() > MOST_SERVES || served + serves.len() > MOST_SERVED {
+            let message = format!(
+                "a provider serves at most {MOST_SERVES} patterns of models, and all of a project's together {MOST_SERVED}"
+            );
+            return Err(Fault::new(Code::SetupTooLarge, message).hint("one with `*` stands for many models"));
+        }
+        let before = setup.providers.get(&request.name).cloned();
         let before = before.as_ref().map(|provider| &provider.row);
         let id: SecretId = before.map_or_else(fresh, |row| row.id.clone());
         let sealed = match request.key {
@@ -390,6 +429,8 @@ impl Models {
         }
         let _one_at_a_time = self.inner.setup_lock.lock().await;
         let setup = self.setup(project);
+        let others = setup.routes.keys().filter(|name| **name != request.name);
+        has_room("names of models", others.count(), MOST_ROUTES)?;
         for (target, _) in &request.targets {
             if !setup.providers.contains_key(&target.provider) {
                 return Err(missing("provider", &target.provider));
@@ -458,7 +499,7 @@ impl Models {
         }
         for (provider, entry) in &setup.catalogue.providers {
             for model in setup.prices().names() {
-                if entry.serves.iter().any(|pattern| pattern.matches(model)) && !views.contains_key(model) {
+                if !views.contains_key(model) && entry.serves.iter().any(|pattern| pattern.matches(model)) {
                     let target = Target {
                         provider: provider.clone(),
                         model: model.to_owned(),
@@ -512,6 +553,9 @@ impl Models {
             .map_err(|why| Fault::new(Code::ModelNameInvalid, why))?;
         price(&request.rates).map_err(|why| Fault::new(Code::PriceInvalid, why))?;
         let _one_at_a_time = self.inner.setup_lock.lock().await;
+        let setup = self.setup(project);
+        let others = setup.own_prices.keys().filter(|model| **model != request.model);
+        has_room("prices", others.count(), MOST_PRICES)?;
         let row = ModelPriceRow {
             project: project.clone(),
             model: request.model,
@@ -677,6 +721,15 @@ fn check_url(url: &str) -> Result<String, Fault> {
         .hint("for example https://openrouter.ai/api/v1 or http://127.0.0.1:11434/v1"));
     }
     Ok(url.to_owned())
+}
+
+/// Whether one more fits beside the others.
+fn has_room(what: &str, others: usize, most: usize) -> Result<(), Fault> {
+    if others < most {
+        return Ok(());
+    }
+    let message = format!("a project has at most {most} {what}");
+    Err(Fault::new(Code::SetupTooLarge, message).hint("delete those that nobody uses"))
 }
 
 fn check_name(what: &str, name: &str) -> Result<(), Fault> {

@@ -128,7 +128,11 @@ impl Sandboxes {
             record: transition.next.clone(),
             version: 0,
         };
-        let admission = match self.check_network(&row).await {
+        let checked = self.check_network(&row).await.and_then(|admission| {
+            self.may_have(caller, &row, admission.as_ref())?;
+            Ok(admission)
+        });
+        let admission = match checked {
             Ok(admission) => admission,
             Err(fault) => {
                 if let Some((Claimed { instance, .. }, _held)) = claimed {

@@ -74,17 +74,24 @@ impl Sandboxes {
             atoll_lifecycle::admit_timeout(request.timeout_millis, &self.settings().limits)?;
         }
         let cell = self.cell(caller, id).await?;
-        let service = self.clone();
+        let (service, caller) = (self.clone(), caller.clone());
         let task = self
             .inner
             .tasks
-            .spawn(async move { service.fork_here(&cell, request).await });
+            .spawn(async move { service.fork_here(&caller, &cell, request).await });
         task.await
             .map_err(|_| Fault::internal("the fork was interrupted"))?
     }
 
-    async fn fork_here(&self, parent: &Arc<Cell>, request: ForkSandbox) -> Result<Vec<Sandbox>, Fault> {
+    async fn fork_here(
+        &self,
+        caller: &Caller,
+        parent: &Arc<Cell>,
+        request: ForkSandbox,
+    ) -> Result<Vec<Sandbox>, Fault> {
         let row = parent.last_seen();
+        let admission = self.admission(&row).await?;
+        self.may_have(caller, &row, admission.as_ref())?;
         // A copy without memory is not what `fork` means; who wants that says so.
         let kind = self.kind_to_save(row.isolation, Some(request.kind.unwrap_or(SaveKind::Memory)))?;
         let captured = self.state_to_copy(parent, &row, kind).await?;

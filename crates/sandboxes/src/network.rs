@@ -92,7 +92,7 @@ impl Sandboxes {
     ) -> Result<NetworkView, Fault> {
         may_lend(caller, secrets.as_deref().unwrap_or_default())?;
         let cell = self.cell(caller, id).await?;
-        let service = self.clone();
+        let (service, setter) = (self.clone(), caller.clone());
         let task = self.inner.tasks.spawn(async move {
             // One that is on its way up or down was given its policy already, and what becomes of its instance is open.
             let mut row = loop {
@@ -115,6 +115,7 @@ impl Sandboxes {
                 next.spec.secrets = secrets;
             }
             let admission = service.check_network(&next).await?;
+            service.may_have(&setter, &next, admission.as_ref())?;
             let fact = service.fact(
                 &cell,
                 Fact::NetworkPolicySet {

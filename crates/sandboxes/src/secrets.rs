@@ -21,6 +21,11 @@ use crate::{Action, Caller, Page, Sandboxes, entropy};
 
 pub use private::PrivateSecret;
 
+/// What a project may keep: all of it is held in memory.
+const MOST_SECRETS: u64 = 1_000;
+/// Sealed, so a little more than their values.
+const MOST_BYTES: u64 = 1024 * 1024;
+
 pub struct SetSecret {
     pub name: String,
     pub value: Zeroizing<Vec<u8>>,
@@ -82,6 +87,7 @@ impl Sandboxes {
         let broker = &self.inner.broker;
         let row = match found.map_err(|e| from_store(&e))? {
             Some(before) => {
+                let before_bytes = Some(before.sealed.len());
                 let sealed = broker
                     .reseal(caller.project(), &before.id, &before.sealed, &value)
                     .or_else(|_| broker.seal(caller.project(), &before.id, &value));
@@ -92,6 +98,7 @@ impl Sandboxes {
                     rotated_at: Some(self.now()),
                     ..before
                 };
+                self.has_room(&row, before_bytes).await?;
                 let fact = self.secret_fact(&row, |secret| Fact::SecretSet { secret });
                 self.store()
                     .sandboxes
@@ -114,6 +121,7 @@ impl Sandboxes {
                     created_at: self.now(),
                     rotated_at: None,
                 };
+                self.has_room(&row, None).await?;
                 let fact = self.secret_fact(&row, |secret| Fact::SecretSet { secret });
                 self.store()
                     .sandboxes
@@ -125,6 +133,22 @@ impl Sandboxes {
         };
         self.lend(&row).await?;
         Ok(view(row))
+    }
+
+    /// Whether the project may keep a secret as it is to be; `before`: how many bytes it takes now. The caller holds the lock.
+    async fn has_room(&self, row: &SecretRow, before: Option<usize>) -> Result<(), Fault> {
+        // What grows no further is never refused.
+        if before.is_some_and(|before| row.sealed.len() <= before) {
+            return Ok(());
+        }
+        let kept = self.store().sandboxes.secrets_kept(&row.project).await;
+        let (secrets, bytes) = kept.map_err(|e| from_store(&e))?;
+        let more = row.sealed.len() - before.unwrap_or(0);
+        if (before.is_some() || secrets < MOST_SECRETS) && bytes + more as u64 <= MOST_BYTES {
+            return Ok(());
+        }
+        let message = format!("a project has at most {MOST_SECRETS} secrets, of {MOST_BYTES} bytes together");
+        Err(Fault::new(Code::TooManySecrets, message).hint("delete secrets that nobody uses"))
     }
 
     /// Replaces the value; sandboxes that run use the new one from their next request on.
@@ -143,12 +167,14 @@ impl Sandboxes {
             .broker
             .reseal(caller.project(), &before.id, &before.sealed, &value)
             .map_err(|e| from_broker(&e))?;
+        let before_bytes = Some(before.sealed.len());
         let row = SecretRow {
             sealed,
             expires_at,
             rotated_at: Some(self.now()),
             ..before
         };
+        self.has_room(&row, before_bytes).await?;
         let fact = self.secret_fact(&row, |secret| Fact::SecretRotated { secret });
         self.store()
             .sandboxes

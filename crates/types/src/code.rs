@@ -140,6 +140,8 @@ codes! {
             "Use the scopes that the message names.";
         KeyScopesInvalid Invalid "key_scopes_invalid" "A key has too many scopes."
             "Use fewer, or a wider one.";
+        TooManySecrets LimitExceeded "too_many_secrets" "The project has as many secrets as it may have, or as long ones."
+            "Delete secrets that nobody uses.";
         TooManyKeys LimitExceeded "too_many_keys" "The project has as many keys that work as it may have."
             "Revoke keys that nobody uses (`atoll key list` says when each was used), or give them an expiry.";
         KeyExpiryInvalid Invalid "key_expiry_invalid" "A key would expire at a time that is past."
@@ -482,10 +484,16 @@ codes! {
             "Send less; `atoll model guard` shows the limit.";
         GuardRefused Forbidden "guard_refused" "The request holds what a guard of the project does not let pass."
             "Leave it out; `atoll model guard` shows what is guarded against.";
+        GuardTooSlow Forbidden "guard_too_slow" "Looking through the request with the project's guards takes too long, or makes it too long."
+            "Send less at once, or make the project's own patterns simpler.";
+        GuardsUnusable Unavailable "guards_unusable" "The guards that the project has set cannot be used any more, so none of its calls goes out."
+            "Set them anew with `atoll model guard set`.";
         GuardsInvalid Invalid "guards_invalid" "The guards cannot be used as they are written."
             "Correct what the message names.";
         BudgetExhausted LimitExceeded "budget_exhausted" "A budget does not allow the call."
             "Ask for fewer tokens, use a cheaper model, or raise the budget with `atoll budget set`.";
+        BudgetUnknown Unavailable "budget_unknown" "What was spent of a budget is not known yet, so calls under it wait."
+            "Try again in a moment; the server's log says if that cannot be read.";
         BudgetInvalid Invalid "budget_invalid" "A budget cannot be set as it is written."
             "Correct what the message names.";
         SubjectAmbiguous Invalid "subject_ambiguous" "The name of who the budget is for is the name of several."
@@ -504,6 +512,8 @@ codes! {
             "Name at least one model.";
         RouteTooLong Invalid "route_too_long" "A name stands for more models than allowed."
             "Name at most as many as the message allows.";
+        SetupTooLarge LimitExceeded "setup_too_large" "The project has as many providers, names of models, prices or budgets as it may have."
+            "Delete those that nobody uses.";
         NotFound NotFound "not_found" "There is no such provider, name, price or budget in this project."
             "The `list` command of its kind shows those that exist.";
         CallNotFound NotFound "call_not_found" "There is no such model call in this project."

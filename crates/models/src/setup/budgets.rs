@@ -7,7 +7,7 @@ use atoll_gateway_core::Standing;
 use atoll_store::{Fact, ModelBudgetRow};
 use atoll_types::{BudgetId, BudgetScope, BudgetWindow, Code, Fault, ProjectId, SandboxId, Timestamp, Usd};
 
-use super::{check_name, missing, shown};
+use super::{MOST_BUDGETS, check_name, has_room, missing, shown};
 use crate::faults::from_store;
 use crate::{Models, Who, fresh};
 
@@ -67,7 +67,10 @@ impl Models {
             ));
         }
         let _one_at_a_time = self.inner.setup_lock.lock().await;
-        let before = self.setup(project).budgets.get(&request.name).cloned();
+        let setup = self.setup(project);
+        let others = setup.budgets.keys().filter(|name| **name != request.name);
+        has_room("budgets", others.count(), MOST_BUDGETS)?;
+        let before = setup.budgets.get(&request.name).cloned();
         let is_known = before
             .as_ref()
             .is_some_and(|row| (row.scope, &row.subject) == (request.scope, &request.subject));
@@ -99,7 +102,7 @@ impl Models {
             .put_model_budget(row.clone(), vec![fact])
             .await
             .map_err(|e| from_store(&e))?;
-        self.enter_budget(row.clone()).await?;
+        self.enter_budget(row.clone()).await;
         let view = self.budget_view(&row);
         self.change(project, |setup| {
             setup.budgets.insert(row.name.clone(), row);

@@ -398,3 +398,47 @@ async fn a_name_stands_for_what_exists() {
         set(name, fallback).await.unwrap();
     }
 }
+
+/// Whatever one project sets is copied at each change and looked through by each call.
+#[tokio::test]
+async fn a_project_sets_so_much_and_no_more() {
+    let context = Context::new().await;
+    let served = |name: &str, patterns: Vec<String>| {
+        let mut request = context.set_provider(name, ProviderKind::Openai, "http://127.0.0.1:1", "x");
+        request.serves = Some(patterns);
+        context.models.set_provider(&context.project, request)
+    };
+    let patterns = |most: usize| (0..most).map(|n| format!("m{n}-*")).collect::<Vec<_>>();
+    assert_eq!(
+        served("p", patterns(101)).await.unwrap_err().code,
+        Code::SetupTooLarge
+    );
+    assert_eq!(
+        served("p", vec!["*a".repeat(9)]).await.unwrap_err().code,
+        Code::ModelNameInvalid
+    );
+    for n in 0..10 {
+        served(&format!("p{n}"), patterns(100)).await.unwrap();
+    }
+    assert_eq!(
+        served("p10", patterns(1)).await.unwrap_err().code,
+        Code::SetupTooLarge
+    );
+    // What is there can be set again.
+    served("p9", patterns(100)).await.unwrap();
+    for n in 10..100 {
+        served(&format!("p{n}"), Vec::new()).await.unwrap();
+    }
+    assert_eq!(
+        served("p100", Vec::new()).await.unwrap_err().code,
+        Code::SetupTooLarge
+    );
+    for n in 0..=100 {
+        let one = budget(&format!("b{n}"), "1", BudgetScope::Run);
+        let set = context.models.set_budget(&context.project, one).await;
+        assert_eq!(
+            set.err().map(|fault| fault.code),
+            (n == 100).then_some(Code::SetupTooLarge)
+        );
+    }
+}

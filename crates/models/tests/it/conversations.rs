@@ -424,7 +424,7 @@ async fn nobody_pays_less_than_the_provider_charges() {
     let booked = context
         .store
         .models
-        .model_spent(&context.project, BudgetScope::Run, None, Timestamp(0))
+        .model_spent(&context.project, BudgetScope::Run, None, Timestamp(0), usize::MAX)
         .await
         .unwrap();
     let booked: HashMap<String, Usd> = booked.into_iter().collect();

@@ -1,7 +1,7 @@
 //! What may not leave for a provider does not reach it.
 
 use atoll_dialects::Dialect;
-use atoll_store::{ModelGuards, ScreenRule};
+use atoll_store::{ModelGuards, ModelGuardsRow, ScreenRule};
 use atoll_types::{Code, ProviderKind};
 
 use crate::support::{Context, Provider, json, whole};
@@ -88,4 +88,49 @@ async fn guards_that_cannot_work_are_refused() {
         assert_eq!(refused.code, Code::GuardsInvalid);
     }
     assert_eq!(context.models.guards(&context.project), ModelGuards::default());
+}
+
+/// A release may take fewer patterns than the one before it: that is no reason not to start.
+#[tokio::test]
+async fn kept_guards_that_cannot_be_used_close_their_project_alone() {
+    let context = Context::new().await;
+    let provider = Provider::start(vec![json(ANSWER)]).await;
+    context
+        .provider("p", ProviderKind::Openai, &provider.url, "m*")
+        .await;
+    let row = ModelGuardsRow {
+        project: context.project.clone(),
+        guards: ModelGuards {
+            screen: (0..40)
+                .map(|n| ScreenRule {
+                    name: format!("own{n}"),
+                    pattern: Some(format!("a[ab]{{{}}}c", 2500 + n)),
+                    redact: false,
+                })
+                .collect(),
+            ..ModelGuards::default()
+        },
+        updated_at: crate::support::clock(),
+    };
+    let refused = context
+        .models
+        .set_guards(&context.project, row.guards.clone())
+        .await;
+    assert_eq!(refused.unwrap_err().code, Code::GuardsInvalid);
+    context.store.models.put_model_guards(row).await.unwrap();
+    context.models.shutdown().await;
+    let context = Context::at(context.directory).await;
+    assert_eq!(code(&context, &ask("hello")).await, Code::GuardsUnusable);
+    assert!(provider.requests.lock().unwrap().is_empty(), "nothing has left");
+    let own = ModelGuards {
+        screen: vec![ScreenRule {
+            name: "ticket".into(),
+            pattern: Some("T-[0-9]+".into()),
+            redact: true,
+        }],
+        ..ModelGuards::default()
+    };
+    context.models.set_guards(&context.project, own).await.unwrap();
+    whole(context.ask(Dialect::Chat, &ask("see T-12")).await).await;
+    assert!(provider.last_request().ends_with(&ask("see [ticket]")));
 }

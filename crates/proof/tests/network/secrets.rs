@@ -11,6 +11,7 @@ in_a_world!(
     an_expired_or_deleted_secret_is_not_used,
     a_binding_is_kept_to,
     names_and_values_are_checked,
+    copies_take_the_rights_that_their_origin_took,
     echoes_are_found_wherever_they_are,
 );
 
@@ -38,6 +39,38 @@ fn last_headers(world: &World) -> atoll_proof::Value {
 }
 
 const CALL: &str = "curl -sS -m 20 https://api.example.org/v1/me";
+
+/// A key that may make sandboxes and nothing else gets neither secrets nor models by way of one that has them.
+async fn copies_take_the_rights_that_their_origin_took(server: &mut Server, world: &World) {
+    set_secret(server, "key", &bearer()).await;
+    let made = json!({"name": "makes", "role": "member", "scopes": ["sandboxes"]});
+    let made = server.client().post("/v1/keys", &made).await.expect(201).json();
+    let key = server.client().with_key(made["secret"].as_str());
+    let models = allow(&["models.atoll.internal"]);
+    let wanted = server.request(&json!({"network": models}));
+    key.post("/v1/sandboxes", &wanted)
+        .await
+        .refused(403, "not_allowed");
+    let holder = user_of(server, world, &["api.example.org"]).await;
+    let caller = sandbox_with(server, world, json!({"network": models})).await;
+    let plain = sandbox_with(server, world, json!({"network": allow(&["api.example.org"])})).await;
+    for origin in [&holder, &caller] {
+        let copied = key
+            .post(&origin.path("/fork"), &json!({"kind": "filesystem"}))
+            .await;
+        copied.refused(403, "not_allowed");
+    }
+    let wider = json!({"policy": {"preset": "all-public"}});
+    let put = async |sandbox: &Sandbox, body: &atoll_proof::Value| {
+        let request = key.request(reqwest::Method::PUT, &sandbox.path("/network"));
+        key.send(request.json(body)).await
+    };
+    put(&holder, &wider).await.refused(403, "not_allowed");
+    put(&plain, &json!({"policy": models}))
+        .await
+        .refused(403, "not_allowed");
+    put(&plain, &wider).await.expect(200);
+}
 
 async fn a_secret_is_used_and_never_inside(server: &mut Server, world: &World) {
     let shown = set_secret(server, "key", &bearer()).await;

@@ -13,7 +13,8 @@ use atoll_types::{
 
 use super::{ExplainNetwork, NetworkExplanation, PolicySource};
 use crate::faults::from_store;
-use crate::{Caller, Opens, Sandboxes};
+use crate::secrets::may_lend;
+use crate::{Action, Caller, Opens, Sandboxes};
 
 /// The most secrets that one sandbox is given.
 const MOST_SECRETS: usize = 64;
@@ -105,6 +106,24 @@ impl Sandboxes {
             self.secret_row(&row.project, &used.secret).await?;
         }
         self.admission(row).await
+    }
+
+    /// Whether a caller may have a sandbox as it would be, wherever its policy and its secrets come from: a copy of one that
+    /// calls models or is lent secrets does the same for whoever made the copy.
+    pub(crate) fn may_have(
+        &self,
+        caller: &Caller,
+        row: &SandboxRow,
+        admission: Option<&Admission>,
+    ) -> Result<(), Fault> {
+        may_lend(caller, &row.spec.secrets)?;
+        let models = self.way_out().and_then(|way| way.models.as_ref());
+        match models.zip(admission) {
+            Some((host, admission)) if admission.tenant.policy.name(host).is_allowed() => {
+                caller.may(Action::CallModels, None)
+            }
+            _ => Ok(()),
+        }
     }
 
     pub(super) fn no_way_out(&self) -> Fault {

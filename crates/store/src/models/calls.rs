@@ -114,13 +114,15 @@ pub trait ModelCallStore: fmt::Debug + Send + Sync + 'static {
         limit: usize,
     ) -> Result<Page<ModelCallRow>, Error>;
 
-    /// What each subject of a budget has spent since `from`. Calls that are open count with nothing.
+    /// What each subject of a budget has spent since `from`, in no order; of more than `most` subjects, those that called
+    /// last. Calls that are open count with nothing.
     async fn model_spent(
         &self,
         project: &ProjectId,
         scope: BudgetScope,
         subject: Option<&str>,
         from: Timestamp,
+        most: usize,
     ) -> Result<Vec<(String, Usd)>, Error>;
 
     /// Sums over calls, the dearest group first; by time, the earliest.

@@ -58,6 +58,9 @@ pub trait SecretStore: fmt::Debug + Send + Sync + 'static {
         limit: usize,
     ) -> Result<Page<SecretRow>, Error>;
 
+    /// How many secrets a project has, and how many sealed bytes.
+    async fn secrets_kept(&self, project: &ProjectId) -> Result<(u64, u64), Error>;
+
     /// Every secret of every project: what a starting server has to know.
     async fn all_secrets(&self) -> Result<Vec<SecretRow>, Error>;
 

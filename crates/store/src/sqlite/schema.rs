@@ -184,6 +184,10 @@ pub(crate) fn open_reader(path: &Path) -> Result<Connection, Error> {
     )
     .map_err(failed)?;
     connection.busy_timeout(Duration::from_secs(5)).map_err(failed)?;
+    // What does not fit into a sorter: a confined server may make no file in /tmp.
+    connection
+        .pragma_update(None, "temp_store", "MEMORY")
+        .map_err(failed)?;
     connection.set_prepared_statement_cache_capacity(128);
     Ok(connection)
 }

@@ -103,6 +103,21 @@ impl SecretStore for Sandboxes {
             .await
     }
 
+    async fn secrets_kept(&self, project: &ProjectId) -> Result<(u64, u64), Error> {
+        let project = project.clone();
+        self.file
+            .read("count secrets", move |db| {
+                let counted = sql::row(
+                    db,
+                    "SELECT count(*) AS secrets, total(length(sealed)) AS bytes FROM secrets WHERE project = ?1",
+                    &[&project.as_str()],
+                    |row| Ok((sql::count(row, "secrets")?, row.get::<_, f64>("bytes")? as u64)),
+                )?;
+                Ok(counted.unwrap_or_default())
+            })
+            .await
+    }
+
     async fn all_secrets(&self) -> Result<Vec<SecretRow>, Error> {
         self.file
             .read("list all secrets", |db| {

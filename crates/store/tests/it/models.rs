@@ -302,13 +302,16 @@ async fn a_call_is_settled_once_and_summed() {
         async move {
             store
                 .models
-                .model_spent(&project, scope, subject, from)
+                .model_spent(&project, scope, subject, from, 1)
                 .await
                 .unwrap()
         }
     };
     let of_run = spent(BudgetScope::Run, Some("run-2"), Timestamp(0)).await;
     assert_eq!(of_run, [("run-2".to_owned(), Usd::from_pico(7))]);
+    // Of more subjects than are asked for, those that called last.
+    let of_last = spent(BudgetScope::Run, None, Timestamp(0)).await;
+    assert_eq!(of_last, [("run-2".to_owned(), Usd::from_pico(7))]);
     let later = spent(BudgetScope::Project, None, T0.plus_millis(4)).await;
     assert_eq!(later[0].1, Usd::from_pico(9));
 

@@ -1,5 +1,7 @@
 //! The rows of model calls, and sums over them, in SQLite.
 
+use std::collections::HashMap;
+
 use async_trait::async_trait;
 use atoll_types::{BudgetScope, KeyId, ModelCallId, ModelUsage, ProjectId, SandboxId, Timestamp, Usd};
 use rusqlite::{Row, ToSql};
@@ -113,6 +115,7 @@ impl ModelCallStore for Models {
         scope: BudgetScope,
         subject: Option<&str>,
         from: Timestamp,
+        most: usize,
     ) -> Result<Vec<(String, Usd)>, Error> {
         let (project, subject) = (project.clone(), subject.map(str::to_owned));
         let column = match scope {
@@ -122,21 +125,34 @@ impl ModelCallStore for Models {
             BudgetScope::Run => "run",
             BudgetScope::Sandbox => "sandbox",
         };
-        self.file.read("sum what was spent", move |db| {
-            sql::rows(
-                db,
-                &format!(
-                    // In two halves: what a provider claims may be so much that a sum of it does not fit into one.
-                    "SELECT sum(cost_pico >> 24), sum(cost_pico & 16777215), {column} AS subject FROM model_calls
-                     WHERE project = ?1 AND created_at >= ?2 AND outcome != 'open'
+        self.file
+            .read("sum what was spent", move |db| {
+                // Row by row, in the order of the index: subjects are names of callers' choosing, and a sorter would hold all
+                // rows of all of them.
+                let mut statement = db.prepare_cached(&format!(
+                    "SELECT {column}, cost_pico FROM model_calls
+                     WHERE project = ?1 AND created_at >= ?2 AND outcome != 'open' AND cost_pico > 0
                          AND {column} IS NOT NULL AND (?3 IS NULL OR {column} = ?3)
-                     GROUP BY {column} HAVING max(cost_pico) > 0"
-                ),
-                &[&project.as_str(), &from.0, &subject],
-                |row| Ok((row.get("subject")?, wide_cost(row)?)),
-            )
-        })
-        .await
+                     ORDER BY created_at DESC, id DESC"
+                ))?;
+                let mut rows = statement.query((project.as_str(), from.0, &subject))?;
+                let mut spent: HashMap<String, Usd> = HashMap::new();
+                while let Some(row) = rows.next()? {
+                    let subject = row.get_ref(0)?.as_str().map_err(rusqlite::Error::from)?;
+                    let cost: i64 = row.get(1)?;
+                    let has_room = spent.len() < most;
+                    match spent.get_mut(subject) {
+                        // What a provider claims may be so much that a sum of it does not fit.
+                        Some(sum) => *sum = Usd::from_pico(sum.pico().saturating_add(cost)),
+                        None if has_room => {
+                            spent.insert(subject.to_owned(), Usd::from_pico(cost));
+                        }
+                        None => {}
+                    }
+                }
+                Ok(spent.into_iter().collect())
+            })
+            .await
     }
 
     async fn model_spend(&self, query: SpendQuery) -> Result<Vec<SpendRow>, Error> {

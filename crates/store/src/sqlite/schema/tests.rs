@@ -202,3 +202,18 @@ fn an_earlier_release_refuses_a_new_file() {
         assert!(version(&fresh(domains)) > LEGACY.len() as i64);
     }
 }
+
+/// A server that may make no file in /tmp sorts all the same.
+#[test]
+fn nobody_keeps_what_is_sorted_in_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.db");
+    let writer = open_writer(&path, MAIN).unwrap();
+    let reader = open_reader(&path).unwrap();
+    for db in [writer, reader] {
+        let store: i64 = db
+            .pragma_query_value(None, "temp_store", |row| row.get(0))
+            .unwrap();
+        assert_eq!(store, 2, "in memory");
+    }
+}
