@@ -85,12 +85,21 @@ struct Window {
     end: usize,
 }
 
+/// The last place at or before `at` where a letter begins, or the end of the text.
+fn boundary(text: &str, at: usize) -> usize {
+    let mut at = at.min(text.len());
+    while !text.is_char_boundary(at) {
+        at -= 1;
+    }
+    at
+}
+
 fn windows(text: &str) -> impl Iterator<Item = Window> {
     let mut from = Some(0);
     std::iter::from_fn(move || {
         let start = from?;
-        let end = text.floor_char_boundary(start + WINDOW);
-        let next = (end < text.len()).then(|| text.floor_char_boundary(start + WINDOW - OVERLAP));
+        let end = boundary(text, start + WINDOW);
+        let next = (end < text.len()).then(|| boundary(text, start + WINDOW - OVERLAP));
         from = next;
         Some(Window {
             start,
@@ -264,7 +273,7 @@ impl Rule {
                 at = match one.is_empty() {
                     false => one.end(),
                     // Behind the next letter, or the same would be found for ever.
-                    true => text.ceil_char_boundary(one.end() + 1).max(one.end() + 1),
+                    true => one.end() + text[one.end()..].chars().next().map_or(1, char::len_utf8),
                 };
                 if (self.is_sound)(one.as_str()) {
                     found.push(one.range());

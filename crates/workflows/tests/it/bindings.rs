@@ -157,7 +157,7 @@ async fn a_step_knows_what_whoever_started_its_workflow_may_do() {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("db");
     let (engine, store) = open(&path).await;
-    acting_with(LITTLE.to_owned(), start(&engine, "wf")).await;
+    Box::pin(acting_with(LITTLE.to_owned(), start(&engine, "wf"))).await;
     let step = acting_with("member".to_owned(), next_step(&engine, "first")).await;
     assert_eq!(step.rights, LITTLE);
     engine
@@ -242,10 +242,13 @@ async fn what_a_schedule_starts_may_do_what_its_owner_may() {
         ..Default::default()
     };
     let by = |rights: &str| rights.to_owned();
-    acting_with(by("member sandboxes workflows"), engine.create_schedule(create))
-        .await
-        .unwrap();
-    acting_with(by("member"), engine.patch_schedule(trigger.clone()))
+    Box::pin(acting_with(
+        by("member sandboxes workflows"),
+        engine.create_schedule(create),
+    ))
+    .await
+    .unwrap();
+    Box::pin(acting_with(by("member"), engine.patch_schedule(trigger.clone())))
         .await
         .unwrap();
     let step = next_step(&engine, "one").await;
@@ -257,10 +260,13 @@ async fn what_a_schedule_starts_may_do_what_its_owner_may() {
         .unwrap();
     let task = poll(&engine).await;
     complete(&engine, &task.task_token, vec![end()]).await;
-    acting_with(by("member workflows"), engine.update_schedule(update))
-        .await
-        .unwrap();
-    acting_with(by("member"), engine.patch_schedule(trigger))
+    Box::pin(acting_with(
+        by("member workflows"),
+        engine.update_schedule(update),
+    ))
+    .await
+    .unwrap();
+    Box::pin(acting_with(by("member"), engine.patch_schedule(trigger)))
         .await
         .unwrap();
     assert_eq!(next_step(&engine, "two").await.rights, "member workflows");
