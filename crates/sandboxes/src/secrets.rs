@@ -137,14 +137,9 @@ impl Sandboxes {
 
     /// Whether the project may keep a secret as it is to be; `before`: how many bytes it takes now. The caller holds the lock.
     async fn has_room(&self, row: &SecretRow, before: Option<usize>) -> Result<(), Fault> {
-        // What grows no further is never refused.
-        if before.is_some_and(|before| row.sealed.len() <= before) {
-            return Ok(());
-        }
         let kept = self.store().sandboxes.secrets_kept(&row.project).await;
         let (secrets, bytes) = kept.map_err(|e| from_store(&e))?;
-        let more = row.sealed.len() - before.unwrap_or(0);
-        if (before.is_some() || secrets < MOST_SECRETS) && bytes + more as u64 <= MOST_BYTES {
+        if fits((secrets, bytes), before, row.sealed.len()) {
             return Ok(());
         }
         let message = format!("a project has at most {MOST_SECRETS} secrets, of {MOST_BYTES} bytes together");
@@ -313,6 +308,16 @@ impl Sandboxes {
     }
 }
 
+/// Whether a secret may take `now` bytes instead of `before`, in a project that keeps so many of so many bytes.
+fn fits((secrets, bytes): (u64, u64), before: Option<usize>, now: usize) -> bool {
+    match before {
+        // What grows no further is never refused.
+        Some(before) if now <= before => true,
+        Some(before) => bytes + (now - before) as u64 <= MOST_BYTES,
+        None => secrets < MOST_SECRETS && bytes + now as u64 <= MOST_BYTES,
+    }
+}
+
 /// The one who gets it wipes it.
 fn take(mut value: Zeroizing<Vec<u8>>) -> Vec<u8> {
     std::mem::take(&mut *value)
@@ -336,5 +341,22 @@ fn from_broker(error: &BrokerError) -> Fault {
         }
         _ => Fault::new(Code::SecretUnusable, error.to_string())
             .hint("is the key that secrets are sealed with still the same?"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_project_keeps_so_many_secrets_and_no_more() {
+        assert!(fits((MOST_SECRETS - 1, 0), None, 100));
+        assert!(!fits((MOST_SECRETS, 0), None, 100));
+        assert!(fits((1, MOST_BYTES - 100), None, 100));
+        assert!(!fits((1, MOST_BYTES - 99), None, 100));
+        // One that is there can be changed, and made shorter whatever there is.
+        assert!(fits((MOST_SECRETS, MOST_BYTES - 50), Some(50), 100));
+        assert!(!fits((MOST_SECRETS, MOST_BYTES - 49), Some(50), 100));
+        assert!(fits((2 * MOST_SECRETS, 2 * MOST_BYTES), Some(100), 100));
     }
 }

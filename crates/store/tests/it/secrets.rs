@@ -150,6 +150,10 @@ async fn another_project_can_neither_change_nor_delete_it() {
         .await
         .unwrap();
     assert_eq!(gone, None);
+    let own = store.sandboxes.secrets_kept(&secret.project).await.unwrap();
+    assert_eq!(own, (1, secret.sealed.len() as u64));
+    let of_stranger = store.sandboxes.secrets_kept(&project_id(9)).await.unwrap();
+    assert_eq!(of_stranger, (0, 0));
     assert_eq!(store.sandboxes.all_secrets().await.unwrap(), [secret]);
 }
 
