@@ -1,5 +1,8 @@
 //! Spellings that requests and answers share: times, modes, durations, and bytes that are usually but not always text.
 
+use std::collections::BTreeMap;
+
+use atoll_sandboxes::OWN_LABELS;
 use atoll_types::{Code, Fault, Timestamp};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -113,6 +116,18 @@ pub fn name(field: &'static str, text: String) -> Result<String, Fault> {
     ))
 }
 
+/// Labels as a caller may give them: none of the server's own.
+pub fn labels(labels: BTreeMap<String, String>) -> Result<BTreeMap<String, String>, Fault> {
+    match labels.keys().find(|name| name.starts_with(OWN_LABELS)) {
+        None => Ok(labels),
+        Some(name) => {
+            let message = format!("the label `{name}` is the server's own");
+            Err(Fault::new(Code::LabelInvalid, message)
+                .hint(format!("use a name that does not begin with `{OWN_LABELS}`")))
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -122,6 +137,15 @@ mod tests {
         assert_eq!(time(Timestamp(1_700_000_000_120)), "2023-11-14T22:13:20.120Z");
         assert_eq!(time(Timestamp(0)), "1970-01-01T00:00:00.000Z");
         assert!(time(Timestamp(i64::MAX)).starts_with("9999-"));
+    }
+
+    #[test]
+    fn labels_of_the_servers_own_are_not_for_callers() {
+        let given = |name: &str| labels(BTreeMap::from([(name.to_owned(), "x".to_owned())]));
+        assert!(given("atollx").is_ok());
+        let fault = given("atoll.e2b").unwrap_err();
+        assert_eq!(fault.code, Code::LabelInvalid);
+        assert!(fault.message.contains("atoll.e2b"), "{fault}");
     }
 
     #[test]

@@ -16,8 +16,8 @@ use crate::cell::Cell;
 use crate::create::insert_fault;
 use crate::{Caller, Sandbox, Sandboxes, views};
 
-/// Labels that begin so say which API made a sandbox, and who may enter it follows from them.
-const OWN: &str = "atoll.";
+/// Labels that begin so say which API made a sandbox, and who may enter it follows from them: APIs take none from callers.
+pub const OWN_LABELS: &str = "atoll.";
 
 /// What is to be different; `None` leaves a thing as it is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -58,7 +58,7 @@ impl ChangeSandbox {
 
     /// A label that it must not touch.
     fn own_label(&self) -> Option<&String> {
-        self.labels.keys().find(|label| label.starts_with(OWN))
+        self.labels.keys().find(|label| label.starts_with(OWN_LABELS))
     }
 
     /// What a spec becomes by it.

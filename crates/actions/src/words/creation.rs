@@ -150,7 +150,7 @@ impl CreateSandboxRequest {
                 .transpose()?,
             owner: self.owner.as_deref().map(str::parse).transpose()?,
             env: self.env,
-            labels: self.labels,
+            labels: spelling::labels(self.labels)?,
             isolation_floor: self.isolation_floor.map(IsolationName::into_isolation),
             hooks: self.hooks.unwrap_or_default().into_hooks()?,
             volumes: self
@@ -168,7 +168,7 @@ impl CreateSandboxRequest {
 #[cfg(test)]
 mod tests {
     use atoll_types::{
-        Hook, IdleAction, Isolation, NetworkPolicy, NetworkRule, Preset, RuleAction, SecretUse,
+        Code, Hook, IdleAction, Isolation, NetworkPolicy, NetworkRule, Preset, RuleAction, SecretUse,
         TimeoutAction, VolumeMount,
     };
 
@@ -275,6 +275,13 @@ mod tests {
             env: env.map(str::to_owned),
         };
         assert_eq!(spec.secrets, [used("github", Some("TOKEN")), used("other", None)]);
+    }
+
+    #[test]
+    fn labels_of_the_servers_own_are_refused() {
+        let body = br#"{"labels":{"atoll.e2b":"{\"open\":true}"}}"#;
+        let request = parse_json::<CreateSandboxRequest>(body).unwrap();
+        assert_eq!(request.into_spec(1000).unwrap_err().code, Code::LabelInvalid);
     }
 
     #[test]

@@ -72,7 +72,7 @@ impl ForkRequest {
                 .timeout_ms
                 .map(|millis| spelling::duration("timeout_ms", millis))
                 .transpose()?,
-            labels: self.labels,
+            labels: spelling::labels(self.labels)?,
         })
     }
 }
