@@ -35,9 +35,14 @@ pub(crate) async fn find(app: &App, caller: &Caller, route: &str, parts: &mut Pa
     if !route.starts_with("/v1/sandboxes/{id}") {
         return None;
     }
-    let given = RawPathParams::from_request_parts(parts, &()).await.ok()?;
-    let mut ids = given.iter().filter(|(name, _)| *name == "id");
-    let found = sandbox(app, caller, ids.next()?.1, Code::InvalidPathParameter).await;
+    let found = match RawPathParams::from_request_parts(parts, &()).await {
+        Ok(given) => {
+            let mut ids = given.iter().filter(|(name, _)| *name == "id");
+            sandbox(app, caller, ids.next()?.1, Code::InvalidPathParameter).await
+        }
+        // What is not UTF-8 is nobody's id or name.
+        Err(wrong) => Err(Fault::new(Code::InvalidPathParameter, wrong.body_text())),
+    };
     let id = found.as_ref().ok().cloned();
     parts.extensions.insert(Found(found));
     id

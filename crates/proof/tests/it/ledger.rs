@@ -179,7 +179,7 @@ async fn events_come_as_they_happen_and_none_twice(server: &Server) {
     let facts = sandbox.facts().await;
     assert_eq!(told[..], facts[..told.len()]);
 
-    for query in ["?after=-1", "?sandbox=nobody", "?kind=usage", "?after=soon"] {
+    for query in ["?after=-1", "?sandbox=sbx_nobody", "?kind=usage", "?after=soon"] {
         let refused = server.client().get(&format!("/v1/events{query}")).await;
         assert_eq!(refused.status, 400, "{query}: {refused:?}");
     }

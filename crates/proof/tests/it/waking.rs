@@ -83,7 +83,7 @@ async fn every_door_of_our_own_wakes_what_asks_for_it(server: &Server) {
 
 async fn every_door_of_e2b_wakes_what_asks_for_it(server: &Server) {
     let asked = json!({
-        "templateID": "base", "timeout": 300, "autoPause": true, "autoResume": {"enabled": true},
+        "templateID": "base", "timeout": 300, "secure": true, "autoPause": true, "autoResume": {"enabled": true},
     });
     let made = server
         .client()
