@@ -165,7 +165,7 @@ async def told(process_says: str) -> None:
 
 
 def boxes_of(workflow_id: str):
-    found = atoll("ls", "--label", f"workflow={workflow_id}")
+    found = [one for one in atoll("ls") if (one.get("owner") or "").endswith(f":{workflow_id}")]
     return [one["id"] for one in found if one["state"] == "running"]
 
 
