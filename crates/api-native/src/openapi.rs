@@ -134,8 +134,9 @@ fn statuses(path: &str, operation: &Operation) -> Vec<u16> {
     if path.contains('{') {
         statuses.extend([404, 409, 410]);
     }
-    // Its query may name a project.
-    if path == "/v1/keys" {
+    // A query may name a project, or a sandbox.
+    let mut parameters = operation.parameters.iter().flatten();
+    if path == "/v1/keys" || parameters.any(|parameter| parameter.name == "sandbox") {
         statuses.push(404);
     }
     if path.starts_with("/v1/sandboxes/{id}") {
