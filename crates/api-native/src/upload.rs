@@ -9,11 +9,12 @@
 //!   and of the archive itself; the directory dies with its owner.
 //! - What has arrived counts as the project's storage until it is gone.
 
+use parking_lot::Mutex;
 use std::io::{self, Read};
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use atoll_archive::{Budget, Dialect, Ids, is_full, is_too_much, unpack_within};
 use atoll_front::upload::Incoming;
@@ -149,12 +150,12 @@ struct WhyNot(Arc<Mutex<Option<Fault>>>);
 
 impl WhyNot {
     fn tell(&self, fault: Fault) -> io::Error {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(fault);
+        *self.0.lock() = Some(fault);
         io::ErrorKind::UnexpectedEof.into()
     }
 
     fn or(&self, failure: Failure) -> Failure {
-        let fault = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let fault = self.0.lock().take();
         fault.map_or(failure, Failure::from)
     }
 }

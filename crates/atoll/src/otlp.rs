@@ -278,11 +278,11 @@ mod tests {
 
     /// Where log lines go in a test.
     #[derive(Clone, Default)]
-    struct Log(Arc<std::sync::Mutex<Vec<u8>>>);
+    struct Log(Arc<parking_lot::Mutex<Vec<u8>>>);
 
     impl std::io::Write for Log {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
+            self.0.lock().extend_from_slice(bytes);
             Ok(bytes.len())
         }
 
@@ -313,7 +313,7 @@ mod tests {
         }
         exporter.flush().await;
         serving.abort();
-        String::from_utf8(log.0.lock().unwrap().clone()).unwrap()
+        String::from_utf8(log.0.lock().clone()).unwrap()
     }
 
     #[tokio::test]

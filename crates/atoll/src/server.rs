@@ -7,7 +7,7 @@ mod sweep;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_actions::Actions;
@@ -269,7 +269,7 @@ impl Server {
             atoll_api_models::sandbox_api(identity.clone(), models.clone(), sandboxes.clone());
         let for_sandboxes = Apis::new(front, Vec::new(), [for_sandboxes]);
         let announced: serve::Callers = Arc::new(move |address| {
-            let mut callers = callers.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut callers = callers.lock();
             callers.remove(address)
         });
         let door = serve::serve(

@@ -9,10 +9,11 @@
 //! - One waits for SIGTERM and SIGINT with a runtime of its own. If the server has not ended a while after, it ends the
 //!   process. Nothing is lost by that which was acknowledged.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::cell::RefCell;
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -264,20 +265,16 @@ struct Entered {
     since: Instant,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Those that have been in the same span for at least so long, without having left all of them in between.
 fn stalled_threads(long: Duration, now: Instant) -> Vec<Stall> {
-    let mut threads = lock(&THREADS);
+    let mut threads = THREADS.lock();
     threads.retain(|thread| thread.strong_count() > 0);
     let living: Vec<_> = threads.iter().filter_map(Weak::upgrade).collect();
     drop(threads);
     let mut stalls: Vec<_> = living
         .iter()
         .filter_map(|thread| {
-            let entered = lock(&thread.entered);
+            let entered = thread.entered.lock();
             let since = now.saturating_duration_since(entered.first()?.since);
             let what: Vec<_> = entered.iter().map(|span| &*span.what).collect();
             (since >= long).then(|| Stall {
@@ -345,17 +342,17 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Spans {
                     name: current.name().unwrap_or("without a name").to_owned(),
                     entered: Mutex::default(),
                 });
-                lock(&THREADS).push(Arc::downgrade(&thread));
+                THREADS.lock().push(Arc::downgrade(&thread));
                 thread
             });
-            lock(&thread.entered).push(entered);
+            thread.entered.lock().push(entered);
         });
     }
 
     fn on_exit(&self, id: &Id, _: Context<'_, S>) {
         let _ended = OWN.try_with(|own| {
             if let Some(thread) = own.borrow().as_ref() {
-                let mut entered = lock(&thread.entered);
+                let mut entered = thread.entered.lock();
                 if let Some(place) = entered.iter().rposition(|span| span.id == *id) {
                     entered.remove(place);
                 }

@@ -26,10 +26,11 @@ mod secret;
 mod shape;
 mod trust;
 
+use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 
 use atoll_types::{ProjectId, SecretId, Timestamp};
 use tokio::sync::watch;
@@ -100,7 +101,7 @@ struct Lent {
 
 impl fmt::Debug for Broker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
+        let held = self.held.read();
         f.debug_struct("Broker")
             .field("secrets", &held.len())
             .finish_non_exhaustive()
@@ -146,7 +147,7 @@ impl Broker {
         let (shape, value) = self.sealer.open(project, id, sealed)?;
         let value = Arc::new(value);
         let needles = Arc::new(Needles::of(Arc::clone(&value)));
-        let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.held.write();
         // The same value under another binding, or until another time, is the same secret.
         let version = match held.get(id) {
             Some(before) if before.value.expose() == value.expose() => before.version,
@@ -174,13 +175,13 @@ impl Broker {
 
     /// From when on its value may not be used.
     pub fn expires(&self, id: &SecretId) -> Option<Timestamp> {
-        let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
+        let held = self.held.read();
         held.get(id)?.expires
     }
 
     /// Why a value that went out may no longer be in use, if that is so.
     pub fn revoked(&self, used: &Use, now: Timestamp) -> Option<&'static str> {
-        let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
+        let held = self.held.read();
         match held.get(&used.secret.id) {
             None => Some("was deleted"),
             Some(held) if held.version != used.version => Some("has another value now"),
@@ -207,21 +208,18 @@ impl Broker {
 
     /// Requests that need it are refused from now on, and those that it went out with are cut.
     pub fn forget(&self, id: &SecretId) {
-        self.held
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(id);
+        self.held.write().remove(id);
         self.changes.send_modify(|change| *change += 1);
     }
 
     /// What a sandbox of this lineage holds in place of the value; `None` where the secret is not loaded.
     pub fn placeholder(&self, trust: &TrustId, id: &SecretId) -> Option<String> {
-        let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
+        let held = self.held.read();
         held.get(id)?.shape.placeholder(&self.key, trust, id).ok()
     }
 
     fn current(&self, id: &SecretId, now: Timestamp) -> Option<Lent> {
-        let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
+        let held = self.held.read();
         let held = held.get(id)?;
         held.expires.is_none_or(|expires| now < expires).then(|| Lent {
             value: held.value.clone(),
@@ -232,7 +230,7 @@ impl Broker {
 
     /// Also of one that has expired: a server may still show what it was sent before.
     fn needles(&self, id: &SecretId) -> Option<Arc<Needles>> {
-        let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
+        let held = self.held.read();
         held.get(id).map(|held| held.needles.clone())
     }
 }

@@ -1,10 +1,11 @@
 //! What the proxy is given: its settings, and the sockets on which the guests arrive.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_policy::Name;

@@ -6,7 +6,6 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use atoll_policy::{Decision, Flow, Name};
@@ -314,7 +313,7 @@ async fn announced(tenant: &TenantState, service: &Service) -> io::Result<TcpStr
     impl Drop for Announcement<'_> {
         fn drop(&mut self) {
             if !self.2 {
-                let mut callers = self.0.callers.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut callers = self.0.callers.lock();
                 callers.remove(&self.1);
             }
         }
@@ -328,11 +327,7 @@ async fn announced(tenant: &TenantState, service: &Service) -> io::Result<TcpStr
     socket.bind(SocketAddr::new(any, 0))?;
     let own = socket.local_addr()?;
     let mut announcement = Announcement(service, own, false);
-    service
-        .callers
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .insert(own, tenant.now().sandbox.clone());
+    service.callers.lock().insert(own, tenant.now().sandbox.clone());
     let stream = socket.connect(service.address).await?;
     announcement.2 = true;
     Ok(stream)

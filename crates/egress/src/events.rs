@@ -6,8 +6,9 @@
 
 mod window;
 
+use parking_lot::Mutex;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use atoll_policy::Decision;
@@ -154,7 +155,7 @@ impl Events {
 
     pub(crate) fn note(&self, note: Note) {
         let (told, opened) = {
-            let mut window = lock(&self.source.window);
+            let mut window = self.source.window.lock();
             let idle = window.is_idle();
             let told = window.note(note, Instant::now());
             (told, idle && !window.is_idle())
@@ -163,7 +164,7 @@ impl Events {
             self.collector.tell(&self.source, note, 1);
         }
         if opened {
-            lock(&self.collector.open).push(Arc::clone(&self.source));
+            self.collector.open.lock().push(Arc::clone(&self.source));
             self.collector.wake.notify_one();
         }
     }
@@ -208,14 +209,14 @@ impl Collector {
 
     /// Tells everything that is still gathered.
     pub(crate) fn flush_all(&self) {
-        let open = std::mem::take(&mut *lock(&self.open));
+        let open = std::mem::take(&mut *self.open.lock());
         for source in open {
             self.flush(&source);
         }
     }
 
     fn flush(&self, source: &Source) {
-        let gathered = lock(&source.window).close();
+        let gathered = source.window.lock().close();
         for (note, count) in gathered {
             self.tell(source, note, count);
         }
@@ -253,8 +254,4 @@ pub(crate) fn now() -> Timestamp {
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_millis());
     Timestamp(i64::try_from(millis).unwrap_or(i64::MAX))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

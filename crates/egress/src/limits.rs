@@ -6,8 +6,9 @@
 mod bucket;
 mod metered;
 
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use atoll_policy::Decision;
@@ -109,8 +110,8 @@ impl Allowance {
 
     /// Takes new limits; what was used stays used.
     pub(crate) fn set(&self, limits: NetworkLimits) {
-        *lock(&self.limits) = limits;
-        let mut bandwidth = lock(&self.bandwidth);
+        *self.limits.lock() = limits;
+        let mut bandwidth = self.bandwidth.lock();
         let rate = limits.bytes_per_second;
         if bandwidth.as_ref().map(Bucket::rate) != rate {
             *bandwidth = rate.map(Bucket::for_bandwidth);
@@ -126,7 +127,7 @@ impl Allowance {
 
     /// One more connection; it is open until the answer is dropped. `crowded` where the host is short of connections.
     pub(crate) fn open(self: &Arc<Self>, crowded: Option<usize>) -> Result<Opened, Exhausted> {
-        let limits = *lock(&self.limits);
+        let limits = *self.limits.lock();
         let at_once = limits.connections.map_or(self.most_connections, |limit| {
             self.most_connections.min(limit.try_into().unwrap_or(usize::MAX))
         });
@@ -160,19 +161,21 @@ impl Allowance {
             .bytes
             .fetch_add(bytes, Ordering::Relaxed)
             .saturating_add(bytes);
-        if let Some(limit) = lock(&self.limits).total_bytes
+        if let Some(limit) = self.limits.lock().total_bytes
             && total > limit
         {
             return Err(Exhausted::TotalBytes(limit));
         }
-        Ok(lock(&self.bandwidth)
+        Ok(self
+            .bandwidth
+            .lock()
             .as_mut()
             .and_then(|bucket| bucket.take(bytes, Instant::now())))
     }
 
     /// The most that should be moved in one turn, so that a narrow bandwidth is a steady trickle.
     fn turn(&self) -> usize {
-        lock(&self.bandwidth).as_ref().map_or(usize::MAX, |bucket| {
+        self.bandwidth.lock().as_ref().map_or(usize::MAX, |bucket| {
             usize::try_from(bucket.rate() / 8).unwrap_or(usize::MAX).max(512)
         })
     }
@@ -290,10 +293,6 @@ impl Total {
     pub(crate) fn crowded(&self) -> Option<usize> {
         (self.room.available_permits() < self.size / 4).then_some((self.size / 64).max(1))
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -3,9 +3,10 @@
 //! What must hold: an address belongs to one sandbox at a time, and everything that was begun for the one before is over
 //! once another is admitted. A change of policy reaches every flow of the sandbox.
 
+use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 
 use atoll_broker::{Placeholder, TrustId};
 use atoll_policy::Policy;
@@ -86,7 +87,7 @@ impl TenantState {
 
     /// As it is now. Ask again for each decision.
     pub(crate) fn now(&self) -> Arc<Tenant> {
-        Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.current.read())
     }
 
     pub(crate) fn policy(&self) -> Arc<Policy> {
@@ -133,15 +134,12 @@ impl TenantState {
 
     /// Whether one more DNS question may be answered now.
     pub(crate) fn may_ask(&self) -> bool {
-        self.questions
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .try_take(1, tokio::time::Instant::now())
+        self.questions.lock().try_take(1, tokio::time::Instant::now())
     }
 
     fn replace(&self, tenant: Tenant) {
         self.allowance.set(*tenant.policy.limits());
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(tenant);
+        *self.current.write() = Arc::new(tenant);
         self.generation.send_modify(|generation| *generation += 1);
     }
 
@@ -159,7 +157,7 @@ pub(crate) struct Tenants {
 
 impl Tenants {
     pub(crate) fn of(&self, source: IpAddr) -> Option<Arc<TenantState>> {
-        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        let table = self.table.read();
         table.get(&source.to_canonical()).cloned()
     }
 
@@ -170,7 +168,7 @@ impl Tenants {
         tenant: Tenant,
         make: impl FnOnce(Tenant) -> Arc<TenantState>,
     ) {
-        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.table.write();
         let known = sources
             .iter()
             .find_map(|source| table.get(&source.to_canonical()))
@@ -196,7 +194,7 @@ impl Tenants {
 
     /// Ends everything of whoever is behind `sources`.
     pub(crate) fn dismiss(&self, sources: &[IpAddr]) {
-        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.table.write();
         let ended: Vec<_> = sources
             .iter()
             .filter_map(|source| table.remove(&source.to_canonical()))

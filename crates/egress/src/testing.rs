@@ -5,10 +5,11 @@
 
 mod resolver;
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use atoll_broker::{Broker, MasterKey, TrustId};
 use atoll_policy::{Floor, FloorConfig, Policy};
@@ -53,7 +54,7 @@ struct Origins(Mutex<HashMap<SocketAddr, SocketAddr>>);
 
 impl Origin for Origins {
     fn of(&self, local: SocketAddr, peer: SocketAddr) -> SocketAddr {
-        self.0.lock().unwrap().get(&peer).copied().unwrap_or(local)
+        self.0.lock().get(&peer).copied().unwrap_or(local)
     }
 }
 
@@ -72,7 +73,7 @@ pub(crate) struct Seen {
 
 impl Witness for Seen {
     fn saw(&self, event: EgressEvent) {
-        self.events.lock().unwrap().push(event);
+        self.events.lock().push(event);
         self.more.notify_waiters();
     }
 }
@@ -92,7 +93,7 @@ impl Seen {
     }
 
     pub(crate) fn all(&self) -> Vec<EgressEvent> {
-        self.events.lock().unwrap().clone()
+        self.events.lock().clone()
     }
 }
 
@@ -213,7 +214,7 @@ impl World {
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind(SocketAddr::new(guest.source(), 0)).unwrap();
         let from = socket.local_addr().unwrap();
-        self.origins.0.lock().unwrap().insert(from, to);
+        self.origins.0.lock().insert(from, to);
         socket.connect(self.tcp).await
     }
 
@@ -250,7 +251,7 @@ impl World {
     pub(crate) async fn datagrams(&self, guest: Guest, to: SocketAddr) -> tokio::net::UdpSocket {
         let socket = tokio::net::UdpSocket::bind((guest.source(), 0)).await.unwrap();
         let from = socket.local_addr().unwrap();
-        self.origins.0.lock().unwrap().insert(from, to);
+        self.origins.0.lock().insert(from, to);
         socket
     }
 

@@ -4,10 +4,11 @@
 //! What must hold: nothing is sent that the policy does not allow at that moment; answers reach only the guest that asked
 //! and come from where it sent to; flows are bounded for each sandbox, and end when nothing moves.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_policy::{Decision, Flow, FlowKind, Name};
@@ -62,7 +63,7 @@ pub(crate) async fn relay(shared: Arc<Shared>, socket: Datagrams) {
         let destination = shared.origin.of(destination, source);
         let key = (source, destination);
         let datagram = &buffer[..len];
-        if let Some(flow) = lock(&flows).get(&key) {
+        if let Some(flow) = flows.lock().get(&key) {
             // A flow that cannot keep up loses datagrams, as any network would.
             let _ = flow.try_send(datagram.to_vec());
             continue;
@@ -72,7 +73,7 @@ pub(crate) async fn relay(shared: Arc<Shared>, socket: Datagrams) {
         };
         let (sender, receiver) = mpsc::channel(WAITING);
         let _ = sender.try_send(datagram.to_vec());
-        lock(&flows).insert(key, sender);
+        flows.lock().insert(key, sender);
         let (shared, flows) = (Arc::clone(&shared), Arc::clone(&flows));
         tasks.spawn(async move {
             let _entry = Entry { flows, key };
@@ -96,7 +97,7 @@ struct Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        lock(&self.flows).remove(&self.key);
+        self.flows.lock().remove(&self.key);
     }
 }
 
@@ -313,10 +314,6 @@ impl Pump<'_> {
         }
         Ok(())
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

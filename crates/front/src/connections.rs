@@ -12,10 +12,11 @@
 //! - A key or session that was revoked ends the connections on which something is open with it, and no others: a proxy may
 //!   have used one connection for many, one after the other. The request that revokes gets its answer first.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::hash::Hash;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use atoll_types::{Code, Fault, ProjectId, SandboxId};
@@ -277,7 +278,7 @@ impl Connections {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock()
     }
 }
 
@@ -330,7 +331,7 @@ impl Line {
 
     /// Counts the connection for whoever is known by now; the first who is.
     pub fn known(&self, project: &ProjectId, sandbox: Option<&SandboxId>) -> Result<(), Fault> {
-        let mut payer = self.0.payer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut payer = self.0.payer.lock();
         if payer.is_some() {
             return Ok(());
         }
@@ -409,8 +410,8 @@ impl Line {
 
     /// Comes for what a sandbox shows to everybody. Of too many such visitors of one sandbox, the first is cut.
     pub fn visits(&self, sandbox: &SandboxId) {
-        let payer = self.0.payer.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut visited = self.0.visited.lock().unwrap_or_else(PoisonError::into_inner);
+        let payer = self.0.payer.lock();
+        let mut visited = self.0.visited.lock();
         if payer.is_some() || visited.as_ref() == Some(sandbox) {
             return;
         }
@@ -486,25 +487,21 @@ impl Line {
     }
 
     fn watch(&self) -> MutexGuard<'_, Watch> {
-        self.0.watch.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.watch.lock()
     }
 }
 
 impl Inner {
     fn keys(&self) -> MutexGuard<'_, BTreeMap<String, usize>> {
-        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
+        self.keys.lock()
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let payer = self
-            .payer
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        let visited = self.visited.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let keys = self.keys.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let payer = self.payer.get_mut().take();
+        let visited = self.visited.get_mut();
+        let keys = self.keys.get_mut();
         let mut state = self.table.lock();
         state.open = state.open.saturating_sub(1);
         if let Some(sandbox) = visited.take() {

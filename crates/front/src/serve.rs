@@ -372,8 +372,8 @@ fn is_of_one_connection(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use parking_lot::Mutex;
     use std::collections::HashMap;
-    use std::sync::Mutex;
 
     use axum::routing::get;
     use tokio::time::Instant;
@@ -431,7 +431,7 @@ mod tests {
         let announced: Arc<Mutex<HashMap<SocketAddr, SandboxId>>> = Arc::default();
         let callers: Callers = {
             let announced = Arc::clone(&announced);
-            Arc::new(move |address| announced.lock().unwrap().remove(address))
+            Arc::new(move |address| announced.lock().remove(address))
         };
         let stop = CancellationToken::new();
         tokio::spawn(serve(listener, Door::Sandboxes(callers), apis(), stop.clone()));
@@ -441,10 +441,10 @@ mod tests {
         socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let own = socket.local_addr().unwrap();
         let sandbox = atoll_types::SandboxId::from_entropy([1; 20]);
-        announced.lock().unwrap().insert(own, sandbox);
+        announced.lock().insert(own, sandbox);
         let answer = ask(socket.connect(address).await.unwrap()).await;
         assert!(answer.ends_with("here"), "{answer}");
-        assert!(announced.lock().unwrap().is_empty());
+        assert!(announced.lock().is_empty());
         stop.cancel();
     }
 

@@ -1,8 +1,9 @@
 //! Places for work that holds something scarce for as long as a client likes, such as a thread and room on the disk: a few for
 //! each project, so that no project waits for another one.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use atoll_types::{Code, Fault, ProjectId};
 
@@ -38,7 +39,7 @@ impl Slots {
 
     pub fn take(&self, project: &ProjectId) -> Result<Slot, Fault> {
         let Inner { what, server, .. } = *self.0;
-        let mut taken = self.0.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = self.0.taken.lock();
         let of_project = taken.get(project).copied().unwrap_or(0);
         let refuse = |whose: &str, count: usize| {
             Fault::new(
@@ -64,7 +65,7 @@ impl Slots {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        let mut taken = self.slots.0.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = self.slots.0.taken.lock();
         if let Some(count) = taken.get_mut(&self.project) {
             *count -= 1;
             if *count == 0 {

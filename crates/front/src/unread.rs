@@ -4,9 +4,10 @@
 //! What must hold: for every answer under way it is known since when nobody has asked for its next piece. Whoever serves the
 //! connection ends it when that is too long.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -29,7 +30,7 @@ struct Waiting {
 
 impl Unread {
     fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// The same answer, of which it is known from here on whether there is room for it.

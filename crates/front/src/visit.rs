@@ -1,7 +1,8 @@
 //! One request on its way through an API: who pays for it, and what it holds.
 
+use parking_lot::Mutex;
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use atoll_identity::Caller;
 use atoll_types::{Fault, KeyId, ProjectId, SandboxId};
@@ -154,19 +155,19 @@ impl Visit {
         self.kept().clear();
     }
 
-    fn used(&self) -> std::sync::MutexGuard<'_, Vec<String>> {
-        self.0.used.lock().unwrap_or_else(PoisonError::into_inner)
+    fn used(&self) -> parking_lot::MutexGuard<'_, Vec<String>> {
+        self.0.used.lock()
     }
 
-    fn kept(&self) -> std::sync::MutexGuard<'_, Vec<Permit>> {
-        self.0.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    fn kept(&self) -> parking_lot::MutexGuard<'_, Vec<Permit>> {
+        self.0.kept.lock()
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
         if let Some(line) = &self.line {
-            for id in self.used.get_mut().unwrap_or_else(PoisonError::into_inner) {
+            for id in self.used.get_mut() {
                 line.unused(id);
             }
             line.request_ends();

@@ -2,14 +2,15 @@
 
 mod runtime;
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use atoll_image::{DebianOptions, Installer, Progress, Update};
@@ -44,10 +45,6 @@ impl std::fmt::Debug for Hears {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Hears").finish_non_exhaustive()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Helper {
@@ -162,7 +159,7 @@ impl Handler for Listener {
                 total,
                 message,
             }) => {
-                let hears = lock(&self.builds).get(&number).cloned();
+                let hears = self.builds.lock().get(&number).cloned();
                 if let Some(Hears(progress)) = hears {
                     progress.update(Update {
                         stage: &stage,
@@ -335,7 +332,7 @@ impl Installer for Helper {
     ) -> atoll_image::Result<()> {
         let failed = |error: io::Error| atoll_image::Error::Invalid(error.to_string());
         let number = self.number();
-        lock(&self.builds).insert(number, Hears(progress));
+        self.builds.lock().insert(number, Hears(progress));
         let _stops = Stops { helper: self, number };
         let ask = Ask::Debian {
             suite: options.suite.clone(),
@@ -354,7 +351,7 @@ struct Stops<'a> {
 
 impl Drop for Stops<'_> {
     fn drop(&mut self) {
-        lock(&self.helper.builds).remove(&self.number);
+        self.helper.builds.lock().remove(&self.number);
         let word = Word::Stop { number: self.number };
         if let Ok(word) = Message::new(&word, Vec::new()) {
             let _gone = self.helper.peer.tell(&word);

@@ -6,6 +6,7 @@
 //! A thread of its own reads, so that an answer arrives also where a caller blocks; it never waits for anybody. Lengths and
 //! counts are bounded before anything is allocated. Whatever is not understood ends the conversation.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -13,7 +14,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 
 use async_trait::async_trait;
 use rustix::net::{
@@ -207,7 +208,7 @@ impl Peer {
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.waiting.lock()
     }
 
     fn send(&self, kind: u8, number: u64, message: &Message) -> io::Result<()> {
@@ -226,7 +227,7 @@ impl Peer {
         if !borrowed.is_empty() && !beside.push(SendAncillaryMessage::ScmRights(&borrowed)) {
             return Err(io::Error::other("too many descriptors"));
         }
-        let _turn = self.0.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.0.writing.lock();
         let mut socket = &self.0.socket;
         let pieces = [IoSlice::new(&header), IoSlice::new(words)];
         let sent = loop {

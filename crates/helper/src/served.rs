@@ -10,13 +10,14 @@
 mod agents;
 mod places;
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use atoll_image::{DebianOptions, Progress, Templates, Update};
@@ -77,10 +78,6 @@ struct Served {
     builds: Arc<Mutex<HashMap<u64, tokio::task::AbortHandle>>>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[async_trait]
 impl Handler for Served {
     async fn call(&self, message: Message) -> io::Result<Message> {
@@ -91,7 +88,7 @@ impl Handler for Served {
 
     fn note(&self, message: Message) {
         if let Ok(Word::Stop { number }) = message.read()
-            && let Some(build) = lock(&self.builds).remove(&number)
+            && let Some(build) = self.builds.lock().remove(&number)
         {
             build.abort();
         }
@@ -166,7 +163,7 @@ impl Served {
                 None => refused(atoll_links::Error::Closed),
             },
             Ask::Release { id } => {
-                drop(lock(&self.leases).remove(&id));
+                drop(self.leases.lock().remove(&id));
                 match self.links.get() {
                     Some(links) => match links.release(&id).await {
                         Ok(()) => Answer::Done,
@@ -248,7 +245,7 @@ impl Served {
         let failed = |why| Answer::Failed(Failure::Start { isolation, why });
         let unlinked = |why| failed(Told::new(Kind::State, why));
         // Held until the instance is in it.
-        let link = lock(&self.leases).remove(&spec.id);
+        let link = self.leases.lock().remove(&spec.id);
         let network = match (spec.network, &link) {
             (false, _) => None,
             (true, Some(link)) => match network_of(link) {
@@ -366,7 +363,7 @@ impl Served {
         match links.lease(id).await {
             Ok(link) => {
                 let address = link.slot().v4();
-                lock(&self.leases).insert(id.clone(), link);
+                self.leases.lock().insert(id.clone(), link);
                 Answer::Slot(address)
             }
             Err(error) => refused(error),
@@ -396,7 +393,7 @@ impl Served {
                     let words = serde_json::to_vec(&WireEntry::of(entry)).unwrap_or_default();
                     if let Some(into) = &into {
                         // Whoever does not listen is noticed at the next bytes.
-                        let _gone = lock(into).write_all(&words);
+                        let _gone = into.lock().write_all(&words);
                     }
                 }
             };
@@ -411,7 +408,7 @@ impl Served {
             if done.is_ok()
                 && let Some(into) = into.and_then(Arc::into_inner)
             {
-                let _gone = into.into_inner().unwrap_or_else(PoisonError::into_inner).end();
+                let _gone = into.into_inner().end();
             }
             done
         });
@@ -449,9 +446,9 @@ impl Served {
             let installed = store.install_debian(&options, out, progress).await;
             installed.map_err(|error| error.to_string())
         });
-        lock(&self.builds).insert(number, building.abort_handle());
+        self.builds.lock().insert(number, building.abort_handle());
         let built = building.await;
-        lock(&self.builds).remove(&number);
+        self.builds.lock().remove(&number);
         match built {
             Ok(Ok(())) => Answer::Done,
             Ok(Err(why)) => Answer::Refused(why),
@@ -490,11 +487,11 @@ struct Shared<W>(Arc<Mutex<W>>);
 
 impl<W: io::Write> io::Write for Shared<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        lock(&self.0).write(bytes)
+        self.0.lock().write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        lock(&self.0).flush()
+        self.0.lock().flush()
     }
 }
 

@@ -3,8 +3,9 @@
 //! A key's secret is 200 random bits, shown once and stored as a SHA-256 hash: with that much entropy a slow hash would
 //! protect nothing. Tokens are derived rather than kept: [`crate::tokens`].
 
+use parking_lot::Mutex;
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use atoll_types::{Code, Fault, KeyId, ProjectId, Timestamp};
 use sha2::{Digest as _, Sha256};
@@ -358,26 +359,26 @@ struct Known {
 
 impl KnownKeys {
     pub(crate) fn lookup(&self, hash: &[u8; 32]) -> (Option<KnownKey>, u64) {
-        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.0.lock();
         (known.by_hash.get(hash).cloned(), known.generation)
     }
 
     /// Unless something was revoked since `generation` was read, or it has expired.
     pub(crate) fn remember(&self, hash: [u8; 32], key: &KnownKey, generation: u64, now: Timestamp) {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.lock();
         if known.generation == generation && !key.has_expired(now) {
             known.by_hash.insert(hash, key.clone());
         }
     }
 
     pub(crate) fn expires(&self, at: Timestamp, id: &str) {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.lock();
         known.expiring.insert((at, id.to_owned()));
     }
 
     /// Those that have expired are known no longer.
     fn take_expired(&self, now: Timestamp) -> Vec<String> {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.lock();
         let mut expired = Vec::new();
         while let Some((at, _)) = known.expiring.first()
             && *at <= now
@@ -392,7 +393,7 @@ impl KnownKeys {
 
     /// The key was revoked, and its sessions with it.
     fn forget_key(&self, id: &KeyId) {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.lock();
         known.by_hash.retain(|_, key| key.id != *id);
         known.generation += 1;
     }
@@ -402,7 +403,7 @@ impl KnownKeys {
         if hashes.is_empty() {
             return;
         }
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.lock();
         for hash in hashes {
             known.by_hash.remove(hash);
         }

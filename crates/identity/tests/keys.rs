@@ -2,8 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 
 use async_trait::async_trait;
 use atoll_identity::{
@@ -23,7 +24,7 @@ struct Rows {
 
 impl Rows {
     fn keys(&self) -> MutexGuard<'_, Vec<(Key, [u8; 32])>> {
-        self.keys.lock().unwrap()
+        self.keys.lock()
     }
 }
 
@@ -35,7 +36,7 @@ impl IdentityStore for Rows {
         new: ProjectId,
         now: Timestamp,
     ) -> Result<Project, StoreError> {
-        let mut projects = self.projects.lock().unwrap();
+        let mut projects = self.projects.lock();
         if let Some(known) = projects.iter().find(|project| project.name == name) {
             return Ok(known.clone());
         }
@@ -49,7 +50,7 @@ impl IdentityStore for Rows {
     }
 
     async fn projects(&self) -> Result<Vec<Project>, StoreError> {
-        Ok(self.projects.lock().unwrap().clone())
+        Ok(self.projects.lock().clone())
     }
 
     async fn insert_key(&self, key: NewKey, most: usize) -> Result<Option<Key>, StoreError> {
@@ -88,7 +89,7 @@ impl IdentityStore for Rows {
     }
 
     async fn find_active_model_key(&self, hash: [u8; 32]) -> Result<Option<ModelKey>, StoreError> {
-        let keys = self.model_keys.lock().unwrap();
+        let keys = self.model_keys.lock();
         let found = keys.iter().find(|(_, known)| *known == hash);
         Ok(found.map(|(key, _)| key.clone()))
     }
@@ -116,14 +117,14 @@ impl IdentityStore for Rows {
     }
 
     async fn insert_session(&self, session: NewSession) -> Result<Vec<[u8; 32]>, StoreError> {
-        let mut sessions = self.sessions.lock().unwrap();
+        let mut sessions = self.sessions.lock();
         sessions.push(session);
         let surplus = sessions.len().saturating_sub(MOST_SESSIONS);
         Ok(sessions.drain(..surplus).map(|ended| ended.hash).collect())
     }
 
     async fn find_session(&self, hash: [u8; 32]) -> Result<Option<(Key, Timestamp)>, StoreError> {
-        let sessions = self.sessions.lock().unwrap();
+        let sessions = self.sessions.lock();
         let Some(session) = sessions.iter().find(|session| session.hash == hash) else {
             return Ok(None);
         };
@@ -135,10 +136,7 @@ impl IdentityStore for Rows {
     }
 
     async fn delete_session(&self, hash: [u8; 32]) -> Result<(), StoreError> {
-        self.sessions
-            .lock()
-            .unwrap()
-            .retain(|session| session.hash != hash);
+        self.sessions.lock().retain(|session| session.hash != hash);
         Ok(())
     }
 
@@ -252,7 +250,7 @@ async fn a_key_expires_by_itself_and_says_so_once() {
         expires_at: Some(Timestamp(1999)),
     };
     let row = (model_key.clone(), for_models.hash);
-    world.rows.model_keys.lock().unwrap().push(row);
+    world.rows.model_keys.lock().push(row);
     let calls = world.identity.authenticate_for_models(&for_models.text).await;
     assert_eq!(calls.unwrap().unwrap().key(), Some(&model_key.id));
     assert!(world.identity.take_expired().is_empty());

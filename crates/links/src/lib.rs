@@ -36,14 +36,15 @@ mod sys;
 mod tests;
 mod worker;
 
+use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, PoisonError, RwLock};
 
 use atoll_types::InstanceId;
 use rustix::fs::FlockOperation;
@@ -157,7 +158,7 @@ impl Links {
 
     /// Which links are leased to whom.
     pub fn leases(&self) -> Vec<(Slot, InstanceId)> {
-        let leased = self.0.leased.read().unwrap_or_else(PoisonError::into_inner);
+        let leased = self.0.leased.read();
         leased.iter().map(|(slot, id)| (*slot, id.clone())).collect()
     }
 
@@ -167,14 +168,14 @@ impl Links {
             return self.ask(|answer| Job::Lease(instance.clone(), answer)).await?;
         };
         let slot = maker.lease(instance).await?;
-        let mut leased = self.0.leased.write().unwrap_or_else(PoisonError::into_inner);
+        let mut leased = self.0.leased.write();
         leased.insert(slot, instance.clone());
         Ok(Link::new(instance.clone(), slot, Namespace::Elsewhere))
     }
 
     /// The link that an instance had when this server started, or got since.
     pub fn adopt(&self, instance: &InstanceId) -> Option<Link> {
-        let leased = self.0.leased.read().unwrap_or_else(PoisonError::into_inner);
+        let leased = self.0.leased.read();
         let mut slots = leased.iter();
         let (slot, _) = slots.find(|(_, leased)| *leased == instance)?;
         Some(Link::new(instance.clone(), *slot, Namespace::InUse))
@@ -194,7 +195,7 @@ impl Links {
             return self.ask(|answer| Job::Release(instance.clone(), answer)).await?;
         };
         maker.release(instance).await?;
-        let mut leased = self.0.leased.write().unwrap_or_else(PoisonError::into_inner);
+        let mut leased = self.0.leased.write();
         leased.retain(|_, owner| owner != instance);
         Ok(())
     }
@@ -206,7 +207,7 @@ impl Links {
     }
 
     pub fn instance_of(&self, slot: Slot) -> Option<InstanceId> {
-        let leased = self.0.leased.read().unwrap_or_else(PoisonError::into_inner);
+        let leased = self.0.leased.read();
         leased.get(&slot).cloned()
     }
 

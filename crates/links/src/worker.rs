@@ -6,11 +6,12 @@
 //!                      └───────────── close, crash ──────────────┘
 //! ```
 
+use parking_lot::{Mutex, MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::JoinHandle;
 
 use atoll_types::InstanceId;
@@ -201,11 +202,11 @@ impl Worker {
     }
 
     fn leased(&self) -> RwLockReadGuard<'_, HashMap<Slot, InstanceId>> {
-        self.leased.read().unwrap_or_else(PoisonError::into_inner)
+        self.leased.read()
     }
 
     fn leased_mut(&self) -> RwLockWriteGuard<'_, HashMap<Slot, InstanceId>> {
-        self.leased.write().unwrap_or_else(PoisonError::into_inner)
+        self.leased.write()
     }
 }
 
@@ -226,9 +227,9 @@ impl Leaving {
             while woken.recv().is_ok() {
                 // All that came meanwhile go together; whoever comes later wakes it again.
                 while woken.try_recv().is_ok() {}
-                let going = lock(&shared).clone();
+                let going = shared.lock().clone();
                 match remover.remove() {
-                    Ok(()) => lock(&shared).retain(|slot| !going.contains(slot)),
+                    Ok(()) => shared.lock().retain(|slot| !going.contains(slot)),
                     // Their places stay taken until others leave, or the server starts again.
                     Err(error) => tracing::warn!(%error, "links of ended instances stay"),
                 }
@@ -242,7 +243,7 @@ impl Leaving {
     }
 
     fn slots(&self) -> MutexGuard<'_, HashSet<Slot>> {
-        lock(&self.slots)
+        self.slots.lock()
     }
 
     fn add(&self, slots: &[Slot]) {
@@ -262,8 +263,4 @@ impl Leaving {
             let _ = thread.join();
         }
     }
-}
-
-fn lock(slots: &Mutex<HashSet<Slot>>) -> MutexGuard<'_, HashSet<Slot>> {
-    slots.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -6,10 +6,11 @@
 
 mod json;
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::hash::Hash;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use atoll_types::{Code, Fault, ProjectId, SandboxId};
 use bytes::Bytes;
@@ -96,7 +97,7 @@ impl Memory {
     }
 
     fn lock(&self) -> MutexGuard<'_, Held> {
-        self.0.held.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.held.lock()
     }
 }
 

@@ -3,8 +3,8 @@
 //! In memory only, bounded, and gone with the server. What must hold: an answer is kept only if it was complete; it is
 //! given only to whom it was given before (project, key and sandbox); and it costs nothing, since nobody was asked.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use atoll_types::Timestamp;
@@ -108,7 +108,7 @@ impl Cache {
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

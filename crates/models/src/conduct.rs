@@ -5,10 +5,11 @@
 //! bytes and in number; what lies beyond is settled at what was reserved. Where no budget applies the provider is hung up on,
 //! too, which is cheaper, unless its model has stopped already and only the usage is still to come.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use atoll_types::{Fault, ProjectId};
@@ -32,7 +33,7 @@ struct Place<'a>(&'a Unheard, &'a ProjectId);
 
 impl Unheard {
     fn enter<'a>(&'a self, project: &'a ProjectId) -> Option<Place<'a>> {
-        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = self.0.lock();
         let count = counts.entry(project.clone()).or_default();
         if *count >= MOST_AT_ONCE {
             return None;
@@ -44,7 +45,7 @@ impl Unheard {
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        let mut counts = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = self.0.0.lock();
         if let Some(count) = counts.get_mut(self.1) {
             *count -= 1;
             if *count == 0 {

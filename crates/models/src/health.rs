@@ -4,8 +4,8 @@
 //! that a provider refuses, changes nothing for anybody. Names come from callers, so what is kept is bounded: for each
 //! project, and for all.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use atoll_dialects::Dialect;
 use atoll_gateway_core::{Breaker, Price, RetryBudget, Target, TargetHealth};
@@ -89,7 +89,7 @@ impl Healths {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
@@ -161,7 +161,7 @@ impl Retries {
     }
 
     fn budgets(&self) -> MutexGuard<'_, HashMap<ProjectId, RetryBudget>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -2,8 +2,9 @@
 //!
 //! Who holds one is found out by `atoll-identity`; what it may do is known here.
 
+use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 
 use atoll_gateway_core::{Pattern, Rate, RateLimit};
 use atoll_identity::NewSecret;
@@ -31,17 +32,11 @@ impl ModelKey {
     }
 
     pub(crate) fn take(&self, tokens: u64, now: Timestamp) -> Result<(), u64> {
-        self.rate
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take(tokens, now)
+        self.rate.lock().take(tokens, now)
     }
 
     pub(crate) fn correct(&self, estimated: u64, actual: u64) {
-        self.rate
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .correct(estimated, actual);
+        self.rate.lock().correct(estimated, actual);
     }
 }
 
@@ -63,20 +58,16 @@ impl Keys {
             rate: Mutex::new(Rate::new(limit, now)),
             row,
         };
-        let mut keys = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut keys = self.0.write();
         keys.insert(key.row.id.clone(), Arc::new(key));
     }
 
     fn forget(&self, id: &KeyId) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).remove(id);
+        self.0.write().remove(id);
     }
 
     fn find(&self, id: &KeyId) -> Option<Arc<ModelKey>> {
-        self.0
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(id)
-            .cloned()
+        self.0.read().get(id).cloned()
     }
 }
 

@@ -36,10 +36,11 @@ mod setup;
 mod spans;
 mod wishes;
 
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use atoll_broker::Broker;
@@ -193,7 +194,7 @@ impl Models {
     }
 
     fn books(&self) -> MutexGuard<'_, Books> {
-        self.inner.books.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.books.lock()
     }
 
     /// A killed server's calls may have cost something that nobody counted: what was reserved for them, at most. Where

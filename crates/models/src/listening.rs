@@ -8,7 +8,8 @@
 //! is taken when the stream is dropped, or when nobody has asked for [`LONGEST`]. Either way it is dropped, and knows what to
 //! do then.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -41,7 +42,7 @@ enum Place<S> {
 
 impl<S: Source> Seat<S> {
     fn change(&self, place: Place<S>) -> Place<S> {
-        let mut here = self.place.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut here = self.place.lock();
         std::mem::replace(&mut *here, place)
     }
 }
@@ -51,7 +52,7 @@ impl<S> Drop for Seat<S> {
         if let Some(watcher) = &self.watcher {
             watcher.abort();
         }
-        let mut here = self.place.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut here = self.place.lock();
         let left = std::mem::replace(&mut *here, Place::Out);
         drop(here);
         drop(left);
@@ -90,7 +91,7 @@ async fn watch<S: Source>(place: Arc<Mutex<Place<S>>>) {
     loop {
         tokio::time::sleep_until(due).await;
         let taken = {
-            let mut here = place.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut here = place.lock();
             match &*here {
                 Place::Here(_, since) if since.elapsed() >= LONGEST => {
                     std::mem::replace(&mut *here, Place::TakenAway)

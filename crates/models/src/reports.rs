@@ -1,8 +1,8 @@
 //! What calls were made and what they cost: rows, sums, and counters for Prometheus.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Mutex, PoisonError};
 
 use atoll_store::{Cursor, ModelCallRow, Page, SpendQuery, SpendRow, UsageTotal};
 use atoll_types::{Code, Fault, ModelCallId, ProjectId, SandboxId, Usd};
@@ -127,7 +127,7 @@ impl Metrics {
     }
 
     fn settle(&self, provider: &str, model: &str, outcome: &'static str, more: Counted) {
-        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut calls = self.calls.lock();
         let mut labels = Labels {
             provider: provider.to_owned(),
             model: model.to_owned(),
@@ -150,7 +150,7 @@ impl Metrics {
 
     /// Adds what was counted to what is about to be told.
     pub fn register(&self, registry: &mut Registry) {
-        let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let calls = self.calls.lock();
         let mut family = |name: &str, help: &str, value: fn(&Counted) -> u64| {
             let counters = Family::<Labels, Counter>::default();
             for (labels, counted) in calls.iter() {

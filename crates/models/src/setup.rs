@@ -3,7 +3,7 @@
 mod budgets;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use atoll_broker::Secret;
 use atoll_gateway_core::{
@@ -247,12 +247,12 @@ impl Models {
     }
 
     pub(crate) fn setup(&self, project: &ProjectId) -> Arc<ProjectSetup> {
-        let setups = self.inner.setups.read().unwrap_or_else(PoisonError::into_inner);
+        let setups = self.inner.setups.read();
         setups.get(project).cloned().unwrap_or_default()
     }
 
     fn replace(&self, project: ProjectId, setup: ProjectSetup) {
-        let mut setups = self.inner.setups.write().unwrap_or_else(PoisonError::into_inner);
+        let mut setups = self.inner.setups.write();
         setups.insert(project, Arc::new(setup));
     }
 

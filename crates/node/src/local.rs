@@ -1,7 +1,8 @@
 //! The node that is this machine, in this process.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use atoll_image::Templates;
@@ -135,18 +136,15 @@ impl LocalNode {
     }
 
     pub(crate) fn instances(&self) -> MutexGuard<'_, HashMap<InstanceId, Instance>> {
-        self.inner
-            .instances
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.inner.instances.lock()
     }
 
     pub(crate) fn held(&self) -> MutexGuard<'_, HashSet<InstanceId>> {
-        self.inner.held.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.held.lock()
     }
 
     pub(crate) fn captured(&self) -> MutexGuard<'_, BTreeMap<SnapshotId, Arc<dyn SaveSource>>> {
-        self.inner.captured.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.captured.lock()
     }
 
     /// Keeps an instance that no row will name from being taken for an orphan.
@@ -204,7 +202,7 @@ impl Node for LocalNode {
     }
 
     fn events(&self) -> mpsc::Receiver<Event> {
-        let mut unheard = self.inner.unheard.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut unheard = self.inner.unheard.lock();
         // Whoever comes second hears nothing.
         unheard.take().unwrap_or_else(|| mpsc::channel(1).1)
     }

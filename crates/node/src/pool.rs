@@ -5,8 +5,8 @@
 //! instance that dies, or whose template is another one by now, is replaced; refilling waits until a burst of claims is over,
 //! so that it does not slow the claimers.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use atoll_guest_protocol::{Configure, Network as GuestNetwork, Request};
@@ -60,7 +60,7 @@ impl Pooled {
 
 impl Pool {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

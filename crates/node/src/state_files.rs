@@ -4,12 +4,13 @@
 //! What must hold: where saved state is encrypted at rest, its plaintext is only ever in memory; what lies in scratch
 //! files has no name, so that a crash leaves nothing.
 
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use atoll_runtime::{Growing, SaveSink, SaveSource};
@@ -70,7 +71,7 @@ impl SaveSink for Parts {
     fn stream(&self, name: &str) -> io::Result<OwnedFd> {
         let file = self.scratch.file()?;
         let theirs = file.try_clone()?;
-        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut files = self.files.lock();
         files.insert(name.to_owned(), file);
         Ok(theirs.into())
     }
@@ -80,7 +81,7 @@ impl SaveSink for Parts {
     }
 
     fn part(&self, name: &str, whole: File) -> io::Result<()> {
-        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut files = self.files.lock();
         files.insert(name.to_owned(), whole);
         Ok(())
     }
@@ -89,12 +90,12 @@ impl SaveSink for Parts {
 #[async_trait]
 impl SaveSource for Parts {
     async fn file(&self, name: &str) -> io::Result<File> {
-        let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let files = self.files.lock();
         files.get(name).ok_or_else(|| missing(name)).and_then(reopen)
     }
 
     fn names(&self) -> Vec<String> {
-        let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let files = self.files.lock();
         files.keys().cloned().collect()
     }
 }

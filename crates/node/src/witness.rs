@@ -3,9 +3,10 @@
 //! What must hold: the proxy never waits. When the queue of events is full, the detail is lost and counted, the sums are
 //! not.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeSet, HashMap};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use atoll_egress::{EgressEvent, EventKind, Witness};
 use atoll_types::{EgressVerdict, SandboxId};
@@ -33,7 +34,7 @@ impl Recorder {
     }
 
     fn sums(&self) -> MutexGuard<'_, HashMap<SandboxId, NetworkUsage>> {
-        self.sums.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sums.lock()
     }
 
     /// What was counted for a sandbox and was not taken yet.
@@ -64,7 +65,7 @@ impl Recorder {
     }
 
     fn watched(&self) -> MutexGuard<'_, HashMap<SandboxId, BTreeSet<String>>> {
-        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+        self.watched.lock()
     }
 
     /// Whether it is one of those without a row; what it was refused is remembered.

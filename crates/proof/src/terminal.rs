@@ -1,9 +1,10 @@
 //! A terminal with a program in it, and a test in front of it.
 
+use parking_lot::Mutex;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::process::{Child, Command, ExitStatus};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -57,7 +58,7 @@ impl Terminal {
             let mut buffer = [0; 4096];
             // Ends with an error when nobody has the other side open any more.
             while let Ok(count @ 1..) = screen.read(&mut buffer) {
-                let mut shown = showing.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut shown = showing.lock();
                 shown.extend_from_slice(&buffer[..count]);
             }
         });
@@ -75,7 +76,7 @@ impl Terminal {
     }
 
     pub fn shown(&self) -> String {
-        let shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        let shown = self.shown.lock();
         String::from_utf8_lossy(&shown).into_owned()
     }
 

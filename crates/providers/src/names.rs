@@ -4,9 +4,10 @@
 //! costs only whoever asks for such names. A project has few lookups under way, and waits in line with the others for more;
 //! a place is held until its thread is back, so there are never more threads than places. Nothing else runs on them.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::{SocketAddr, ToSocketAddrs as _};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use atoll_types::ProjectId;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
@@ -79,7 +80,7 @@ impl Names {
     }
 
     fn of(&self, project: &ProjectId) -> Arc<Semaphore> {
-        let mut projects = self.projects.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut projects = self.projects.lock();
         if !projects.contains_key(project) {
             // Those that nobody uses are as good as new ones.
             projects.retain(|_, own| Arc::strong_count(own) > 1);
@@ -93,7 +94,7 @@ impl Names {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Condvar, Mutex};
+    use parking_lot::{Condvar, Mutex};
 
     use super::*;
 
@@ -102,9 +103,9 @@ mod tests {
     /// `slow…` answers when it is let; everything else at once.
     fn look(name: &str) -> std::io::Result<Vec<SocketAddr>> {
         if name.starts_with("slow") {
-            let mut open = OPEN.0.lock().unwrap();
+            let mut open = OPEN.0.lock();
             while !*open {
-                open = OPEN.1.wait(open).unwrap();
+                OPEN.1.wait(&mut open);
             }
         }
         Ok(vec!["192.0.2.1:0".parse().unwrap()])
@@ -132,11 +133,11 @@ mod tests {
             let _ = one.await;
         }
         assert_eq!(names.all.available_permits(), OF_ALL - OF_ONE);
-        *OPEN.0.lock().unwrap() = true;
+        *OPEN.0.lock() = true;
         OPEN.1.notify_all();
         names.look_up(&project(1), "slow again".into()).await.unwrap();
         drop(names.of(&project(3)));
-        let kept = names.projects.lock().unwrap().len();
+        let kept = names.projects.lock().len();
         assert!(kept <= 2, "{kept}");
     }
 }

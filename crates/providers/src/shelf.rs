@@ -4,8 +4,9 @@
 //! open, how many are kept for it, and how many are kept for all, is bounded; where there is no room, the one that was unused
 //! for longest goes, of the project for which most are kept.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use atoll_types::ProjectId;
@@ -70,7 +71,7 @@ pub(crate) struct Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock();
         if let Some(count) = open.get_mut(&self.project) {
             *count -= 1;
             if *count == 0 {
@@ -85,7 +86,7 @@ impl<L: Send + 'static> Shelf<L> {
     pub(crate) fn enter(&self, project: &ProjectId) -> Option<Ticket> {
         loop {
             {
-                let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut open = self.open.lock();
                 let count = open.entry(project.clone()).or_default();
                 if *count < MOST_OPEN {
                     *count += 1;
@@ -120,7 +121,7 @@ impl<L: Send + 'static> Shelf<L> {
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept<L>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kept.lock()
     }
 }
 
@@ -279,6 +280,6 @@ mod tests {
         tickets.push(shelf.enter(&one.project).unwrap());
         assert!(shelf.enter(&one.project).is_none());
         drop(tickets);
-        assert_eq!(shelf.open.lock().unwrap().len(), 1);
+        assert_eq!(shelf.open.lock().len(), 1);
     }
 }

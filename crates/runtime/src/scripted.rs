@@ -13,10 +13,11 @@
 
 mod agent;
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{Read as _, Seek as _, Write as _};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -123,13 +124,9 @@ struct Machine {
     released: Notify,
 }
 
-fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Machine {
     fn answer(&self, step: Step, id: &InstanceId) -> Answer {
-        lock(&self.script).answer(step, id)
+        self.script.lock().answer(step, id)
     }
 
     /// Lets the time of an answer pass, and says how it ends.
@@ -145,11 +142,11 @@ impl Machine {
     }
 
     fn misuse(&self, what: String) {
-        lock(&self.misuses).push(what);
+        self.misuses.lock().push(what);
     }
 
     fn find(&self, id: &InstanceId) -> Option<Arc<Body>> {
-        lock(&self.instances).get(id).cloned()
+        self.instances.lock().get(id).cloned()
     }
 }
 
@@ -169,18 +166,18 @@ impl Scripted {
 
     /// From now on.
     pub fn follow(&self, script: impl Script + 'static) {
-        *lock(&self.machine.script) = Box::new(script);
+        *self.machine.script.lock() = Box::new(script);
     }
 
     /// Everything on this machine, whole or half-made.
     pub fn instances(&self) -> BTreeMap<InstanceId, Look> {
-        let all = lock(&self.machine.instances);
+        let all = self.machine.instances.lock();
         all.iter().map(|(id, body)| (id.clone(), body.look())).collect()
     }
 
     /// What nobody may do and somebody did.
     pub fn misuses(&self) -> Vec<String> {
-        lock(&self.machine.misuses).clone()
+        self.machine.misuses.lock().clone()
     }
 
     /// Lets all go on that hang.
@@ -242,7 +239,9 @@ impl Runtime for Scripted {
         };
         // Something of it is there before anything runs, and stays if the server goes now.
         let body = Arc::new(Body::new());
-        if lock(&machine.instances)
+        if machine
+            .instances
+            .lock()
             .insert(id.clone(), Arc::clone(&body))
             .is_some()
         {
@@ -259,7 +258,7 @@ impl Runtime for Scripted {
             Ok(memory) if here && how == How::Works => memory,
             failed => {
                 if here {
-                    lock(&machine.instances).remove(id);
+                    machine.instances.lock().remove(id);
                 }
                 let isolation = self.isolation;
                 let source = failed.err().unwrap_or_else(|| how.cause());
@@ -275,7 +274,7 @@ impl Runtime for Scripted {
     }
 
     async fn discover(&self) -> Result<Vec<InstanceId>, Error> {
-        Ok(lock(&self.machine.instances).keys().cloned().collect())
+        Ok(self.machine.instances.lock().keys().cloned().collect())
     }
 
     async fn adopt(&self, id: &InstanceId) -> Result<Instance, Error> {
@@ -384,7 +383,7 @@ impl Runtime for Scripted {
         if matches!(how, How::Fails | How::Full) {
             return Err(Error::io(format!("destroying {id}"), how.cause()));
         }
-        let gone = lock(&machine.instances).remove(id);
+        let gone = machine.instances.lock().remove(id);
         if let Some(body) = gone {
             body.end(InstanceEnd::Died("it was destroyed".into()));
         }

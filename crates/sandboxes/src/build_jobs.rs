@@ -13,8 +13,9 @@
 //! - They live in the server's memory. One that was going on when it stopped has to be asked for again, and finds its finished steps
 //!   in the cache.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use atoll_identity::Caller;
 use atoll_types::{Code, Fault, Resources, Timestamp};
@@ -139,7 +140,7 @@ impl BuildJobs {
     }
 
     fn all(&self) -> MutexGuard<'_, Jobs> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.lock()
     }
 
     /// Remembers what is to be built, until somebody begins it.
@@ -236,7 +237,7 @@ impl Jobs {
 
 impl BuildJob {
     fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+        self.progress.lock()
     }
 
     pub fn request(&self) -> &OpenBuild {

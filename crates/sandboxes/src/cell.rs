@@ -4,8 +4,9 @@
 //! sandbox happen one after the other; `seen` shows what was committed last and never waits. A new sandbox's cell is there,
 //! locked, from before its commit: whoever can know of the row finds its cell.
 
+use parking_lot::{Mutex, RwLock};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use atoll_lifecycle::Record;
@@ -105,14 +106,11 @@ impl Cell {
     }
 
     pub(crate) fn instance(&self) -> Option<Guest> {
-        self.instance
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.instance.read().clone()
     }
 
     pub(crate) fn set_instance(&self, instance: Guest) {
-        *self.instance.write().unwrap_or_else(PoisonError::into_inner) = Some(instance);
+        *self.instance.write() = Some(instance);
         self.seen.look_again();
     }
 
@@ -125,7 +123,7 @@ impl Cell {
 
     /// Hangs up, so that whoever is in the middle of something hears of it. Only if it is this instance that is here.
     pub(crate) fn let_go_of(&self, id: &InstanceId) {
-        let mut instance = self.instance.write().unwrap_or_else(PoisonError::into_inner);
+        let mut instance = self.instance.write();
         if instance.as_ref().is_some_and(|here| here.id == *id)
             && let Some(gone) = instance.take()
         {
@@ -135,13 +133,13 @@ impl Cell {
 
     /// To be called before the row that says so is shown.
     pub(crate) fn begins(&self, reply: Reply) {
-        *self.under_way.lock().unwrap_or_else(PoisonError::into_inner) = Some(reply);
+        *self.under_way.lock() = Some(reply);
     }
 
     /// The reply of the save or restore that this row waits for; `None` if the row is out of date, or waits for neither.
     pub(crate) fn reply(&self, row: &SandboxRow) -> Option<Reply> {
         let wanted = Attempt::of(&row.record)?;
-        let under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        let under_way = self.under_way.lock();
         under_way.clone().filter(|reply| *reply.attempt() == wanted)
     }
 
@@ -150,11 +148,11 @@ impl Cell {
     }
 
     pub(crate) fn metered(&self) -> Metered {
-        *self.metered.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.metered.lock()
     }
 
     pub(crate) fn set_metered(&self, metered: Metered) {
-        *self.metered.lock().unwrap_or_else(PoisonError::into_inner) = metered;
+        *self.metered.lock() = metered;
     }
 
     /// Whether this is its instance, and is to stay it.
@@ -202,7 +200,7 @@ impl Cell {
 
 impl Drop for Cell {
     fn drop(&mut self) {
-        let instance = self.instance.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let instance = self.instance.get_mut();
         // Nobody could find the way to it any more.
         if let Some(instance) = instance.take() {
             instance.hang_up();

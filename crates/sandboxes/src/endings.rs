@@ -16,8 +16,9 @@
 //! - Whatever is open when its sandbox ends is recorded with that end, in one transaction.
 //! - What the agent tells of commands that are not open means nothing.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use atoll_guest_protocol::{CommandInfo, CommandState, Message, Request};
 use atoll_node::{ChannelError, Incoming, Stream};
@@ -58,7 +59,7 @@ struct Open {
 
 impl OpenCommands {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<CommandId, Open>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        self.open.lock()
     }
 
     /// What the ledger knows of an earlier server's commands.

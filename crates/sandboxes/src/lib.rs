@@ -58,10 +58,11 @@ mod views;
 mod volume_files;
 mod volumes;
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use atoll_broker::Broker;
 use atoll_identity::{Action, Caller, Identity, Opens};
@@ -269,19 +270,16 @@ impl Sandboxes {
     }
 
     fn live(&self) -> MutexGuard<'_, BTreeMap<SandboxId, Arc<Cell>>> {
-        self.inner.live.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.live.lock()
     }
 
     fn held(&self) -> MutexGuard<'_, HashSet<InstanceId>> {
-        self.inner.held.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.held.lock()
     }
 
     /// Ids of snapshots that are being written and have no row yet.
     fn unfinished(&self) -> MutexGuard<'_, HashSet<String>> {
-        self.inner
-            .unfinished
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.inner.unfinished.lock()
     }
 
     fn live_cell(&self, id: &SandboxId) -> Option<Arc<Cell>> {

@@ -14,9 +14,10 @@
 //! - What is remembered of a process is paid for as long as it is ([`StartProcess::kept`]).
 //! - What is here is only a way to the process. A server that was restarted finds it again in the agent's list.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::fmt::Debug;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_guest_protocol::{CommandState, PtySize};
@@ -139,7 +140,7 @@ struct HubState {
 
 impl Hub {
     fn state(&self) -> MutexGuard<'_, HubState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     fn listen(&self, pid: u32) -> ProcessEvents {
@@ -199,7 +200,7 @@ struct Known(Arc<Mutex<ByPid>>);
 
 impl Known {
     fn all(&self) -> MutexGuard<'_, ByPid> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Those of one sandbox.

@@ -5,8 +5,8 @@
 
 mod private;
 
+use parking_lot::MutexGuard;
 use std::collections::HashMap;
-use std::sync::{MutexGuard, PoisonError};
 
 use atoll_broker::{BrokerError, Secret};
 use atoll_store::{Fact, NewFact, SecretRow};
@@ -225,10 +225,7 @@ impl Sandboxes {
     }
 
     fn held_secrets(&self) -> MutexGuard<'_, HashMap<(ProjectId, String), usize>> {
-        self.inner
-            .held_secrets
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.inner.held_secrets.lock()
     }
 
     pub(crate) async fn secret_row(&self, project: &ProjectId, name: &str) -> Result<SecretRow, Fault> {

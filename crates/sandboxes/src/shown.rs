@@ -3,7 +3,7 @@
 //! Like tokio's `watch`, but those who wait are woken in the order in which they came. `watch` wakes them in a random one, so
 //! that whoever came first may be served last, and no simulation is the same twice.
 
-use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+use parking_lot::{RwLock, RwLockReadGuard};
 
 use tokio::sync::Notify;
 
@@ -23,11 +23,11 @@ impl<T: Clone> Shown<T> {
 
     /// Not to be held for long: whoever has something new to show waits.
     pub(crate) fn borrow(&self) -> RwLockReadGuard<'_, T> {
-        self.value.read().unwrap_or_else(PoisonError::into_inner)
+        self.value.read()
     }
 
     pub(crate) fn replace(&self, value: T) {
-        *self.value.write().unwrap_or_else(PoisonError::into_inner) = value;
+        *self.value.write() = value;
         self.changed.notify_waiters();
     }
 

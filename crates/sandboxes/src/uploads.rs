@@ -1,9 +1,10 @@
 //! What is on its way: uploads lie in scratch until they are what they were sent for, or for as long as they are kept there, and
 //! count as their project's storage meanwhile.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use atoll_types::{Code, Fault, ProjectId, format_bytes};
 
@@ -27,7 +28,7 @@ pub struct UploadRoom {
 impl Uploads {
     /// So many bytes more; what the project has on its way then.
     fn add(&self, project: &ProjectId, bytes: u64) -> u64 {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.lock();
         let ours = all.entry(project.clone()).or_default();
         *ours = ours.saturating_add(bytes);
         *ours
@@ -35,12 +36,12 @@ impl Uploads {
 
     /// What a project has on its way, and what is kept for it in scratch.
     pub(crate) fn of(&self, project: &ProjectId) -> u64 {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.0.lock();
         all.get(project).copied().unwrap_or(0)
     }
 
     fn remove(&self, project: &ProjectId, bytes: u64) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.lock();
         if let Some(ours) = all.get_mut(project) {
             *ours = ours.saturating_sub(bytes);
             if *ours == 0 {
@@ -128,7 +129,7 @@ mod tests {
         room(1, 30).take(39).unwrap();
         assert_eq!(uploads.of(&ProjectId::from_entropy([1; 20])), 31);
         drop(other);
-        assert!(uploads.0.lock().unwrap().is_empty());
+        assert!(uploads.0.lock().is_empty());
         let mut unlimited = room(3, 0);
         unlimited.quota = None;
         unlimited.take(u64::MAX).unwrap();

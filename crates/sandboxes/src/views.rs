@@ -1,7 +1,8 @@
 //! What callers see of rows, facts and the server.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use atoll_node::{PoolView, Verdict};
 use atoll_store::{FactQuery, SandboxRow, Scope};
@@ -128,7 +129,7 @@ impl Sandboxes {
     /// A project's ledger is long, so what was summed once is remembered, and facts that came since are added.
     async fn usage_of_project(&self, project: &ProjectId) -> Result<UsageTotal, Fault> {
         let known = {
-            let mut all = self.inner.usage.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut all = self.inner.usage.lock();
             let begun = all.entry(project.clone());
             Arc::clone(&begun.or_insert_with(|| (self.now(), Arc::default())).1)
         };
@@ -147,7 +148,7 @@ impl Sandboxes {
     /// Facts are gone: what was summed a while ago is summed anew when somebody asks.
     pub(crate) fn forget_usage(&self) {
         let now = self.now();
-        let mut all = self.inner.usage.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.inner.usage.lock();
         all.retain(|_, (since, _)| now.millis_since(*since) < SUMS_STAND);
     }
 

@@ -7,9 +7,10 @@
 //!   promised to anybody and goes.
 //! - Nothing is let go that a sandbox is just about to start with: both happen under one lock.
 
+use parking_lot::MutexGuard;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use atoll_image::{Content, Limits, Tree, Whiteouts};
 use atoll_node::from_image;
@@ -264,7 +265,7 @@ impl Sandboxes {
 
     fn expected_volumes(&self) -> MutexGuard<'_, Vec<String>> {
         let expected = self.inner.expected_volumes.lock();
-        expected.unwrap_or_else(PoisonError::into_inner)
+        expected
     }
 
     /// Volumes that a sandbox with processes sees, or is about to.

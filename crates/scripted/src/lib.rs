@@ -8,9 +8,10 @@
 
 pub mod script;
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_dialects::{Dialect, embeddings};
@@ -75,7 +76,7 @@ fn router() -> Router {
 }
 
 async fn usage(State(script): State<Script>) -> axum::Json<Value> {
-    let counted = script.counted.lock().unwrap_or_else(PoisonError::into_inner);
+    let counted = script.counted.lock();
     let models = counted.iter().map(|(model, counted)| {
         let Counted { calls, input, output } = counted;
         json!({"model": model, "calls": calls, "input": input, "output": output})
@@ -199,7 +200,7 @@ fn refuse(status: StatusCode, message: &str) -> Response {
 
 impl Script {
     fn note(&self, model: &str, input: u64, output: u64) {
-        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counted = self.counted.lock();
         let entry = counted.entry(model.to_owned()).or_default();
         entry.calls += 1;
         entry.input += input;

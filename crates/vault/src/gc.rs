@@ -24,7 +24,7 @@ use crate::error::{Error, IoContext, Result};
 use crate::lease::somebody_has;
 use crate::manifest::Manifest;
 use crate::pack::{PackId, Place, stored_len};
-use crate::state::{State, lock};
+use crate::state::State;
 use crate::{Shared, Vault};
 
 /// What a collection did or, in a dry run, would do.
@@ -72,14 +72,14 @@ struct Watch<'s>(&'s Shared);
 
 impl<'s> Watch<'s> {
     fn start(shared: &'s Shared) -> Self {
-        lock(&shared.state).collect();
+        shared.state.lock().collect();
         Self(shared)
     }
 }
 
 impl Drop for Watch<'_> {
     fn drop(&mut self) {
-        lock(&self.0.state).collected();
+        self.0.state.lock().collected();
     }
 }
 
@@ -89,7 +89,7 @@ impl Vault {
     /// exists is not asked about.
     pub fn gc(&self, live: &dyn Fn(&str) -> bool, dry_run: bool) -> Result<GcReport> {
         let shared = &*self.shared;
-        let _one = lock(&shared.collecting);
+        let _one = shared.collecting.lock();
         let _watch = Watch::start(shared);
         let mut report = GcReport::default();
         let kept = shared.remove_saves(live, dry_run, &mut report)?;
@@ -104,7 +104,7 @@ impl Vault {
                 report.blocked_by.push(id.to_owned());
             }
         });
-        let mut state = lock(&shared.state);
+        let mut state = shared.state.lock();
         for id in &kept {
             state.note_damaged(id, report.blocked_by.contains(id));
         }
@@ -150,7 +150,7 @@ impl Shared {
         let mut kept = Vec::new();
         for id in self.disk.ids()? {
             // In this order: once it is not held any more, `live` knows it.
-            let held = lock(&self.state).is_held(&id);
+            let held = self.state.lock().is_held(&id);
             if held || live(&id) {
                 kept.push(id);
                 continue;
@@ -159,7 +159,7 @@ impl Shared {
             report.bytes += allocated(&path)?;
             if !dry_run {
                 remove(&path)?;
-                lock(&self.state).note_damaged(&id, false);
+                self.state.lock().note_damaged(&id, false);
             }
             report.saves.push(id);
         }

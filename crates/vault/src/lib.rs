@@ -45,13 +45,14 @@ mod save;
 mod state;
 mod wire;
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex};
 
 pub use error::{Error, Result};
 pub use gc::GcReport;
@@ -65,7 +66,7 @@ use key::Secrets;
 use manifest::{ChunkRef, Manifest};
 use pack::{parse_file_name, stored_len};
 use pool::Pool;
-use state::{State, lock};
+use state::State;
 
 /// An open vault; cheap to clone.
 #[derive(Debug, Clone)]
@@ -149,7 +150,7 @@ impl Vault {
 
     /// The ids whose manifests were found to be unreadable. As long as they are there nothing can be collected.
     pub fn damaged(&self) -> Vec<String> {
-        lock(&self.shared.state).damaged().cloned().collect()
+        self.shared.state.lock().damaged().cloned().collect()
     }
 
     /// Forgets what is saved under `id`, durably. The space comes back with [`Vault::gc`].
@@ -159,7 +160,7 @@ impl Vault {
             return Err(Error::NotFound { id: id.to_owned() });
         }
         remove(&self.shared.disk.manifest(id))?;
-        lock(&self.shared.state).note_damaged(id, false);
+        self.shared.state.lock().note_damaged(id, false);
         sync_dir(&self.shared.disk.manifests_dir())
     }
 
@@ -190,7 +191,7 @@ impl Shared {
             sizes.insert(pack, fs::metadata(&path).doing("look at", &path)?.len());
         }
         let sealed = self.secrets.encrypts();
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         self.each_manifest(&self.disk.ids()?, &mut |id, manifest| match manifest {
             Ok(manifest) => {
                 // Not shared: what is in a pack that lost bytes, and what is plain while we encrypt, so that the last
@@ -236,7 +237,7 @@ impl Shared {
 
     fn packs_usage(&self, tag: Option<[u8; 8]>) -> Result<Usage> {
         let mut usage = Usage::default();
-        let unnamed: Vec<_> = lock(&self.state).unnamed().cloned().collect();
+        let unnamed: Vec<_> = self.state.lock().unnamed().cloned().collect();
         for (_, file) in unnamed.iter().filter(|(of, _)| tag.is_none_or(|tag| tag == *of)) {
             let data = file.metadata().doing("look at", self.disk.dir())?;
             usage.bytes += data.blocks() * 512;

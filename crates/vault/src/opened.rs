@@ -9,13 +9,14 @@
 //! can be read to its end, whatever is deleted and collected meanwhile; and so can a pack that was lent, as long as whoever it
 //! was lent to has it open.
 
+use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
@@ -27,7 +28,6 @@ use crate::error::{Error, IoContext, Result};
 use crate::manifest::{ChunkRef, Manifest, Ref, Stream};
 use crate::pack::{Kind, Pack, PackId, stored_len};
 use crate::pool::threads;
-use crate::state::lock;
 
 /// What is read at once, and the least that is worth more than one thread.
 const RUN: u64 = 1 << 20;
@@ -68,7 +68,7 @@ impl Opened {
     pub(crate) fn open(shared: &Arc<Shared>, id: &str) -> Result<Self> {
         let path = shared.disk.manifest(id);
         let manifest = Manifest::load(&path, id, &shared.secrets);
-        let mut state = lock(&shared.state);
+        let mut state = shared.state.lock();
         if let Err(error) = &manifest {
             state.note_damaged(id, !matches!(error, Error::NotFound { .. }));
         }
@@ -155,8 +155,8 @@ impl Opened {
         // sees that the file is open.
         let _no_collection = match (elsewhere.is_empty(), self.shared.collecting.try_lock()) {
             (true, _) => None,
-            (false, Ok(guard)) => Some(guard),
-            (false, Err(_)) => return Ok(None),
+            (false, Some(guard)) => Some(guard),
+            (false, None) => return Ok(None),
         };
         let filling = match elsewhere.is_empty() {
             true => None,
@@ -289,14 +289,14 @@ impl Opened {
         let pack = self.pack(first.place.pack)?;
         let domain = &self.manifest.domain;
         pack.read(domain, &run.chunks, buf).map_err(|broken| {
-            lock(&self.shared.state).disown(domain, &broken.chunk);
+            self.shared.state.lock().disown(domain, &broken.chunk);
             let path = self.shared.disk.pack(domain.tag, first.place.pack);
             broken.into_error(&self.manifest.id, &path)
         })
     }
 
     fn pack(&self, id: PackId) -> Result<Arc<Pack>> {
-        let mut packs = lock(&self.packs);
+        let mut packs = self.packs.lock();
         if let Some(pack) = packs.get(&id) {
             return Ok(Arc::clone(pack));
         }
@@ -373,6 +373,6 @@ fn is_zero_between(file: &File, from: u64, to: u64) -> std::io::Result<bool> {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        lock(&self.shared.state).unread(self.number);
+        self.shared.state.lock().unread(self.number);
     }
 }

@@ -3,11 +3,10 @@
 //! What must hold: nothing waits for another thing in here, so a job is always done in bounded time; how many jobs there can
 //! be is bounded by those who hand them in, each of whom has a few buffers only.
 
+use parking_lot::Mutex;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
-
-use crate::state::lock;
 
 /// Gets a buffer of its thread to work in.
 pub(crate) type Job = Box<dyn FnOnce(&mut Vec<u8>) + Send>;
@@ -41,7 +40,7 @@ impl Pool {
     }
 
     pub(crate) fn buffer(&self, len: usize) -> Vec<u8> {
-        let spare = lock(&self.spare).pop();
+        let spare = self.spare.lock().pop();
         match spare {
             Some(mut buffer) => {
                 buffer.resize(len, 0);
@@ -53,7 +52,7 @@ impl Pool {
     }
 
     pub(crate) fn give_back(&self, buffer: Vec<u8>) {
-        let mut spare = lock(&self.spare);
+        let mut spare = self.spare.lock();
         if spare.len() < SPARE {
             spare.push(buffer);
         }
@@ -70,7 +69,7 @@ pub(crate) fn threads() -> usize {
 fn work(queue: &Mutex<Receiver<Job>>) {
     let mut scratch = Vec::new();
     loop {
-        let job = lock(queue).recv();
+        let job = queue.lock().recv();
         let Ok(job) = job else { return };
         // A job that panics has told its owner by dropping its reply.
         let _ = catch_unwind(AssertUnwindSafe(|| job(&mut scratch)));

@@ -13,13 +13,14 @@
 mod growing;
 mod intake;
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::fmt;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -33,7 +34,7 @@ use crate::error::{Error, IoContext, Result};
 use crate::key::{ChunkHash, Domain, Seal, random};
 use crate::manifest::{ChunkRef, Manifest, Ref, Stream};
 use crate::pack::{Kind, Pack, PackId, Place, file_name, stored_len};
-use crate::state::{ByHash, lock};
+use crate::state::ByHash;
 
 const MAX_STREAMS: usize = 64;
 pub(crate) const MAX_META: usize = 16 << 20;
@@ -128,7 +129,7 @@ impl Save {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let stop = eventfd(0, flags).doing("make an eventfd for", shared.disk.dir())?;
         let number = {
-            let mut state = lock(&shared.state);
+            let mut state = shared.state.lock();
             if state.is_running(id) || shared.disk.manifest(id).exists() {
                 return Err(Error::Exists { id: id.to_owned() });
             }
@@ -210,7 +211,7 @@ impl Save {
         };
         match intake::from_reader(&self.inner, name, reader) {
             Ok(refs) => {
-                lock(&self.streams)[at].work = Work::Done(refs);
+                self.streams.lock()[at].work = Work::Done(refs);
                 Ok(())
             }
             Err(error) => {
@@ -224,7 +225,7 @@ impl Save {
     /// For what begins at once.
     fn new_stream(&self, name: &str) -> Result<MutexGuard<'_, Vec<Slot>>> {
         let streams = self.free_slot(name)?;
-        match &lock(&self.inner.new).growing {
+        match &self.inner.new.lock().growing {
             Some(growing) => Err(Error::Growing {
                 name: name.to_owned(),
                 growing: growing.clone(),
@@ -235,7 +236,7 @@ impl Save {
 
     fn free_slot(&self, name: &str) -> Result<MutexGuard<'_, Vec<Slot>>> {
         check_stream(name)?;
-        let streams = lock(&self.streams);
+        let streams = self.streams.lock();
         if streams.len() >= MAX_STREAMS {
             return Err(Error::Limit {
                 what: "the number of streams",
@@ -263,10 +264,10 @@ impl Save {
         }
         let _ = self.inner.finishing.set(Instant::now());
         let streams = self.join();
-        if let Some(error) = lock(&self.inner.failed).take() {
+        if let Some(error) = self.inner.failed.lock().take() {
             return Err(error);
         }
-        let (own, adopted) = (self.inner.pack, lock(&self.inner.new).adopted);
+        let (own, adopted) = (self.inner.pack, self.inner.new.lock().adopted);
         let sealed = self.inner.seal.is_some();
         let kind = |pack| match (sealed, adopted && pack == own) {
             // What is shared has our way of sealing: nothing else is offered.
@@ -310,7 +311,9 @@ impl Save {
     /// Gives the save up and says why, if the vault was the reason: then the producer saw only `EPIPE`.
     pub fn abort(self) -> Option<Error> {
         self.stop();
-        lock(&self.inner.failed)
+        self.inner
+            .failed
+            .lock()
             .take()
             .filter(|error| !matches!(error, Error::Stopped))
     }
@@ -323,7 +326,7 @@ impl Save {
 
     /// Waits for the threads. What they could not do is in `failed`.
     fn join(&self) -> Vec<Stream> {
-        let slots = std::mem::take(&mut *lock(&self.streams));
+        let slots = std::mem::take(&mut *self.streams.lock());
         let mut streams = Vec::with_capacity(slots.len());
         for Slot { name, work } in slots {
             let refs = match work {
@@ -348,7 +351,7 @@ impl Drop for Save {
         if !self.finished {
             self.stop();
             self.inner.clean();
-            lock(&self.inner.shared.state).end(self.inner.number);
+            self.inner.shared.state.lock().end(self.inner.number);
         }
     }
 }
@@ -356,7 +359,7 @@ impl Drop for Save {
 impl Drop for Hold {
     fn drop(&mut self) {
         if let Some(shared) = self.shared.upgrade() {
-            lock(&shared.state).release(&self.id);
+            shared.state.lock().release(&self.id);
         }
     }
 }
@@ -370,19 +373,19 @@ impl fmt::Debug for Save {
 impl Inner {
     /// Remembers the first error.
     fn fail(&self, error: Error) {
-        lock(&self.failed).get_or_insert(error);
+        self.failed.lock().get_or_insert(error);
     }
 
     /// Nothing grows any more.
     fn settle(&self) {
-        lock(&self.new).growing = None;
+        self.new.lock().growing = None;
         self.settled.notify_all();
     }
 
     fn wait_until_settled(&self) {
-        let mut new = lock(&self.new);
+        let mut new = self.new.lock();
         while new.growing.is_some() {
-            new = self.settled.wait(new).unwrap_or_else(PoisonError::into_inner);
+            self.settled.wait(&mut new);
         }
     }
 
@@ -398,8 +401,8 @@ impl Inner {
     /// to. What is new stays where it lies or, if it lies nowhere yet, gets places one after another.
     fn place(&self, chunks: &[Hashed], scratch: &mut Vec<u8>) -> Result<Placed> {
         self.make_sure(chunks, scratch);
-        let mut new = lock(&self.new);
-        let mut state = lock(&self.shared.state);
+        let mut new = self.new.lock();
+        let mut state = self.shared.state.lock();
         let mut places = Vec::with_capacity(chunks.len());
         for Hashed { hash, len, lies } in chunks {
             let known = new.chunks.get(hash).copied();
@@ -433,7 +436,7 @@ impl Inner {
     /// is not what its hash says is not offered any more.
     fn make_sure(&self, chunks: &[Hashed], scratch: &mut Vec<u8>) {
         let unsure: Vec<ChunkRef> = {
-            let mut state = lock(&self.shared.state);
+            let mut state = self.shared.state.lock();
             let place = |one: &Hashed| {
                 let place = state.unsure(self.number, &self.domain, &one.hash, one.len)?;
                 Some(ChunkRef {
@@ -456,7 +459,7 @@ impl Inner {
             let good = pack
                 .as_ref()
                 .is_ok_and(|pack| pack.read(&self.domain, &[&chunk], scratch).is_ok());
-            let mut state = lock(&self.shared.state);
+            let mut state = self.shared.state.lock();
             if good {
                 state.assure(&self.domain, &chunk);
             } else {
@@ -491,13 +494,13 @@ impl Inner {
         let file = create(&path)?;
         (&file).write_all(&data).doing("write", &path)?;
         let (pack, adopted, stored) = {
-            let new = lock(&self.new);
+            let new = self.new.lock();
             (new.file.clone(), new.adopted, new.stored)
         };
         if let Some(pack) = pack {
             let (from, to) = (self.pack_tmp(), disk.pack(self.domain.tag, self.pack));
             if adopted {
-                lock(&self.shared.state).note_unnamed(self.number, None);
+                self.shared.state.lock().note_unnamed(self.number, None);
                 give_name(&pack, &to)?;
             } else {
                 fs::rename(&from, to).doing("rename", &from)?;
@@ -516,14 +519,14 @@ impl Inner {
             sync_dir(&disk.manifests_dir())?;
         }
         let manifest = Arc::new(manifest);
-        lock(&self.shared.state).commit(self.number, &manifest);
+        self.shared.state.lock().commit(self.number, &manifest);
         Ok((manifest, stored + data.len() as u64))
     }
 
     /// Our own pack, and those we share from that nobody has waited for yet.
     fn sync_packs(&self, manifest: &Manifest) -> Result<()> {
         let disk = &self.shared.disk;
-        let packs = lock(&self.shared.state).unsynced(manifest.packs.keys());
+        let packs = self.shared.state.lock().unsynced(manifest.packs.keys());
         for pack in &packs {
             let path = disk.pack(self.domain.tag, *pack);
             let file = File::open(&path).doing("open", &path)?;

@@ -6,10 +6,11 @@
 //! what another program wrote is read once more before it is shared, so nobody can make one save lose what is in it by
 //! changing what another is of.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use crate::key::{ChunkHash, Domain};
 use crate::manifest::{ChunkRef, Manifest};
@@ -255,9 +256,4 @@ impl State {
         self.index.retain(|_, index| !index.is_empty());
         self.synced.retain(|pack| !gone(pack));
     }
-}
-
-/// Locks; the data behind our locks is consistent between any two statements that could panic.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -34,12 +34,12 @@ mod loops;
 mod mounts;
 mod transfer;
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, RenameFlags};
@@ -442,7 +442,7 @@ impl Volumes {
     }
 
     fn wanted(&self) -> MutexGuard<'_, HashSet<String>> {
-        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
+        self.wanted.lock()
     }
 
     fn device(&self, id: &str) -> Result<Option<LoopDevice>> {

@@ -10,9 +10,9 @@
 //! They are few, and people are slow: all of them are in memory, and one task looks after them. What they hold is bounded,
 //! for each and for all of a project; where a project has too many, those go first that were decided longest ago.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use atoll_store::{WorkflowItem, WorkflowStore};
@@ -183,7 +183,7 @@ impl Approvals {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Approval>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.lock()
     }
 }
 

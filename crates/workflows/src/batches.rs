@@ -11,8 +11,8 @@
 //! - Who is in it is decided when it begins, so that what it does changes nothing about that.
 //! - All of them are in memory, so what they hold is bounded, for each and for all of a project.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use atoll_store::{WorkflowItem, WorkflowStore};
@@ -244,18 +244,18 @@ impl Batches {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Key, Batch>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.lock()
     }
 
     fn stop_of(&self, key: &Key) -> CancellationToken {
-        let mut stops = self.stops.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stops = self.stops.lock();
         stops.entry(key.clone()).or_default().clone()
     }
 
     /// Forgets all of a namespace that nobody is in.
     pub(crate) fn forget(&self, namespace: &str) {
         self.lock().retain(|(own, _), _| own != namespace);
-        let mut stops = self.stops.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stops = self.stops.lock();
         stops.retain(|(own, _), _| own != namespace);
     }
 
@@ -568,12 +568,7 @@ impl Engine {
         if let Err(error) = closed {
             tracing::warn!(namespace = key.0, job = key.1, %error, "the end of a batch operation was not written; the next start tries again");
         }
-        let mut stops = self
-            .inner
-            .batches
-            .stops
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut stops = self.inner.batches.stops.lock();
         stops.remove(&key);
     }
 

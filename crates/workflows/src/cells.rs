@@ -3,9 +3,10 @@
 //! What must hold: what all of them hold is bounded, in number and in bytes. Who waits for something to happen to a workflow
 //! does not keep it in memory.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use atoll_store::{WorkflowRunRow, WorkflowRunWrite};
@@ -134,7 +135,7 @@ pub(crate) struct Cells {
 
 impl Cells {
     fn lock(&self) -> MutexGuard<'_, All> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.lock()
     }
 
     pub(crate) fn get(&self, key: &Key) -> Arc<Cell> {
@@ -179,7 +180,7 @@ impl Cells {
     }
 
     fn waited_for(&self) -> MutexGuard<'_, HashMap<Key, Weak<watch::Sender<u64>>>> {
-        self.waited_for.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waited_for.lock()
     }
 
     /// Takes cells out; whoever calls this lets go of the lock before them.

@@ -1,8 +1,8 @@
 //! The clock: one entry per deadline of a run. An entry that has become wrong is harmless, the run knows better.
 
+use parking_lot::Mutex;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use atoll_workflow_core::{Nanos, Refusal};
@@ -25,7 +25,7 @@ pub(crate) struct Clock {
 
 impl Clock {
     pub(crate) fn arm(&self, at: Nanos, key: &Key, run_id: &str) {
-        let mut due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut due = self.due.lock();
         let sooner = due.peek().is_none_or(|Reverse((first, _, _))| at < *first);
         due.push(Reverse((at, key.clone(), run_id.to_owned())));
         drop(due);
@@ -36,7 +36,7 @@ impl Clock {
 
     /// What is due, or how long until something is.
     fn take(&self, now: Nanos) -> Result<(Key, String), Option<Duration>> {
-        let mut due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut due = self.due.lock();
         match due.peek() {
             Some(Reverse((at, _, _))) if *at <= now => match due.pop() {
                 Some(Reverse((_, key, run_id))) => Ok((key, run_id)),

@@ -6,8 +6,9 @@
 //!   so that a name means the same namespace all the while. Who waits for something lets go when the namespace ends.
 //! - A name is free when nobody holds the namespace and nothing is left of it (see `removal`).
 
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
 
 use atoll_store::{WorkflowItem, WorkflowStore};
 use atoll_workflow_core::{Nanos, Refusal};
@@ -213,11 +214,11 @@ impl Namespaces {
     }
 
     fn read(&self) -> RwLockReadGuard<'_, BTreeMap<String, Known>> {
-        self.all.read().unwrap_or_else(PoisonError::into_inner)
+        self.all.read()
     }
 
     pub(crate) fn write(&self) -> RwLockWriteGuard<'_, BTreeMap<String, Known>> {
-        self.all.write().unwrap_or_else(PoisonError::into_inner)
+        self.all.write()
     }
 
     /// The namespace that has this name now, for as long as the answer is held.

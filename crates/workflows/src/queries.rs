@@ -6,8 +6,9 @@
 //! What must hold: a query is answered by whoever was given it. A worker names it by a token that anybody could have made
 //! up, so the token has to name the very run that was asked, in the namespace of the caller.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_workflow_core::{Refusal, Run, TaskToken};
@@ -67,8 +68,8 @@ struct Open {
 }
 
 impl Queries {
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Open>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> parking_lot::MutexGuard<'_, HashMap<String, Open>> {
+        self.open.lock()
     }
 
     fn ask(&self, key: Key, query: WorkflowQuery) -> (Waiter, oneshot::Receiver<Answer>) {

@@ -7,8 +7,9 @@
 //! - A task is handed to a poll that somebody still listens to, or it stays.
 //! - A poll that waits costs nothing. What a slow queue hands out is timed for the queue, once, and not for each poll.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use atoll_workflow_core::Nanos;
@@ -181,7 +182,7 @@ pub(crate) struct Queues {
 
 impl Queues {
     fn lock(&self) -> MutexGuard<'_, HashMap<QueueKey, Queue>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.lock()
     }
 
     pub(crate) fn push(&self, key: &QueueKey, task: Task) {
@@ -307,7 +308,7 @@ impl Queues {
 
     /// How many polls wait, by namespace.
     pub(crate) fn waiting(&self) -> MutexGuard<'_, HashMap<String, usize>> {
-        self.polls.lock().unwrap_or_else(PoisonError::into_inner)
+        self.polls.lock()
     }
 
     /// Whether the worker of a sticky queue may be expected to take a task.
@@ -341,7 +342,7 @@ impl Queues {
     }
 
     fn stopped(&self) -> MutexGuard<'_, HashMap<String, HashMap<String, Instant>>> {
-        self.stopped.lock().unwrap_or_else(PoisonError::into_inner)
+        self.stopped.lock()
     }
 
     /// How many workers of each namespace are remembered to have stopped.

@@ -10,8 +10,9 @@
 
 mod listing;
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_store::{WorkflowItem, WorkflowStore};
@@ -118,11 +119,7 @@ struct Turn<'a> {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        let mut turns = self
-            .schedules
-            .turns
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut turns = self.schedules.turns.lock();
         self.held = None;
         // Whoever waits for it holds it too.
         if turns
@@ -164,12 +161,12 @@ impl Schedules {
     }
 
     fn lock(&self) -> MutexGuard<'_, All> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.lock()
     }
 
     async fn turn(&self, name: &Name) -> Turn<'_> {
         let turn = {
-            let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut turns = self.turns.lock();
             Arc::clone(turns.entry(name.clone()).or_default())
         };
         let held = turn.lock_owned().await;
@@ -425,12 +422,7 @@ impl Engine {
                     workflow.run_id.clone(),
                 ),
             );
-            let mut watched = self
-                .inner
-                .schedules
-                .watched
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut watched = self.inner.schedules.watched.lock();
             if watched.insert(key.clone()) {
                 let name = (scheduler.namespace.clone(), scheduler.id.clone());
                 tokio::spawn(self.clone().watch(name, workflow.clone(), key));
@@ -497,12 +489,7 @@ impl Engine {
         if let Err(error) = noted {
             tracing::debug!(schedule = name.1, %error, "the end of a scheduled workflow could not be noted");
         }
-        self.inner
-            .schedules
-            .watched
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&watched);
+        self.inner.schedules.watched.lock().remove(&watched);
     }
 
     /// What the workflows of a schedule are searched by has a type, as everywhere.

@@ -5,7 +5,7 @@
 //! restart does not turn it back either: what was about to be due would wait as long as the clock was wrong. More than a
 //! day ahead is not carried over: then a restart is how the right time comes back.
 
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use atoll_store::{WorkflowItem, WorkflowStore};
@@ -67,7 +67,7 @@ impl Time {
     pub(crate) fn now(&self) -> Nanos {
         let wall = wall();
         let at = Instant::now();
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.0.lock();
         let now = match *last {
             Some((told, when)) => after(told, at.saturating_duration_since(when), wall),
             None => wall,

@@ -1,7 +1,8 @@
 //! Finding workflows: what is searched by, lists and counts.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use atoll_store::{WorkflowPage, WorkflowRunRow};
 use atoll_workflow_core::{Limits, Nanos, Refusal, State, duration, stamp};
@@ -46,7 +47,7 @@ impl Default for Searching {
 impl Searching {
     /// One project's place.
     fn turn(&self, project: &str) -> Arc<Semaphore> {
-        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut turns = self.turns.lock();
         if !turns.contains_key(project) {
             // Whoever searches, or waits to, holds it too.
             turns.retain(|_, turn| Arc::strong_count(turn) > 1);

@@ -1,7 +1,7 @@
 //! What sandboxes consume. There is no history: an answer is a sample of now, if now is within what was asked for.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 
 use atoll_identity::Caller;
 use atoll_sandboxes::Sandbox;
@@ -41,7 +41,7 @@ pub(crate) async fn sample(app: &App, caller: &Caller, sandbox: &Sandbox) -> Ans
     let metrics = app.sandboxes.metrics(caller, &sandbox.id).await?;
     let (at, spent) = (metrics.at.0, metrics.usage.cpu_micros);
     let (then, before) = {
-        let mut samples = app.samples.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut samples = app.samples.0.lock();
         if samples.len() >= REMEMBERED {
             samples.clear();
         }

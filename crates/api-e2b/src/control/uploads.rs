@@ -5,11 +5,12 @@
 //! that were not asked for the longest. At most until the server starts anew. What is on its way and what is kept counts as the
 //! project's storage.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path as FilePath, PathBuf};
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_front::Slots;
@@ -84,7 +85,7 @@ impl Kept {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<PathBuf, Arc<UploadRoom>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

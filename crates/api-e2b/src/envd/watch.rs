@@ -4,9 +4,10 @@
 //! and those of one sandbox together hold a bounded number of bytes, which it pays for. When there are more changes, the oldest
 //! are given up, and whoever asks next is told.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use atoll_front::Permit;
@@ -127,10 +128,6 @@ fn weight(event: &FilesystemEvent) -> u64 {
     (2 * size_of::<FilesystemEvent>() + event.encoded_len()) as u64
 }
 
-fn lock(queue: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
-    queue.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Drop for Gathering {
     fn drop(&mut self) {
         self.task.abort();
@@ -139,7 +136,7 @@ impl Drop for Gathering {
 
 impl Watchers {
     fn all(&self) -> MutexGuard<'_, HashMap<String, Gathering>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
@@ -271,7 +268,7 @@ pub(crate) async fn create(mut call: Call, request: &WatchRequest) -> Result<Wat
     all.retain(|_, watcher| watcher.asked.elapsed() < UNASKED);
     let mut of_sandbox = all.values().filter(|watcher| watcher.sandbox == sandbox);
     let held = match of_sandbox.next() {
-        Some(watcher) => Arc::clone(&lock(&watcher.queue).held),
+        Some(watcher) => Arc::clone(&watcher.queue.lock().held),
         None => Held::default(),
     };
     if of_sandbox.count() + 1 >= MOST_WATCHERS {
@@ -288,9 +285,9 @@ pub(crate) async fn create(mut call: Call, request: &WatchRequest) -> Result<Wat
         while let Some(Ok(changes)) = watch.next().await {
             for change in changes {
                 if change.kind == WatchKind::Overflow {
-                    lock(&gathered).lost = true;
+                    gathered.lock().lost = true;
                 } else if let Some(event) = translate(&call, &top, &change, with_entry).await {
-                    lock(&gathered).push(event);
+                    gathered.lock().push(event);
                 }
             }
         }
@@ -320,7 +317,7 @@ pub(crate) async fn events(call: &Call, id: &str) -> Result<WatcherEvents, Error
         Arc::clone(&watcher.queue)
     };
     let held = |queue: &Mutex<Queue>| {
-        let queue = lock(queue);
+        let queue = queue.lock();
         (queue.events.len(), queue.lost)
     };
     // What the caller did a moment ago is to be seen: ask the agent something, which it does after what came before, and
@@ -333,7 +330,7 @@ pub(crate) async fn events(call: &Call, id: &str) -> Result<WatcherEvents, Error
             break;
         }
     }
-    let events = lock(&queue).take()?;
+    let events = queue.lock().take()?;
     Ok(WatcherEvents { events })
 }
 

@@ -1,8 +1,8 @@
 //! What was asked and what came of it: requests of honest callers by kind, with how long they took with and without a
 //! hostile neighbour; attacks; faults; and everything that must not have happened.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::row::Samples;
@@ -65,7 +65,7 @@ pub(super) struct Tally(Mutex<Sums>);
 
 impl Tally {
     pub(super) fn lock(&self) -> MutexGuard<'_, Sums> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     pub(super) fn answered(&self, kind: &'static str, took: Option<Duration>, beside: bool) {

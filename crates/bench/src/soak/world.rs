@@ -1,8 +1,9 @@
 //! What all actors of a run share: the server, the three projects, whether the server is there, and what was noted.
 
+use parking_lot::{Mutex, RwLock};
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use atoll_client::output::{Doing, Error, Result};
@@ -67,7 +68,7 @@ pub(super) struct Board(Mutex<BTreeMap<&'static str, VecDeque<(usize, String)>>>
 
 impl Board {
     pub(super) fn tell(&self, kind: &'static str, owner: usize, id: &str) {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.lock();
         let ids = known.entry(kind).or_default();
         if ids.len() >= BOARD {
             ids.pop_front();
@@ -77,7 +78,7 @@ impl Board {
 
     /// One of somebody else's.
     pub(super) fn pick(&self, kind: &str, random: &mut Random) -> Option<String> {
-        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.0.lock();
         let ids: Vec<&str> = known
             .get(kind)?
             .iter()
@@ -137,7 +138,7 @@ impl World {
     }
 
     pub(super) fn session(&self) -> Arc<Session> {
-        let session = self.session.read().unwrap_or_else(PoisonError::into_inner);
+        let session = self.session.read();
         Arc::clone(&session)
     }
 
@@ -195,19 +196,19 @@ impl World {
     }
 
     pub(super) fn begins(&self, attack: &'static str) {
-        let mut now = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut now = self.under_way.lock();
         now.push((attack, Instant::now()));
     }
 
     pub(super) fn ends(&self, attack: &'static str) {
-        let mut now = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut now = self.under_way.lock();
         if let Some(at) = now.iter().position(|(name, _)| *name == attack) {
             now.remove(at);
         }
     }
 
     pub(super) fn attacks_under_way(&self) -> String {
-        let now = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.under_way.lock();
         let names: Vec<String> = now
             .iter()
             .map(|(name, since)| format!("{name} (for {:.0} s)", since.elapsed().as_secs_f64()))
@@ -293,7 +294,7 @@ impl World {
                 .await?;
             projects.push(project);
         }
-        *self.session.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(Session { projects });
+        *self.session.write() = Arc::new(Session { projects });
         Ok(())
     }
 

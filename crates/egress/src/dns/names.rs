@@ -8,10 +8,10 @@
 //! wherever it is free, so that a guest which kept an address over a restart of the server, or was forked, most often
 //! still has the right one; where it has a wrong one, the name that it then shows does not match and it is refused.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::sync::{Mutex, PoisonError};
 
 use atoll_policy::Name;
 
@@ -55,7 +55,7 @@ struct Entry {
 impl Names {
     /// The addresses that stand for `name`.
     pub(crate) fn addresses_of(&self, name: &Name) -> (Ipv4Addr, Ipv6Addr) {
-        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.table.lock();
         let number = table.number_of(name);
         (address4(number), address6(number))
     }
@@ -66,7 +66,7 @@ impl Names {
         let Some(number) = number_in(address) else {
             return Target::Address(address);
         };
-        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.table.lock();
         let now = table.tick();
         match table.entries.get_mut(&number) {
             Some(entry) => {
@@ -208,7 +208,7 @@ mod tests {
             assert_eq!(names.target(four.into()), Target::Name(other));
             assert_eq!(names.target(kept.into()), Target::Name(name("kept.example")));
         }
-        let table = names.table.lock().unwrap();
+        let table = names.table.lock();
         assert!(table.entries.len() <= MOST);
         assert_eq!(table.entries.len(), table.numbers.len());
         assert!(table.entries.keys().all(|number| *number >= FIRST));

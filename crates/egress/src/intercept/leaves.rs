@@ -3,9 +3,10 @@
 //! A guest may ask for as many names as its policy allows by wildcard. So the number is bounded for each lineage and in
 //! total, and what was used longest ago goes first. Looking for it takes a walk over a bounded table, when one is full.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use atoll_broker::{MasterKey, TrustId};
@@ -103,8 +104,8 @@ impl Leaves {
         known.ok_or(InterceptError::Library)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Cache> {
-        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> parking_lot::MutexGuard<'_, Cache> {
+        self.cache.lock()
     }
 }
 

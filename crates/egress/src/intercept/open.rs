@@ -9,11 +9,12 @@
 //! after it is in force. So no change falls between the decision and the opening: either the decision saw it, or the
 //! review finds the request.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::future::Future;
 use std::net::IpAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use atoll_broker::Use;
@@ -77,11 +78,11 @@ impl Request {
     }
 
     pub(super) fn address(&self) -> IpAddr {
-        *lock(&self.address)
+        *self.address.lock()
     }
 
     pub(super) fn move_to(&self, address: IpAddr) {
-        *lock(&self.address) = address;
+        *self.address.lock() = address;
     }
 
     pub(super) fn is_cut(&self) -> bool {
@@ -89,17 +90,17 @@ impl Request {
     }
 
     pub(super) fn cut(&self, why: Decision) {
-        lock(&self.why).get_or_insert(why);
+        self.why.lock().get_or_insert(why);
         self.cut.cancel();
     }
 
     /// Then it is to be looked at again, whatever happens until then.
     pub(super) fn ends_at(&self, time: Option<Timestamp>) {
-        *lock(&self.expires) = time;
+        *self.expires.lock() = time;
     }
 
     fn expires(&self) -> Option<Timestamp> {
-        *lock(&self.expires)
+        *self.expires.lock()
     }
 }
 
@@ -108,13 +109,13 @@ impl Open {
     pub(super) fn hold(self: &Arc<Self>) -> Held<'_> {
         Held {
             open: self,
-            entries: lock(&self.entries),
+            entries: self.entries.lock(),
         }
     }
 
     /// When the first of them ends by itself.
     pub(super) fn deadline(&self) -> Option<Timestamp> {
-        let entries = lock(&self.entries);
+        let entries = self.entries.lock();
         entries
             .requests
             .values()
@@ -159,7 +160,7 @@ impl Ticket {
     /// Completes when it is cut, with the reason.
     pub(super) async fn cut(&self) -> Option<Decision> {
         self.0.request.cut.cancelled().await;
-        lock(&self.0.request.why).clone()
+        self.0.request.why.lock().clone()
     }
 
     pub(super) fn watched(&self) -> Watched {
@@ -172,7 +173,7 @@ impl Ticket {
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        lock(&self.open.entries).requests.remove(&self.number);
+        self.open.entries.lock().requests.remove(&self.number);
     }
 }
 
@@ -187,8 +188,4 @@ impl Watched {
     pub(super) fn poll_cut(&mut self, context: &mut Context<'_>) -> Poll<()> {
         self.cut.as_mut().poll(context)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

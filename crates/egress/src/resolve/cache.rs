@@ -1,7 +1,8 @@
 //! What was answered lately, for everybody: answers do not depend on who asks.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use atoll_policy::Name;
 use hickory_proto::rr::RecordType;
@@ -27,7 +28,7 @@ struct Entry {
 
 impl Cache {
     pub(super) fn get(&self, name: &Name, kind: RecordType) -> Option<Arc<Answer>> {
-        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let entries = self.entries.lock();
         entries
             .get(&(name.clone(), kind))
             .filter(|entry| entry.until > Instant::now())
@@ -36,7 +37,7 @@ impl Cache {
 
     #[cfg(test)]
     pub(super) fn clear(&self) {
-        self.entries.lock().unwrap().clear();
+        self.entries.lock().clear();
     }
 
     pub(super) fn put(&self, name: &Name, kind: RecordType, answer: &Arc<Answer>) {
@@ -49,7 +50,7 @@ impl Cache {
             return;
         }
         let now = Instant::now();
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.entries.lock();
         if entries.len() >= MOST {
             make_room(&mut entries, now);
         }
@@ -97,7 +98,7 @@ mod tests {
             assert!(cache.get(&name, RecordType::A).is_some());
             assert!(cache.get(&name, RecordType::AAAA).is_none());
         }
-        assert!(cache.entries.lock().unwrap().len() <= MOST);
+        assert!(cache.entries.lock().len() <= MOST);
         let name = Name::parse("short.example").unwrap();
         cache.put(&name, RecordType::A, &answer(5));
         tokio::time::advance(Duration::from_secs(6)).await;

@@ -1,9 +1,9 @@
 //! One question to the upstream resolvers: by UDP, again by UDP, and by TCP where an answer is too long or UDP is of no
 //! use.
 
+use parking_lot::Mutex;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use atoll_policy::Name;
@@ -128,7 +128,7 @@ impl Upstreams {
             return self.configured.clone();
         }
         let now = Instant::now();
-        let mut host = self.host.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut host = self.host.lock();
         match &*host {
             Some((read, list)) if now < *read + REREAD => list.clone(),
             _ => {

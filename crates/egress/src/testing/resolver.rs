@@ -1,8 +1,9 @@
 //! An upstream resolver that answers from a table, by UDP and TCP, and misbehaves on request.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use hickory_proto::op::{Message, OpCode, ResponseCode};
 use hickory_proto::rr::rdata::{A, AAAA, CNAME};
@@ -71,13 +72,7 @@ impl TestResolver {
     /// Says that `name` has this, beside what it has already.
     pub(crate) fn add(&self, name: &str, data: RData) {
         let name = Name::from_ascii(format!("{name}.")).unwrap();
-        self.zone
-            .records
-            .lock()
-            .unwrap()
-            .entry(name)
-            .or_default()
-            .push(data);
+        self.zone.records.lock().entry(name).or_default().push(data);
     }
 
     pub(crate) fn address_for(&self, name: &str, address: &str) {
@@ -95,16 +90,16 @@ impl TestResolver {
 
     pub(crate) fn remove(&self, name: &str) {
         let name = Name::from_ascii(format!("{name}.")).unwrap();
-        self.zone.records.lock().unwrap().remove(&name);
+        self.zone.records.lock().remove(&name);
     }
 
     pub(crate) fn behave(&self, manner: Manner) {
-        *self.zone.manner.lock().unwrap() = manner;
+        *self.zone.manner.lock() = manner;
     }
 
     /// What it was asked so far, names in lower case.
     pub(crate) fn asked(&self) -> Vec<(String, RecordType)> {
-        self.zone.asked.lock().unwrap().clone()
+        self.zone.asked.lock().clone()
     }
 }
 
@@ -114,10 +109,9 @@ impl Zone {
         let query = asked.queries.first()?.clone();
         self.asked
             .lock()
-            .unwrap()
             .push((query.name.to_lowercase().to_ascii(), query.query_type));
         let mut reply = Message::response(asked.metadata.id, OpCode::Query);
-        let records = self.records.lock().unwrap();
+        let records = self.records.lock();
         match records.get(&query.name) {
             None => reply.metadata.response_code = ResponseCode::NXDomain,
             Some(all) => {
@@ -142,7 +136,7 @@ async fn serve_udp(socket: UdpSocket, zone: Arc<Zone>) {
         let Some(mut reply) = zone.answer(&buffer[..len]) else {
             continue;
         };
-        let manner = *zone.manner.lock().unwrap();
+        let manner = *zone.manner.lock();
         match manner {
             Manner::Honest => {}
             Manner::Truncated => {
@@ -190,7 +184,7 @@ async fn serve_tcp(listener: TcpListener, zone: Arc<Zone>) {
         let Some(mut reply) = zone.answer(&question) else {
             continue;
         };
-        if *zone.manner.lock().unwrap() == Manner::Failing {
+        if *zone.manner.lock() == Manner::Failing {
             reply.answers.clear();
             reply.metadata.response_code = ResponseCode::ServFail;
         }

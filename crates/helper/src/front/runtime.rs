@@ -1,10 +1,11 @@
 //! Runtimes whose instances the helper holds, and whose agents we speak with.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -15,7 +16,7 @@ use atoll_runtime::{
 use atoll_types::{InstanceId, Isolation, Resources, Usage};
 use tokio::sync::watch;
 
-use super::{Helper, lock};
+use super::Helper;
 use crate::words::{Answer, Ask, Beg, Gift, Restore, Spec, confused};
 
 /// One tier of the helper's.
@@ -199,9 +200,12 @@ pub(super) struct Lent<'a> {
 
 impl Drop for Lent<'_> {
     fn drop(&mut self) {
-        lock(&self.guests.sources).remove(&self.number);
-        lock(&self.guests.sinks).remove(&self.number);
-        lock(&self.guests.growing).retain(|(number, _), _| *number != self.number);
+        self.guests.sources.lock().remove(&self.number);
+        self.guests.sinks.lock().remove(&self.number);
+        self.guests
+            .growing
+            .lock()
+            .retain(|(number, _), _| *number != self.number);
     }
 }
 
@@ -213,10 +217,10 @@ pub(super) struct Expected<'a> {
 
 impl Drop for Expected<'_> {
     fn drop(&mut self) {
-        let mut agents = lock(&self.guests.agents);
+        let mut agents = self.guests.agents.lock();
         if agents.get(&self.id).is_none_or(|agent| agent.guest.is_some()) {
             agents.remove(&self.id);
-            lock(&self.guests.ends).remove(&self.id);
+            self.guests.ends.lock().remove(&self.id);
         }
     }
 }
@@ -225,7 +229,7 @@ impl Guests {
     /// An instance is about to be. Its end is heard of from now on.
     fn expect(&self, id: &InstanceId) -> (watch::Receiver<Option<InstanceEnd>>, Expected<'_>) {
         let (sender, receiver) = watch::channel(None);
-        lock(&self.ends).insert(id.clone(), sender);
+        self.ends.lock().insert(id.clone(), sender);
         let expected = Expected {
             guests: self,
             id: id.clone(),
@@ -234,42 +238,42 @@ impl Guests {
     }
 
     fn take(&self, id: &InstanceId) -> Option<Guest> {
-        lock(&self.agents).get_mut(id)?.guest.take()
+        self.agents.lock().get_mut(id)?.guest.take()
     }
 
     fn lend_source(&self, number: u64, source: Arc<dyn SaveSource>) -> Lent<'_> {
-        lock(&self.sources).insert(number, source);
+        self.sources.lock().insert(number, source);
         Lent { guests: self, number }
     }
 
     fn lend_sink(&self, number: u64, sink: Arc<dyn SaveSink>) -> Lent<'_> {
-        lock(&self.sinks).insert(number, sink);
+        self.sinks.lock().insert(number, sink);
         Lent { guests: self, number }
     }
 
     /// The helper saw the end of an instance.
     pub(super) fn ended(&self, id: &InstanceId, end: InstanceEnd) {
-        let agent = lock(&self.agents).remove(id);
+        let agent = self.agents.lock().remove(id);
         if let Some(guest) = agent.and_then(|agent| agent.guest.or_else(|| agent.weak.upgrade())) {
             guest.finish();
         }
-        if let Some(sender) = lock(&self.ends).remove(id) {
+        if let Some(sender) = self.ends.lock().remove(id) {
             sender.send_replace(Some(end));
         }
     }
 
     fn guest(&self, id: &InstanceId) -> Option<Guest> {
-        let agents = lock(&self.agents);
+        let agents = self.agents.lock();
         let agent = agents.get(id)?;
         agent.guest.clone().or_else(|| agent.weak.upgrade())
     }
 
     fn source(&self, number: u64) -> io::Result<Arc<dyn SaveSource>> {
-        lock(&self.sources).get(&number).cloned().ok_or_else(unknown)
+        self.sources.lock().get(&number).cloned().ok_or_else(unknown)
     }
 
     fn sink(&self, number: u64) -> io::Result<Arc<dyn SaveSink>> {
-        lock(&self.sinks).get(&number).cloned().ok_or_else(unknown)
+        self.sinks.lock().get(&number).cloned().ok_or_else(unknown)
     }
 
     /// Gives the helper what it asks for.
@@ -289,7 +293,7 @@ impl Guests {
                     Ok(guest) => {
                         let weak = guest.downgrade();
                         let guest = Some(guest);
-                        lock(&self.agents).insert(id, Agent { guest, weak });
+                        self.agents.lock().insert(id, Agent { guest, weak });
                         Gift::Done
                     }
                     Err(error) => Gift::NotGreeted(error.into()),
@@ -355,17 +359,17 @@ impl Guests {
                 let Some((file, growing)) = blocking(move || sink.growing(&wanted)).await? else {
                     return Ok((Gift::File(false), Vec::new()));
                 };
-                lock(&self.growing).insert((number, name), growing);
+                self.growing.lock().insert((number, name), growing);
                 return Ok((Gift::File(true), vec![file.into()]));
             }
             Beg::Whole { sink, name } => {
-                if let Some(growing) = lock(&self.growing).get(&(sink, name)) {
+                if let Some(growing) = self.growing.lock().get(&(sink, name)) {
                     growing.whole();
                 }
                 Gift::Done
             }
             Beg::Finish { sink, name } => {
-                let growing = lock(&self.growing).remove(&(sink, name)).ok_or_else(unknown)?;
+                let growing = self.growing.lock().remove(&(sink, name)).ok_or_else(unknown)?;
                 blocking(move || growing.finish()).await?;
                 Gift::Done
             }

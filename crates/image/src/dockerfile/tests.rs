@@ -1,6 +1,7 @@
+use parking_lot::Mutex;
 use std::fs;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 
 use atoll_types::{Preset, TemplateManifest, TemplateSource};
 
@@ -47,7 +48,7 @@ impl StepRunner for FakeRunner {
 impl BuildSandbox for FakeSandbox {
     async fn run(&mut self, command: RunCommand, output: &Output<'_>) -> Result<i32, String> {
         let script = command.argv.last().cloned().unwrap_or_default();
-        self.log.lock().unwrap().push(command);
+        self.log.lock().push(command);
         output(format!("running {script}\n").as_bytes());
         let words: Vec<&str> = script.split_whitespace().collect();
         match words[..] {
@@ -227,7 +228,7 @@ impl Bench {
     }
 
     fn runs(&self) -> usize {
-        self.runner.log.lock().unwrap().len()
+        self.runner.log.lock().len()
     }
 
     async fn refused(&self, dockerfile: &str, expected: &str) {
@@ -370,7 +371,7 @@ async fn a_whole_dockerfile_is_built() {
         ["/srv/app/start", "/bin/sh", "-c", "serve now"]
     );
 
-    let log = bench.runner.log.lock().unwrap().clone();
+    let log = bench.runner.log.lock().clone();
     assert_eq!(log[0].argv, ["/bin/sh", "-c", "put /srv/app/made by-run"]);
     assert_eq!(
         (log[0].user.as_str(), log[0].workdir.as_str()),
@@ -399,7 +400,7 @@ async fn arguments_are_part_of_the_key() {
     bench.args.insert("V".into(), "2".into());
     bench.build(file).await.unwrap();
     assert_eq!(bench.runs(), 2);
-    assert_eq!(bench.runner.log.lock().unwrap()[1].env["V"], "2");
+    assert_eq!(bench.runner.log.lock()[1].env["V"], "2");
 }
 
 #[tokio::test]
@@ -486,7 +487,7 @@ async fn here_documents_are_files_and_scripts() {
         Some("hello \"world\"\n")
     );
     assert_eq!(bench.read(&built, "/conf/two").as_deref(), Some("$NAME\n"));
-    let log = bench.runner.log.lock().unwrap().clone();
+    let log = bench.runner.log.lock().clone();
     assert_eq!(log[1].argv[2], "cat <<'E1' > /x\n$literal\nE1\n");
 }
 

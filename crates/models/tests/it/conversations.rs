@@ -3,9 +3,10 @@
 //!
 //! `ATOLL_TEST_CONVERSATIONS` says how many; each is made from its number, so one that fails can be had again.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use atoll_dialects::Dialect;
@@ -52,8 +53,8 @@ impl Bills {
     fn charge(&self, run: &str, bill: &Bill) {
         let cost = i128::from(bill.input) * INPUT + i128::from(bill.output) * OUTPUT;
         let cost = (cost + i128::from(bill.searches) * SEARCH) * i128::from(bill.times);
-        *self.by_run.lock().unwrap().entry(run.to_owned()).or_default() += cost;
-        *self.total.lock().unwrap() += cost;
+        *self.by_run.lock().entry(run.to_owned()).or_default() += cost;
+        *self.total.lock() += cost;
         self.requests.fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -403,7 +404,7 @@ async fn nobody_pays_less_than_the_provider_charges() {
         running.spawn(async move { converse(&with, number, &counts).await });
         if number % 100 == 0 {
             // First what is charged, then what is set against it: in between only more is charged.
-            let charged = *bills.total.lock().unwrap();
+            let charged = *bills.total.lock();
             let standing = context.models.list_budgets(&context.project).remove(0).standing;
             let ours: i128 = standing
                 .iter()
@@ -428,7 +429,7 @@ async fn nobody_pays_less_than_the_provider_charges() {
         .await
         .unwrap();
     let booked: HashMap<String, Usd> = booked.into_iter().collect();
-    let charged = bills.by_run.lock().unwrap().clone();
+    let charged = bills.by_run.lock().clone();
     for (run, charged) in &charged {
         let ours = i128::from(booked.get(run).copied().unwrap_or_default().pico());
         if ours < *charged {
@@ -457,7 +458,7 @@ async fn nobody_pays_less_than_the_provider_charges() {
         number(&tally.heard),
         number(&tally.hung_up),
         number(&bills.requests),
-        bills.total.lock().unwrap(),
+        bills.total.lock(),
     );
     assert!(
         number(&bills.requests) * 3 > count,

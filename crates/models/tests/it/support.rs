@@ -214,7 +214,7 @@ pub(crate) async fn whole(served: Result<Served, Refusal>) -> String {
 /// A provider that gives every request the next of its answers, the last for ever.
 pub(crate) struct Provider {
     pub(crate) url: String,
-    pub(crate) requests: Arc<std::sync::Mutex<Vec<String>>>,
+    pub(crate) requests: Arc<parking_lot::Mutex<Vec<String>>>,
     pub(crate) answered: Arc<AtomicUsize>,
     /// Connections that clients have closed before the answer was complete.
     pub(crate) abandoned: Arc<AtomicUsize>,
@@ -249,7 +249,7 @@ impl Provider {
     pub(crate) async fn start(replies: Vec<Reply>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let requests = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let requests = Arc::new(parking_lot::Mutex::new(Vec::new()));
         let (answered, abandoned) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let (seen, count, gone) = (
             Arc::clone(&requests),
@@ -272,7 +272,7 @@ impl Provider {
     }
 
     pub(crate) fn last_request(&self) -> String {
-        self.requests.lock().unwrap().last().cloned().unwrap_or_default()
+        self.requests.lock().last().cloned().unwrap_or_default()
     }
 
     pub(crate) async fn until_abandoned(&self) {
@@ -285,7 +285,7 @@ impl Provider {
 async fn serve(
     mut stream: TcpStream,
     reply: Reply,
-    seen: &std::sync::Mutex<Vec<String>>,
+    seen: &parking_lot::Mutex<Vec<String>>,
     gone: &AtomicUsize,
 ) {
     let mut request = Vec::new();
@@ -308,9 +308,7 @@ async fn serve(
             break;
         }
     }
-    seen.lock()
-        .unwrap()
-        .push(String::from_utf8_lossy(&request).into_owned());
+    seen.lock().push(String::from_utf8_lossy(&request).into_owned());
     let _ = stream.write_all(reply.head.as_bytes()).await;
     let _ = stream.write_all(&reply.body).await;
     if reply.hangs {

@@ -3,8 +3,9 @@
 //! The moments come from a seed that is printed; `ATOLL_SEED` repeats them. What must hold afterwards, whatever the
 //! moment: what was acknowledged is there, what was not is there as a whole or gone, and nothing runs that no row names.
 
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_proof::random::Random;
@@ -85,7 +86,6 @@ async fn half_made_creations_are_cleaned_up(server: &mut Server) {
                     {
                         acknowledged
                             .lock()
-                            .unwrap()
                             .push(answer.json()["id"].as_str().unwrap().to_owned());
                     }
                 })
@@ -98,7 +98,7 @@ async fn half_made_creations_are_cleaned_up(server: &mut Server) {
         }
         server.start_again().await;
         let rows = settled(server).await;
-        let acknowledged = std::mem::take(&mut *acknowledged.lock().unwrap());
+        let acknowledged = std::mem::take(&mut *acknowledged.lock());
         total += rows.len();
         for id in &acknowledged {
             assert_eq!(rows[id]["state"], "running", "acknowledged, and now {}", rows[id]);
@@ -197,18 +197,18 @@ async fn work(client: Client, create: Value, mut random: Random, worker: usize, 
                 client.try_send(request).await.map(|answer| {
                     if answer.status == 201 {
                         let id = answer.json()["id"].as_str().unwrap().to_owned();
-                        told.lock().unwrap().created.insert(id.clone());
+                        told.lock().created.insert(id.clone());
                         own.push(id);
                     }
                 })
             }
             (3, Some(sandbox)) => {
-                told.lock().unwrap().condemned.insert(sandbox.id.clone());
+                told.lock().condemned.insert(sandbox.id.clone());
                 own.remove(0);
                 let request = client.request(Method::DELETE, &sandbox.path(""));
                 client.try_send(request).await.map(|answer| {
                     if answer.status == 200 {
-                        told.lock().unwrap().deleted.insert(sandbox.id);
+                        told.lock().deleted.insert(sandbox.id);
                     }
                 })
             }
@@ -225,7 +225,7 @@ async fn work(client: Client, create: Value, mut random: Random, worker: usize, 
                     .await
                     .map(|answer| {
                         if answer.status == 200 {
-                            told.lock().unwrap().files.push((sandbox.id, path, content));
+                            told.lock().files.push((sandbox.id, path, content));
                         }
                     })
             }
@@ -235,7 +235,7 @@ async fn work(client: Client, create: Value, mut random: Random, worker: usize, 
                 client.try_send(request).await.map(|answer| {
                     if answer.status == 202 {
                         let command = answer.json()["command"].as_str().unwrap().to_owned();
-                        told.lock().unwrap().background.push((sandbox.id, command));
+                        told.lock().background.push((sandbox.id, command));
                     }
                 })
             }
@@ -248,7 +248,7 @@ async fn work(client: Client, create: Value, mut random: Random, worker: usize, 
                     .map(|answer| {
                         if answer.status == 201 {
                             let digest = answer.json()["digest"].as_str().unwrap().to_owned();
-                            told.lock().unwrap().artifacts.insert(name, digest);
+                            told.lock().artifacts.insert(name, digest);
                         }
                     })
             }
@@ -293,7 +293,7 @@ async fn a_mixed_load_survives_kills(server: &mut Server) {
         server.start_again().await;
         let rows = settled(server).await;
         assert_rows_and_instances_agree(server, &rows).await;
-        let seen = std::mem::take(&mut *told.lock().unwrap());
+        let seen = std::mem::take(&mut *told.lock());
         eprintln!(
             "round {round}: {} created, {} deleted, {} files, {} commands, {} artifacts",
             seen.created.len(),

@@ -3,11 +3,12 @@
 //! What must hold: bytes arrive in the order in which they were sent and nothing is reordered by a kernel, so that the same
 //! test sees the same conversation each time.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::poll_fn;
 use std::io::IoSlice;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 use atoll_guest_protocol::{FrameKind, encode_into};
@@ -54,7 +55,7 @@ impl Line {
     }
 
     fn said(&self) -> MutexGuard<'_, Said> {
-        self.said.lock().unwrap_or_else(PoisonError::into_inner)
+        self.said.lock()
     }
 
     pub(super) fn write(&self, slices: &[IoSlice<'_>]) -> usize {

@@ -31,12 +31,13 @@ pub use fifo::Fifos;
 pub use still::WeakGuest;
 pub use stream::{Incoming, Stream, StreamReceiver, StreamSender};
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use atoll_guest_protocol::{
@@ -330,11 +331,11 @@ impl Guest {
 
 impl Shared {
     fn lock_outbox(&self) -> MutexGuard<'_, Outbox> {
-        self.outbox.lock().unwrap_or_else(PoisonError::into_inner)
+        self.outbox.lock()
     }
 
     fn lock_streams(&self) -> MutexGuard<'_, Streams> {
-        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+        self.streams.lock()
     }
 
     /// Writes what can be written now; the rest is left to a task that waits for room in the pipe.

@@ -1,8 +1,9 @@
 //! One logical stream to the guest: what the reader task and the two halves of a [`Stream`] share.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::future::poll_fn;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use atoll_guest_protocol::{
@@ -93,7 +94,7 @@ impl State {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// A `Data` or `Message` frame arrived.

@@ -19,12 +19,13 @@
 //! - A save that failed or was abandoned half way ends in a running instance: it goes on in a task of its own, and
 //!   [`Gvisor::thaw_instance`] waits for it.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Seek};
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_types::{DiskBacking, InstanceId, MIB, Resources, SaveKind};
@@ -81,8 +82,8 @@ struct Resident {
 pub(super) type Stillness = Arc<tokio::sync::Mutex<()>>;
 
 impl Residents {
-    fn all(&self) -> std::sync::MutexGuard<'_, HashMap<InstanceId, Resident>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn all(&self) -> parking_lot::MutexGuard<'_, HashMap<InstanceId, Resident>> {
+        self.0.lock()
     }
 
     fn get(&self, id: &InstanceId) -> Resident {

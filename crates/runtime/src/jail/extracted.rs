@@ -4,12 +4,12 @@
 //! What must hold: a directory has its final name only when it is whole; one whose image is gone is removed when the
 //! server starts.
 
+use parking_lot::Mutex;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
 
 use super::ABANDONED;
 use crate::Told;
@@ -65,7 +65,7 @@ impl Extracted {
     /// The directory with the image's content. Blocks, for long the first time.
     pub(super) fn get(&self, image: &Path) -> io::Result<PathBuf> {
         let place = self.place(image)?;
-        let _busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        let _busy = self.busy.lock();
         if !place.exists() {
             tracing::info!(image = %image.display(), "extracting a template, once, because we may not mount it");
             let unfinished = self.dir.join(format!("{UNFINISHED}{}", std::process::id()));

@@ -4,11 +4,12 @@
 //! per image; each jail takes a copy. So all jails of a template read through one page cache, and nothing is mounted on
 //! the host: when the server dies, running jails keep their copies and the next server starts a new set.
 
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use rustix::mount::{OpenTreeFlags, open_tree};
 
@@ -40,7 +41,7 @@ impl SharedMounts {
     pub(super) fn get(&self, image: &Path) -> Option<SharedMount> {
         let metadata = std::fs::metadata(image).ok()?;
         let key = (metadata.dev(), metadata.ino());
-        let mut mounts = self.mounts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut mounts = self.mounts.lock();
         if let Some(at) = mounts.iter().position(|(known, _)| *known == key) {
             let found = mounts.remove(at)?;
             let mount = SharedMount(Arc::clone(&found.1));

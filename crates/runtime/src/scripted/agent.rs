@@ -1,7 +1,8 @@
 //! An instance as data, and the agent in it: answers what the guest protocol asks for, without running anything.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
 use atoll_guest_protocol::{
     CommandInfo, CommandState, Decoder, Exec, Failure, FailureKind, FrameKind, GENERATION, Hello, Message,
@@ -11,7 +12,7 @@ use atoll_types::InstanceId;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use super::{How, Look, Machine, Step, lock};
+use super::{How, Look, Machine, Step};
 use crate::channel::line::{Hears, Line};
 use crate::channel::{Guest, WeakGuest};
 use crate::{Cause, InstanceEnd, Kind, SaveKind};
@@ -85,7 +86,7 @@ impl Body {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+        self.state.lock()
     }
 
     pub(super) fn look(&self) -> Look {

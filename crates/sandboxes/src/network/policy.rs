@@ -1,7 +1,7 @@
 //! From the words in a row to what the proxy enforces.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use atoll_broker::TrustId;
 use atoll_node::{Admission, Tenant, Used, allows_nothing};
@@ -80,12 +80,7 @@ impl Sandboxes {
 
     /// Read once: a template never changes.
     fn template_policy(&self, template: &TemplateId) -> Option<NetworkPolicy> {
-        let known = || {
-            self.inner
-                .template_policies
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-        };
+        let known = || self.inner.template_policies.lock();
         if let Some(policy) = known().get(template) {
             return policy.clone();
         }

@@ -1,9 +1,10 @@
 //! What callers ask for and what befalls the server, as a seed says.
 
+use parking_lot::Mutex;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_identity::Caller;
@@ -166,7 +167,7 @@ async fn settle(world: &World<'_>, server: &Server, waiting: &Waiting) -> Result
 
 /// Kills all, and looks for what is left.
 async fn leave_nothing(world: &World<'_>, server: &Server) -> Result<(), String> {
-    let told: Vec<_> = lock(&world.told).sandboxes.clone();
+    let told: Vec<_> = world.told.lock().sandboxes.clone();
     for id in told {
         let killed = server.sandboxes.kill(&server.caller, &id).await;
         world
@@ -180,10 +181,6 @@ async fn leave_nothing(world: &World<'_>, server: &Server) -> Result<(), String>
         }
     }
     check::all_killed(world, server).await
-}
-
-fn lock(told: &Mutex<Told>) -> std::sync::MutexGuard<'_, Told> {
-    told.lock().unwrap()
 }
 
 fn state(sandbox: &Sandbox) -> String {
@@ -202,10 +199,10 @@ fn shown<T>(outcome: &Result<T, Fault>, show: impl Fn(&T) -> String) -> String {
 fn ask(world: &World<'_>, chance: &mut Chance, server: &Server, waiting: &Waiting, number: u64) {
     let (sandboxes, caller) = (server.sandboxes.clone(), server.caller.clone());
     let told = Arc::clone(&world.told);
-    let known = lock(&told).sandboxes.clone();
+    let known = told.lock().sandboxes.clone();
     let id = chance.of(&known).cloned();
     let snapshot = {
-        let taken = lock(&told).snapshots.clone();
+        let taken = told.lock().snapshots.clone();
         chance.of(&taken).cloned()
     };
     let Some((what, work)) = choose(chance, sandboxes, caller, told, id, snapshot, number) else {
@@ -219,12 +216,12 @@ fn ask(world: &World<'_>, chance: &mut Chance, server: &Server, waiting: &Waitin
         trace.note(format!("#{number} => {outcome}"));
         // Only what nobody has thought of is told so.
         if outcome.starts_with("refused: internal") {
-            lock(&told)
+            told.lock()
                 .broken
                 .push(format!("#{number} met an internal error"));
         }
         if waiting.borrow_mut().remove(&number).is_none() {
-            lock(&told).broken.push(format!("#{number} was answered twice"));
+            told.lock().broken.push(format!("#{number} was answered twice"));
         }
     });
 }
@@ -264,7 +261,7 @@ fn choose(
             let work = async move {
                 let ran = sandboxes.exec(&caller, &id, spec).await;
                 if ran.is_ok() {
-                    lock(&told).ran.entry(id).or_default().insert(word);
+                    told.lock().ran.entry(id).or_default().insert(word);
                 }
                 shown(&ran, |_| "ran".into())
             };
@@ -298,11 +295,11 @@ fn choose(
                 labels: BTreeMap::new(),
             };
             let work = async move {
-                let before = lock(&told).ran.get(&id).cloned().unwrap_or_default();
+                let before = told.lock().ran.get(&id).cloned().unwrap_or_default();
                 let forked = sandboxes.fork(&caller, &id, request).await;
                 for copy in forked.iter().flatten() {
                     born(&told, copy);
-                    lock(&told).ran.insert(copy.id.clone(), before.clone());
+                    told.lock().ran.insert(copy.id.clone(), before.clone());
                 }
                 shown(&forked, |copies| {
                     let ids: Vec<_> = copies.iter().map(|copy| copy.id.to_string()).collect();
@@ -318,7 +315,7 @@ fn choose(
                     .take_snapshot(&caller, &id, TakeSnapshot::default())
                     .await;
                 if let Ok(taken) = &taken {
-                    lock(&told).snapshots.push(taken.id.to_string());
+                    told.lock().snapshots.push(taken.id.to_string());
                 }
                 shown(&taken, |taken| taken.id.to_string())
             };
@@ -334,7 +331,7 @@ fn choose(
             let work = async move {
                 let killed = sandboxes.kill(&caller, &id).await;
                 if killed.is_ok() {
-                    lock(&told).killed.insert(id);
+                    told.lock().killed.insert(id);
                 }
                 shown(&killed, state)
             };
@@ -344,7 +341,7 @@ fn choose(
 }
 
 fn born(told: &Mutex<Told>, sandbox: &Sandbox) {
-    let mut told = lock(told);
+    let mut told = told.lock();
     if !told.sandboxes.contains(&sandbox.id) {
         told.sandboxes.push(sandbox.id.clone());
     }

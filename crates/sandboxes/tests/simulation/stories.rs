@@ -1,7 +1,8 @@
 //! What happens in one known order: the runtime does as it is told, step by step.
 
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_runtime::InstanceEnd;
@@ -241,7 +242,7 @@ fn no_command_runs_in_a_sandbox_whose_name_is_taken() {
     let count = Arc::clone(&ran);
     world.machine.follow(move |step, instance: &InstanceId| {
         if step == Step::Exec {
-            *count.lock().unwrap().entry(instance.clone()).or_default() += 1;
+            *count.lock().entry(instance.clone()).or_default() += 1;
         }
         Answer::AT_ONCE
     });
@@ -264,7 +265,7 @@ fn no_command_runs_in_a_sandbox_whose_name_is_taken() {
         let command = ExecSpec::new(["touch", "file"]);
         let refused = server.sandboxes.run(&server.caller, request, command, true).await;
         assert_eq!(refused.unwrap_err().code, Code::NameTaken);
-        assert_eq!(ran.lock().unwrap().values().max(), Some(&1));
+        assert_eq!(ran.lock().values().max(), Some(&1));
     });
     world.gone(server, "done", Duration::ZERO);
 }

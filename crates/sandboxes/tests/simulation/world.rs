@@ -1,10 +1,11 @@
 //! What a simulated server stands on: a clock, a machine, storage; all but the clock outlive it.
 
+use parking_lot::Mutex;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_broker::{Broker, MasterKey};

@@ -10,8 +10,9 @@
 #[cfg(feature = "testing")]
 mod here;
 
+use parking_lot::Mutex;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 
 use rusqlite::Connection;
@@ -312,10 +313,7 @@ fn perform(
 fn read_loop(connection: Connection, inbox: &Mutex<mpsc::Receiver<Message<ReadJob>>>) {
     loop {
         // The lock is held while waiting, so idle readers queue behind it; it guards nothing that a panic could break.
-        let message = inbox
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .blocking_recv();
+        let message = inbox.lock().blocking_recv();
         match message {
             Some(Message::Job(job)) => job(&connection),
             Some(Message::Close(tell)) => {

@@ -3,8 +3,8 @@
 //! Every request uses a key and most use a sandbox. Waiting for the disk each time would cost more than the request, and
 //! losing the last second of it in a crash costs nothing: a sandbox found alive after a restart counts as just used.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use atoll_types::{KeyId, SandboxId, Timestamp};
 use rusqlite::Connection;
@@ -49,7 +49,7 @@ impl Touches {
     }
 
     fn lock(&self) -> MutexGuard<'_, Pending> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pending.lock()
     }
 }
 

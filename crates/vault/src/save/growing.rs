@@ -37,7 +37,6 @@ use crate::error::{Error, IoContext, Result};
 use crate::gc::{block_size, gaps};
 use crate::lease::nobody_writes;
 use crate::manifest::{ChunkRef, Ref};
-use crate::state::lock;
 
 /// How often it is looked whether there is more.
 const LOOK_EVERY: Timespec = Timespec {
@@ -105,9 +104,9 @@ impl Save {
             work: Work::Thread(thread.doing("start a thread for stream", Path::new(name))?),
         });
         if in_place {
-            lock(&inner.new).growing = Some(name.to_owned());
+            inner.new.lock().growing = Some(name.to_owned());
             let unnamed = Some((inner.domain.tag, reader));
-            lock(&inner.shared.state).note_unnamed(inner.number, unnamed);
+            inner.shared.state.lock().note_unnamed(inner.number, unnamed);
         }
         Ok((file, Growing { told, done }))
     }
@@ -205,11 +204,11 @@ impl Growth {
     fn settle(&self, len: u64, refs: &mut [Ref]) -> Result<()> {
         let inner = &self.inner;
         let worthwhile = {
-            let new = lock(&inner.new);
+            let new = inner.new.lock();
             new.stored > 0 && new.stored >= len / 2
         };
         let settled = worthwhile && self.closed()?;
-        let mut new = lock(&inner.new);
+        let mut new = inner.new.lock();
         tracing::debug!(
             stream = self.name,
             len,
@@ -230,7 +229,7 @@ impl Growth {
         };
         drop(new);
         self.copy(refs)?;
-        lock(&inner.shared.state).note_unnamed(inner.number, None);
+        inner.shared.state.lock().note_unnamed(inner.number, None);
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! What hostile guests and servers try at the point where connections are read.
 
-use std::sync::{Arc, Mutex};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_types::{Injection, NetworkRule, RuleAction};
@@ -21,7 +22,7 @@ fn noting() -> (Behaviour, Arc<Mutex<Vec<String>>>) {
                 .get("host")
                 .map_or("", |host| host.to_str().unwrap());
             let note = format!("{} {host}{}", request.method(), request.uri());
-            notes.lock().unwrap().push(note);
+            notes.lock().push(note);
             let _ = http_body_util::BodyExt::collect(request.into_body()).await;
             Response::new(full("ok"))
         }
@@ -164,7 +165,7 @@ async fn what_two_servers_may_read_differently_does_not_get_past_the_policy() {
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer).await;
         let answer = String::from_utf8_lossy(&answer);
-        for request in seen.lock().unwrap().iter() {
+        for request in seen.lock().iter() {
             assert!(
                 ["GET api.test/open", "POST api.test/open"].contains(&request.as_str()),
                 "{attack:?} got through as {request}, and was answered {answer}"
@@ -205,7 +206,7 @@ async fn a_head_without_end_is_refused_early() {
     assert!(taken < 1 << 20, "{taken} bytes were taken");
     let answer = answer.await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 431 "), "{answer}");
-    assert!(seen.lock().unwrap().is_empty());
+    assert!(seen.lock().is_empty());
 }
 
 #[tokio::test]
@@ -221,7 +222,7 @@ async fn too_many_headers_are_refused() {
     let mut answer = String::new();
     let _ = stream.read_to_string(&mut answer).await;
     assert!(answer.starts_with("HTTP/1.1 431 "), "{answer}");
-    assert!(seen.lock().unwrap().is_empty());
+    assert!(seen.lock().is_empty());
 }
 
 #[tokio::test]
@@ -237,7 +238,7 @@ async fn long_heads_are_refused_over_http2_too() {
     if let Ok(response) = sender.send_request(request).await {
         assert_eq!(response.status(), StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE);
     }
-    assert!(seen.lock().unwrap().is_empty());
+    assert!(seen.lock().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -257,7 +258,7 @@ async fn a_guest_that_sends_its_head_slowly_is_let_go() {
         tokio::time::sleep(Duration::from_secs(10)).await;
     }
     assert!(world.ended().await.is_err());
-    assert!(seen.lock().unwrap().is_empty());
+    assert!(seen.lock().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -303,7 +304,7 @@ async fn a_server_with_a_bomb_of_certificates_is_not_listened_to() {
     let (response, body) = world.get("/", &[]).await;
     assert_eq!(response.status(), StatusCode::BAD_GATEWAY);
     assert!(body.contains("upstream_tls_failed"), "{body}");
-    assert!(seen.lock().unwrap().is_empty());
+    assert!(seen.lock().is_empty());
 }
 
 #[tokio::test]

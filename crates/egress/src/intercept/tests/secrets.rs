@@ -1,6 +1,7 @@
 //! Secrets on their way out, and their echoes on the way in.
 
-use std::sync::{Arc, Mutex};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 use atoll_broker::TrustId;
 use atoll_types::{Injection, NetworkRule, RuleAction, SecretBinding, Timestamp};
@@ -384,9 +385,9 @@ async fn what_went_out_before_is_found_in_a_later_answer_to_another_request() {
         let stored = stored.clone();
         async move {
             if let Some(value) = request.headers().get("authorization") {
-                *stored.lock().unwrap() = value.to_str().unwrap().to_owned();
+                *stored.lock() = value.to_str().unwrap().to_owned();
             }
-            Response::new(full(stored.lock().unwrap().clone()))
+            Response::new(full(stored.lock().clone()))
         }
     }))
     .bound(

@@ -166,9 +166,9 @@ async fn a_body_that_breaks_off_breaks_off_for_the_guest_too() {
 async fn nothing_goes_on_after_a_connection_was_cut() {
     for http2 in [false, true] {
         let (gone, is_gone) = oneshot::channel();
-        let gone = Arc::new(std::sync::Mutex::new(Some(gone)));
+        let gone = Arc::new(parking_lot::Mutex::new(Some(gone)));
         let mut world = Setup::new(http(move |_| {
-            let gone = gone.lock().unwrap().take();
+            let gone = gone.lock().take();
             async move {
                 let (say, said) = tokio::sync::mpsc::channel(1);
                 tokio::spawn(async move {

@@ -1,13 +1,14 @@
 //! A server with a test authority, a guest, and the interceptor between them.
 
+use parking_lot::{Mutex, RwLock};
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::Future;
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
 
 use atoll_broker::{Broker, MasterKey, Secret, TrustId};
 use atoll_policy::{Decision, Floor, FloorConfig, Grant, Name, Policy};
@@ -185,7 +186,7 @@ pub(super) struct Server {
 impl Server {
     fn accept(self: &Arc<Self>, stream: DuplexStream) {
         let (tls, behaviour) = (self.tls.clone(), self.behaviour.clone());
-        self.tasks.lock().unwrap().spawn(async move {
+        self.tasks.lock().spawn(async move {
             let mut http2 = false;
             let stream: Box<dyn Io> = match tls {
                 None => Box::new(stream),
@@ -222,7 +223,7 @@ impl Server {
 
 impl TestRoute {
     pub(super) fn change(&self, change: impl FnOnce(&mut Tenant)) {
-        change(&mut self.tenant.write().unwrap());
+        change(&mut self.tenant.write());
         self.changes.send_modify(|change| *change += 1);
     }
 }
@@ -243,15 +244,15 @@ impl Route for TestRoute {
     }
 
     fn tenant(&self) -> Arc<Tenant> {
-        Arc::new(self.tenant.read().unwrap().clone())
+        Arc::new(self.tenant.read().clone())
     }
 
     async fn dial(&self) -> Result<(DuplexStream, IpAddr), Undialled> {
-        if let Some(refusal) = self.server.refuses.lock().unwrap().pop_front() {
+        if let Some(refusal) = self.server.refuses.lock().pop_front() {
             return Err(refusal);
         }
         self.server.dialled.fetch_add(1, Ordering::Relaxed);
-        if let Some(happens) = self.server.meanwhile.lock().unwrap().take() {
+        if let Some(happens) = self.server.meanwhile.lock().take() {
             happens();
         }
         let (near, far) = tokio::io::duplex(self.server.buffer);
@@ -266,7 +267,7 @@ impl Route for TestRoute {
     fn sever(&self) {}
 
     fn decided(&self, decision: &Decision, _: Option<IpAddr>, method: &str) {
-        self.told.lock().unwrap().push(Told::Decided {
+        self.told.lock().push(Told::Decided {
             allowed: decision.is_allowed(),
             rule: decision.rule.to_string(),
             method: method.to_owned(),
@@ -274,7 +275,7 @@ impl Route for TestRoute {
     }
 
     fn used(&self, secret: &SecretRef, _: Option<IpAddr>, _: &str) {
-        self.told.lock().unwrap().push(Told::Used(secret.name.clone()));
+        self.told.lock().push(Told::Used(secret.name.clone()));
     }
 }
 
@@ -434,7 +435,7 @@ impl World {
     }
 
     pub(super) fn told(&self) -> Vec<Told> {
-        self.route.told.lock().unwrap().clone()
+        self.route.told.lock().clone()
     }
 
     pub(super) fn denials(&self) -> Vec<String> {

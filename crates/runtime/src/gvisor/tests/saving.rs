@@ -1,11 +1,11 @@
 //! Saved, brought back, let go on: against a real `runsc`.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Seek, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::sync::Mutex;
 
 use async_trait::async_trait;
 use atoll_guest_protocol::CommandState;
@@ -38,7 +38,7 @@ impl SaveSink for Parts {
     }
 
     fn part(&self, name: &str, whole: File) -> io::Result<()> {
-        self.files.lock().unwrap().insert(name.to_owned(), whole);
+        self.files.lock().insert(name.to_owned(), whole);
         Ok(())
     }
 }
@@ -46,13 +46,13 @@ impl SaveSink for Parts {
 #[async_trait]
 impl SaveSource for Parts {
     async fn file(&self, name: &str) -> io::Result<File> {
-        let parts = self.files.lock().unwrap();
+        let parts = self.files.lock();
         let part = parts.get(name).ok_or(io::ErrorKind::NotFound)?;
         File::open(format!("/proc/self/fd/{}", part.as_raw_fd()))
     }
 
     fn names(&self) -> Vec<String> {
-        self.files.lock().unwrap().keys().cloned().collect()
+        self.files.lock().keys().cloned().collect()
     }
 }
 

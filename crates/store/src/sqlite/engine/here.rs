@@ -3,8 +3,9 @@
 //! What must hold: a job is all or nothing, its caller is told after it, and others get a turn before and after it. All jobs
 //! are parts of one transaction, whose end makes the database empty again: that is cheaper than a new one by far.
 
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use rusqlite::Connection;
 use tokio::sync::{mpsc, watch};
@@ -30,7 +31,7 @@ impl Here {
             return;
         }
         {
-            let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+            let connection = self.connection.lock();
             if self.full.load(Ordering::Relaxed) {
                 job.refuse(Error::Full { what: "commit" });
             } else {
@@ -51,7 +52,7 @@ impl Here {
             return Err(Error::Closed);
         }
         let read = {
-            let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+            let connection = self.connection.lock();
             work(&connection).map_err(|error| named(what, error))
         };
         tokio::task::yield_now().await;
@@ -77,7 +78,7 @@ impl Engine {
     /// Forgets everything. Whoever else uses this database finds it empty.
     pub(crate) fn empty(&self) -> Result<(), Error> {
         let Some(here) = &self.here else { return Ok(()) };
-        let connection = here.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let connection = here.connection.lock();
         connection.execute_batch("ROLLBACK; BEGIN")?;
         here.full.store(false, Ordering::Relaxed);
         Ok(())
