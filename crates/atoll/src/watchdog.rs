@@ -9,7 +9,7 @@
 //! - One waits for SIGTERM and SIGINT with a runtime of its own. If the server has not ended a while after, it ends the
 //!   process. Nothing is lost by that which was acknowledged.
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::cell::RefCell;
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};

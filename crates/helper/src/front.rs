@@ -2,7 +2,7 @@
 
 mod runtime;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};

@@ -10,7 +10,7 @@
 mod agents;
 mod places;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Write as _};

@@ -13,7 +13,7 @@
 
 mod agent;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{Read as _, Seek as _, Write as _};

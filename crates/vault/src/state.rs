@@ -6,7 +6,6 @@
 //! what another program wrote is read once more before it is shared, so nobody can make one save lose what is in it by
 //! changing what another is of.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::hash::{BuildHasherDefault, Hasher};

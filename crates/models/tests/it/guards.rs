@@ -53,7 +53,7 @@ async fn guards_hold_and_outlive_the_server() {
     .await;
     let request = provider.last_request();
     assert!(request.ends_with(&ask("write to [email]")), "{request}");
-    let sent = provider.requests.lock().unwrap().len();
+    let sent = provider.requests.lock().len();
     assert_eq!(
         code(&context, &ask("take 4111 1111 1111 1111")).await,
         Code::GuardRefused
@@ -64,7 +64,7 @@ async fn guards_hold_and_outlive_the_server() {
     );
     let blocked = ask("hello").replace("m1", "m9-large");
     assert_eq!(code(&context, &blocked).await, Code::ModelBlocked);
-    assert_eq!(provider.requests.lock().unwrap().len(), sent, "nothing has left");
+    assert_eq!(provider.requests.lock().len(), sent, "nothing has left");
 }
 
 #[tokio::test]
@@ -121,7 +121,7 @@ async fn kept_guards_that_cannot_be_used_close_their_project_alone() {
     context.models.shutdown().await;
     let context = Context::at(context.directory).await;
     assert_eq!(code(&context, &ask("hello")).await, Code::GuardsUnusable);
-    assert!(provider.requests.lock().unwrap().is_empty(), "nothing has left");
+    assert!(provider.requests.lock().is_empty(), "nothing has left");
     let own = ModelGuards {
         screen: vec![ScreenRule {
             name: "ticket".into(),

@@ -131,7 +131,7 @@ async fn tenants_reach_neither_this_machine_nor_its_neighbours() {
             .await
             .is_err()
     );
-    assert_eq!(provider.requests.lock().unwrap().len(), 1);
+    assert_eq!(provider.requests.lock().len(), 1);
 }
 
 /// Whatever is asked with a key counts, not only what a model answers.

@@ -42,7 +42,7 @@ pub(crate) async fn at_all_times(world: &World<'_>, server: &Server) -> Result<(
     misuses(world)?;
     // Looked at before the rows: what is told meanwhile is not in them yet.
     let killed = {
-        let told = world.told.lock().unwrap();
+        let told = world.told.lock();
         if let Some(broken) = told.broken.first() {
             return Err(broken.clone());
         }
@@ -110,7 +110,7 @@ pub(crate) async fn settled(world: &World<'_>, server: &Server) -> Result<(), St
                 if look.hostname.as_deref() != Some(id.bare()) {
                     return Err(format!("{id} does not know its name: {look:?}"));
                 }
-                let told = world.told.lock().unwrap();
+                let told = world.told.lock();
                 for word in told.ran.get(id).into_iter().flatten() {
                     if !look.ran.contains(word) {
                         return Err(format!("{id} has forgotten {word}: {look:?}"));

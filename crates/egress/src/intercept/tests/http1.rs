@@ -138,7 +138,6 @@ async fn a_server_that_cannot_be_had_is_told_apart_from_a_refusal() {
         .server()
         .refuses
         .lock()
-        .unwrap()
         .extend([refuse("cannot connect: nobody is there"), refuse("again")]);
     let mut sender = world.http1().await;
     let (response, body) = exchange(&mut sender, "GET", "/secret-path?q=secret-query", &[], "").await;
@@ -170,7 +169,6 @@ async fn a_refusal_of_the_address_is_a_refusal_and_no_secret_goes_out() {
             .server()
             .refuses
             .lock()
-            .unwrap()
             .push_back(Undialled::Denied(Decision {
                 verdict: EgressVerdict::Denied,
                 rule: "floor: private".into(),

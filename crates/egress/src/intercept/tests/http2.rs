@@ -206,7 +206,6 @@ async fn an_unreachable_server_is_told_to_a_client_that_speaks_http2_only() {
         .server()
         .refuses
         .lock()
-        .unwrap()
         .push_back(Undialled::Failed("nobody".to_owned()));
     let mut sender = world.http2().await;
     for status in [StatusCode::BAD_GATEWAY, StatusCode::OK] {

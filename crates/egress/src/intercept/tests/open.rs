@@ -311,7 +311,7 @@ async fn what_changes_while_the_server_is_dialled_is_not_missed() {
         };
         let (behaviour, _ended) = endless();
         let mut world = Setup::plain(behaviour).bound("token", VALUE, bound).start();
-        *world.server().meanwhile.lock().unwrap() = Some(narrow(&world));
+        *world.server().meanwhile.lock() = Some(narrow(&world));
         let (response, _) = world.get("/", &[]).await;
         assert_eq!(response.status(), StatusCode::FORBIDDEN);
         assert_eq!(world.denials().len(), 1);
