@@ -254,7 +254,7 @@ async fn to_port(
     match extras.private_ports {
         true => visit.admit_caller(&target.caller)?,
         // Anybody may come, and nobody of them takes the project's places.
-        false => visit.welcome(target.caller.project(), &target.id),
+        false => visit.welcome(target.caller.project(), &target.id)?,
     }
     target.wake(app).await?;
     let connecting = app.sandboxes.connect(&target.caller, &target.id, port);

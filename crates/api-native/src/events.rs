@@ -1,15 +1,16 @@
 //! The ledger as it grows, as server-sent events.
 //!
 //! What must hold: an event has the number of its fact as its id, so whoever comes back with the last one that was seen
-//! misses nothing and gets nothing twice. Nothing is kept for a reader: what was not sent yet stands in the ledger, and is
-//! read when the reader takes it. However fast the ledger grows, a reader causes few queries, each of a bounded size.
+//! misses nothing and gets nothing twice. A reader pays for what was read ahead for it, and for being there: all else that
+//! it has not taken yet stands in the ledger. However fast the ledger grows, a reader causes few queries, each of a bounded size.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use atoll_front::Permit;
 use atoll_identity::Caller;
 use atoll_sandboxes::FactView;
-use atoll_types::{Code, SandboxId};
+use atoll_types::{Code, Fault, SandboxId};
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
@@ -23,12 +24,15 @@ use utoipa_axum::routes;
 
 use crate::error::{Answer, ErrorDetail, Failure};
 use crate::exec::{event, sse};
-use crate::extract::{Args, As};
+use crate::extract::{Args, As, Paying};
 use crate::ledger::FactItem;
 use crate::{App, named};
 
 /// How many facts are read at a time.
-const PAGE: usize = 500;
+const PAGE: usize = 100;
+/// What a reader takes by being there, and a fact beside its text.
+const READER_BYTES: u64 = 16 * 1024;
+const FACT_BYTES: u64 = 256;
 /// How soon, at the earliest, a reader looks again: what happens meanwhile is read at once.
 const PACE: Duration = Duration::from_millis(50);
 /// More names are not needed to choose.
@@ -65,6 +69,7 @@ pub(crate) async fn project_events(
     State(app): State<App>,
     As(caller): As,
     Args(query): Args<EventsQuery>,
+    Paying(visit): Paying,
     headers: HeaderMap,
 ) -> Answer<Response> {
     let wanted = Wanted::new(query.kinds.as_deref())?;
@@ -86,6 +91,8 @@ pub(crate) async fn project_events(
         Some(text) => Some(named::sandbox(&app, &caller, text, Code::InvalidQuery).await?),
         None => None,
     };
+    let mut permit = visit.permit()?;
+    permit.grow(READER_BYTES)?;
     let reader = Reader {
         growth: app.sandboxes.ledger_growth(),
         app,
@@ -94,6 +101,7 @@ pub(crate) async fn project_events(
         wanted,
         after,
         read: VecDeque::new(),
+        permit,
     };
     Ok(sse(reader.events()))
 }
@@ -135,6 +143,8 @@ struct Reader {
     /// Everything up to this number was read.
     after: i64,
     read: VecDeque<FactView>,
+    /// For itself and what was read.
+    permit: Permit,
 }
 
 impl Reader {
@@ -152,11 +162,20 @@ impl Reader {
         })
     }
 
+    /// Pays for what it holds now.
+    fn settle(&mut self) -> Result<(), Fault> {
+        let facts = self.read.iter().map(|fact| fact.data.len() as u64 + FACT_BYTES);
+        self.permit.set(READER_BYTES + facts.sum::<u64>())
+    }
+
     /// The next fact that is wanted; `None` when the server stops.
     async fn next(&mut self) -> Option<Result<FactView, ErrorDetail>> {
         loop {
             if let Some(fact) = self.read.pop_front() {
                 return Some(Ok(fact));
+            }
+            if let Err(fault) = self.settle() {
+                return Some(Err(ErrorDetail::new(&fault, None)));
             }
             // Seen before the read, so that what comes in between is not missed.
             let newest = *self.growth.borrow_and_update();
@@ -178,6 +197,9 @@ impl Reader {
                     self.after = next.unwrap_or(newest.max(last));
                     let wanted = page.into_iter().filter(|fact| self.wanted.includes(&fact.kind));
                     self.read.extend(wanted);
+                    if let Err(fault) = self.settle() {
+                        return Some(Err(ErrorDetail::new(&fault, None)));
+                    }
                 }
                 Err(fault) => return Some(Err(ErrorDetail::new(&fault, None))),
             }

@@ -2,7 +2,7 @@
 //!
 //! The key is looked at before a message is read, so that strangers cannot make the server read any; from then on what is
 //! read is paid for by the key's project: what comes, what it becomes ([`crate::weighed`]) until the method has answered, and
-//! the answer until it is written. What a method
+//! the answer until it is written. Heads are nobody's, so nothing of one is kept but what is read ([`slim`]). What a method
 //! then does is confined by [`Caller::check`]: a namespace of another project does not exist for it. Health tells strangers
 //! that the server is up, and nothing else.
 
@@ -25,7 +25,7 @@ use http_body::{Body as _, Frame};
 use http_body_util::{BodyExt as _, BodyStream, StreamBody};
 use tokio_stream::StreamExt as _;
 use tonic::body::Body;
-use tonic::codegen::http::{HeaderMap, Request, Response};
+use tonic::codegen::http::{HeaderMap, HeaderValue, Request, Response};
 use tonic::{Status, async_trait};
 use tower_layer::Layer;
 use tower_service::Service;
@@ -115,6 +115,9 @@ impl Caller {
         }
     }
 }
+
+/// The service that answers without a key: it asks nothing and tells nothing of anybody.
+const HEALTH: &str = "/grpc.health.v1.Health/";
 
 tokio::task_local! {
     /// The request that is being answered, for whoever decodes its message.
@@ -231,13 +234,11 @@ where
         );
         let answered = async move {
             let place = request.extensions().get::<Place>().cloned();
+            let health = request.uri().path().starts_with(HEALTH);
             let visit = front.visit(place.as_ref().map(|place| place.line.clone()));
             let caller = match &access {
                 Access::Open => Ok(Caller::Anyone),
-                // Asks nothing and tells nothing of anybody, so it does not matter who calls it.
-                Access::WithKey(_) if request.uri().path().starts_with("/grpc.health.v1.Health/") => {
-                    Ok(Caller::of_project("", ""))
-                }
+                Access::WithKey(_) if health => Ok(Caller::of_project("", "")),
                 Access::WithKey(keys) => {
                     let action = action(request.uri().path());
                     admit(keys.as_ref(), &visit, request.headers(), action).await
@@ -247,14 +248,24 @@ where
                 Ok(caller) => {
                     // So that whoever looks for what is slow learns whose it is.
                     tracing::Span::current().record("project", caller.project());
-                    let mut request = match received(&front, &visit, &caller, request) {
+                    let mut request = match received(&front, &visit, &caller, slim(request)) {
                         Ok(request) => request,
                         Err(status) => return Ok(status.into_http()),
                     };
                     let rights = caller.rights();
                     request.extensions_mut().insert(caller);
                     let answering = VISIT.scope(visit.clone(), inner.call(request));
-                    let answered = atoll_workflows::acting_with(rights, answering).await;
+                    let answering = atoll_workflows::acting_with(rights, answering);
+                    let answered = match health {
+                        false => answering.await,
+                        // There is nothing to wait for but the caller's own message, of a few bytes.
+                        true => match tokio::time::timeout(front.patience.body, answering).await {
+                            Ok(answered) => answered,
+                            Err(_) => {
+                                return Ok(Status::deadline_exceeded("the message did not come").into_http());
+                            }
+                        },
+                    };
                     visit.answered();
                     answered.map(|response| {
                         let response = settle(&visit, crate::oversize::retell(response));
@@ -266,6 +277,35 @@ where
         };
         Box::pin(answered.instrument(doing))
     }
+}
+
+/// What the services read of a head, and how long such a value may be.
+const READ: [&str; 5] = [
+    "content-type",
+    "te",
+    "grpc-encoding",
+    "grpc-accept-encoding",
+    "grpc-timeout",
+];
+const LONGEST_READ: usize = 256;
+
+/// The same call with a head of its own. A call may wait for minutes, and what h2 has read lies in one piece: a single value
+/// of it that is kept would keep all of it.
+fn slim(request: Request<Body>) -> Request<Body> {
+    let (parts, body) = request.into_parts();
+    let mut slim = Request::new(body);
+    *slim.method_mut() = parts.method;
+    *slim.version_mut() = parts.version;
+    *slim.uri_mut() = parts.uri.path().to_owned().try_into().unwrap_or_default();
+    for name in READ {
+        let value = parts.headers.get(name).map(HeaderValue::as_bytes);
+        let short = value.filter(|value| value.len() <= LONGEST_READ);
+        if let Some(Ok(copy)) = short.map(HeaderValue::from_bytes) {
+            slim.headers_mut().insert(name, copy);
+        }
+    }
+    *slim.extensions_mut() = parts.extensions;
+    slim
 }
 
 /// The request with a body that must keep coming, and that the caller pays for.
@@ -349,6 +389,8 @@ async fn admit(
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use atoll_types::ProjectId;
     use temporalio_protos::temporal::api::taskqueue::v1::TaskQueue;
     use temporalio_protos::temporal::api::workflowservice::v1 as wire;
@@ -477,6 +519,58 @@ mod tests {
         );
         // Whoever only asks for health is nobody, and sees nothing.
         assert_eq!(knock("/grpc.health.v1.Health/Check", None).await.unwrap(), "");
+    }
+
+    #[test]
+    fn nothing_of_a_head_is_kept_but_what_is_read() {
+        let long = "x".repeat(10_000);
+        let encoding = HeaderValue::from_maybe_shared(bytes::Bytes::from("gzip")).unwrap();
+        let read = encoding.as_bytes().as_ptr();
+        let request = Request::builder()
+            .method("POST")
+            .uri(format!("https://host.example{HEALTH}Check?{long}"))
+            .header("authorization", "Bearer right")
+            .header("grpc-encoding", encoding)
+            .header("grpc-timeout", &long)
+            .header("own", &long)
+            .extension(7_u8)
+            .body(Body::empty());
+        let slim = slim(request.unwrap());
+        assert_eq!(
+            (slim.method().as_str(), slim.uri().to_string()),
+            ("POST", format!("{HEALTH}Check"))
+        );
+        assert_eq!(slim.extensions().get(), Some(&7_u8));
+        let kept: Vec<_> = slim.headers().keys().collect();
+        assert_eq!(kept, ["grpc-encoding"]);
+        assert_ne!(
+            slim.headers()["grpc-encoding"].as_bytes().as_ptr(),
+            read,
+            "it is a copy"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn health_is_not_waited_for_longer_than_a_message_may_take() {
+        let gate = Gate {
+            access: Access::WithKey(Arc::new(OneKey)),
+            front: Front::new(atoll_front::Limits::for_machine(1 << 30, 1000)),
+        };
+        let mut gate = gate.layer(crate::HealthServer::new(crate::health::Service));
+        // A message of 4,000 bytes, one every second: it never falls silent.
+        let announced = std::iter::once(&[0, 0, 0, 0x0f, 0xa0][..]);
+        let bytes = announced.chain(std::iter::repeat(&[0][..]));
+        let dribble = tokio_stream::iter(bytes).then(async |bytes| {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            Ok::<_, Status>(Frame::data(bytes::Bytes::from_static(bytes)))
+        });
+        let request = Request::builder()
+            .method("POST")
+            .uri(format!("{HEALTH}Check"))
+            .header("content-type", "application/grpc")
+            .body(Body::new(StreamBody::new(Box::pin(dribble))));
+        let response = gate.call(request.unwrap()).await.unwrap();
+        assert_eq!(response.headers()["grpc-status"], "4");
     }
 
     /// Asks a method with the key of a worker, which is for workflows alone. The gRPC code.

@@ -69,8 +69,8 @@ const MAX_ANSWER: usize = 64 * 1024 * 1024;
 const MAX_HEALTH: usize = 4 * 1024;
 /// Calls on one connection at a time. A worker waits for tasks with many.
 const MAX_CALLS: u32 = 1024;
-/// The largest head of a call.
-const MAX_HEAD: u32 = 64 * 1024;
+/// The largest head of a call. Strangers send heads, too, and h2 may keep one for as long as its table of names refers to it.
+const MAX_HEAD: u32 = 16 * 1024;
 /// How often a silent peer is asked whether it is there, and how long it may take to say so.
 const PING: Duration = Duration::from_secs(60);
 const PONG: Duration = Duration::from_secs(20);

@@ -121,6 +121,6 @@ impl Front {
 
     /// One request that came by a connection, or from inside this process (`None`).
     pub fn visit(&self, line: Option<Line>) -> Visit {
-        Visit::new(self.clone(), line)
+        Visit::new(self.clone(), line, 0)
     }
 }

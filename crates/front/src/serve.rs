@@ -37,6 +37,7 @@ use tracing::Instrument as _;
 use crate::apis::{Api, Apis};
 use crate::body::Awaited;
 use crate::unread::{Unread, Watched};
+use crate::visit::head_bytes;
 use crate::{Front, Guarded, Limits, Line, Peer, Visit, connections};
 
 /// The largest head of a request.
@@ -204,7 +205,7 @@ struct Connected {
 
 impl Connected {
     async fn answer(self, request: Request<Incoming>) -> Result<Response<Answer>, Infallible> {
-        let visit = self.front.visit(Some(self.line));
+        let visit = Visit::new(self.front.clone(), Some(self.line), head_bytes(&request));
         let silence = self.front.patience.stream;
         let mut request = request.map(|body| Body::new(Awaited::new(body, silence)));
         let extensions = request.extensions_mut();

@@ -6,13 +6,24 @@ use std::sync::{Arc, OnceLock};
 
 use atoll_identity::Caller;
 use atoll_types::{Fault, KeyId, ProjectId, SandboxId};
-use http::Extensions;
+use http::{Extensions, Request};
 use http_body::Body;
 
 use crate::body::{self, Held, Metered, Refused, Upload};
 use crate::connections::Line;
 use crate::memory::{Account, Permit};
 use crate::{Front, Patience};
+
+/// What the head of any request may take; more is paid for.
+const USUAL_HEAD: u64 = 4 * 1024;
+
+/// What the head of a request takes, about.
+pub(crate) fn head_bytes<B>(request: &Request<B>) -> u64 {
+    let headers = request.headers().iter();
+    let headers = headers.map(|(name, value)| name.as_str().len() + value.len() + 32);
+    let (path, query) = (request.uri().path(), request.uri().query().unwrap_or_default());
+    (headers.sum::<usize>() + path.len() + query.len()) as u64
+}
 
 /// In the extensions of every request. Nobody outside can put one there; without one no body is read.
 #[derive(Debug, Clone)]
@@ -23,13 +34,16 @@ struct Inner {
     front: Front,
     line: Option<Line>,
     account: OnceLock<Account>,
+    /// What its head takes beyond [`USUAL_HEAD`], and the permit for it: parts of it live as long as the request does.
+    head: u64,
+    head_permit: OnceLock<Permit>,
     kept: Mutex<Vec<Permit>>,
     /// The keys and sessions that it was admitted with.
     used: Mutex<Vec<String>>,
 }
 
 impl Visit {
-    pub(crate) fn new(front: Front, line: Option<Line>) -> Self {
+    pub(crate) fn new(front: Front, line: Option<Line>, head: u64) -> Self {
         if let Some(line) = &line {
             line.request_begins();
         }
@@ -37,6 +51,8 @@ impl Visit {
             front,
             line,
             account: OnceLock::new(),
+            head: head.saturating_sub(USUAL_HEAD),
+            head_permit: OnceLock::new(),
             kept: Mutex::default(),
             used: Mutex::default(),
         }))
@@ -53,9 +69,19 @@ impl Visit {
         if let Some(line) = &self.0.line {
             line.known(project, sandbox)?;
         }
-        self.0
-            .account
-            .get_or_init(|| self.0.front.memory.account(project, sandbox));
+        self.pays(project, sandbox)
+    }
+
+    /// Also for the head, which is there already.
+    fn pays(&self, project: &ProjectId, sandbox: Option<&SandboxId>) -> Result<(), Fault> {
+        let account = || self.0.front.memory.account(project, sandbox);
+        let account = self.0.account.get_or_init(account);
+        if self.0.head > 0 && self.0.head_permit.get().is_none() {
+            let mut permit = account.open();
+            permit.grow(self.0.head)?;
+            // Whoever was admitted by somebody else meanwhile has paid.
+            let _ = self.0.head_permit.set(permit);
+        }
         Ok(())
     }
 
@@ -77,13 +103,11 @@ impl Visit {
 
     /// For somebody who showed nothing, where a sandbox is open to everybody: its project pays for what is held, and the
     /// connection stays a stranger's.
-    pub fn welcome(&self, project: &ProjectId, sandbox: &SandboxId) {
+    pub fn welcome(&self, project: &ProjectId, sandbox: &SandboxId) -> Result<(), Fault> {
         if let Some(line) = &self.0.line {
             line.visits(sandbox);
         }
-        self.0
-            .account
-            .get_or_init(|| self.0.front.memory.account(project, Some(sandbox)));
+        self.pays(project, Some(sandbox))
     }
 
     /// The sandbox by whose cable the request came.
@@ -134,6 +158,8 @@ impl Visit {
             front: self.0.front.clone(),
             line: None,
             account,
+            head: 0,
+            head_permit: OnceLock::new(),
             kept: Mutex::default(),
             used: Mutex::default(),
         }))
@@ -192,6 +218,35 @@ mod tests {
         visit.keep(held.into_permit());
         assert!(front.memory.held() > 0);
         visit.answered();
+        assert_eq!(front.memory.held(), 0);
+    }
+
+    #[test]
+    fn a_large_head_is_paid_for_as_long_as_its_request_is_there() {
+        const HEAD: u64 = 60_000;
+        let front = Front::new(Limits::for_machine(1 << 30, 1000));
+        let request = Request::get("/?x").header("large", "x".repeat(60_000)).body(());
+        let head = head_bytes(&request.unwrap());
+        assert!(head > HEAD);
+        let project = ProjectId::from_entropy([1; 20]);
+        let small = Visit::new(front.clone(), None, USUAL_HEAD);
+        small.admit(&project, None).unwrap();
+        assert_eq!(front.memory.held(), 0);
+        let large = Visit::new(front.clone(), None, head);
+        assert_eq!(front.memory.held(), 0, "nobody is known to pay");
+        large.admit(&project, None).unwrap();
+        large.admit(&project, None).unwrap();
+        large.answered();
+        assert_eq!(front.memory.held(), head - USUAL_HEAD);
+        let mut refused = None;
+        let many: Vec<_> = (0..10_000)
+            .map(|_| Visit::new(front.clone(), None, head))
+            .collect();
+        for visit in &many {
+            refused = visit.admit(&project, None).err().or(refused);
+        }
+        assert_eq!(refused.unwrap().code, atoll_types::Code::TooMuchBuffered);
+        drop((large, many));
         assert_eq!(front.memory.held(), 0);
     }
 }

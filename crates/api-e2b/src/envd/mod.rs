@@ -49,8 +49,7 @@ impl Call {
         let (caller, sandbox) = (&self.target.caller, &self.target.id);
         // Nobody shows anything there, so whoever comes is a stranger.
         if is_open(&self.target) {
-            self.visit.welcome(caller.project(), sandbox);
-            return Ok(());
+            return Ok(self.visit.welcome(caller.project(), sandbox)?);
         }
         Ok(self.visit.admit_caller(caller)?)
     }

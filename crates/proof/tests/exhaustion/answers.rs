@@ -166,6 +166,29 @@ pub(crate) async fn listings_that_nobody_reads_are_paid_for(server: &Server) {
     neighbour.kill().await;
 }
 
+/// Many readers of events at once, who do not read.
+pub(crate) async fn readers_of_events_pay_for_what_was_read_for_them(server: &Server) {
+    const READERS: u64 = 50;
+    const OF_ONE: u64 = 16 * 1024;
+    let before = server.memory();
+    let request = format!(
+        "GET /v1/events?after=0 HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\n\r\n",
+        server.client().key().unwrap(),
+    );
+    let mut readers = Vec::new();
+    for _ in 0..READERS {
+        let mut tcp = TcpStream::connect(server.client().authority()).await.unwrap();
+        tcp.write_all(request.as_bytes()).await.unwrap();
+        readers.push(tcp);
+    }
+    for tcp in &readers {
+        tcp.readable().await.unwrap();
+    }
+    assert!(gauge(server, "atoll_buffered_bytes ").await >= READERS * OF_ONE);
+    drop(readers);
+    assert_nothing_held(server, before).await;
+}
+
 /// By E2B's agent: processes with long names, long lists of arguments, and watchers that nobody asks.
 pub(crate) async fn what_is_kept_for_a_sandbox_is_bounded(server: &Server) {
     let neighbour = neighbour(server).await;

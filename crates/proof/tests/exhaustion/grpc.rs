@@ -73,6 +73,16 @@ pub(crate) fn call(stream: u32, path: &str, authorization: Option<&str>, message
     call
 }
 
+/// The beginning of a call with as large a head as is taken, which nobody reads.
+pub(crate) fn with_large_head(stream: u32, path: &str, message: &[u8]) -> Vec<u8> {
+    let value = "x".repeat(100);
+    let names: Vec<String> = (0..100).map(|n| format!("own-{n:016}")).collect();
+    let more: Vec<_> = names.iter().map(|name| (name.as_str(), value.as_str())).collect();
+    let mut call = begin(stream, path, None, &more);
+    call.extend(frame(0, 0, stream, message));
+    call
+}
+
 fn begin(stream: u32, path: &str, authorization: Option<&str>, more: &[(&str, &str)]) -> Vec<u8> {
     let mut head = Vec::new();
     let usual = [

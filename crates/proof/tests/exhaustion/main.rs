@@ -21,7 +21,8 @@ use tokio::net::TcpStream;
 
 use answers::{
     answers_that_nobody_reads_are_paid_for, listings_that_nobody_reads_are_paid_for,
-    short_messages_that_stand_for_much_are_not_decoded, what_is_kept_for_a_sandbox_is_bounded,
+    readers_of_events_pay_for_what_was_read_for_them, short_messages_that_stand_for_much_are_not_decoded,
+    what_is_kept_for_a_sandbox_is_bounded,
 };
 use raw::{ATTACKS, Attack, Outcome, attack, until_closed};
 
@@ -32,6 +33,7 @@ on_every_tier!(
     short_messages_that_stand_for_much_are_not_decoded,
     answers_that_nobody_reads_are_paid_for,
     listings_that_nobody_reads_are_paid_for,
+    readers_of_events_pay_for_what_was_read_for_them,
     what_is_kept_for_a_sandbox_is_bounded,
     connections_do_not_run_out,
     large_calls_of_models_stay_within_limits,
@@ -260,6 +262,19 @@ async fn the_calls_of_workflows_are_not_exhausted(server: &Server) {
         }
         for tcp in &mut crowd {
             grpc::until_answered(tcp, 1, "a call of a crowd").await;
+        }
+        // Large heads of calls that need no key, and wait for the rest of a message of 4,000 bytes: 190 MB of them.
+        let mut crowd = Vec::new();
+        for _ in 0..16 {
+            let mut tcp = grpc::connect(&authority).await;
+            for call in 0..1000 {
+                let begun = grpc::with_large_head(2 * call + 1, health, &[0, 0, 0, 0x0f, 0xa0, 0]);
+                tcp.write_all(&begun).await.unwrap();
+            }
+            crowd.push(tcp);
+        }
+        for tcp in &mut crowd {
+            grpc::until_answered(tcp, 1999, "a call with a large head").await;
         }
         // Calls that are taken back at once, until we are told to go.
         let mut tcp = grpc::connect(&authority).await;
