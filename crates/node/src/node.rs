@@ -180,8 +180,8 @@ pub trait SavedState {
     /// Lets go of what was captured.
     fn release(&self, captured: &SnapshotId);
 
-    /// The same bytes under another id; nothing is copied.
-    async fn copy_saved(&self, from: &SnapshotId, to: &SnapshotId) -> Result<(), Fault>;
+    /// The same bytes under another id; only the list of them is copied.
+    async fn copy_saved(&self, from: &SnapshotId, to: &SnapshotId) -> Result<SavedBytes, Fault>;
 
     /// Removes what was saved, if it is there. Its space comes back with a collection.
     async fn forget(&self, snapshot: &SnapshotId) -> Result<(), Fault>;

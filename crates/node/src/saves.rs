@@ -92,9 +92,13 @@ impl SavedState for LocalNode {
         self.captured().remove(captured);
     }
 
-    async fn copy_saved(&self, from: &SnapshotId, to: &SnapshotId) -> Result<(), Fault> {
+    async fn copy_saved(&self, from: &SnapshotId, to: &SnapshotId) -> Result<SavedBytes, Fault> {
         let (from, to) = (from.to_string(), to.to_string());
-        self.on_vault(move |vault| vault.copy(&from, &to)).await.map(drop)
+        let saved = self.on_vault(move |vault| vault.copy(&from, &to)).await?;
+        Ok(SavedBytes {
+            total_bytes: saved.total_bytes,
+            stored_bytes: saved.stored_bytes,
+        })
     }
 
     async fn forget(&self, snapshot: &SnapshotId) -> Result<(), Fault> {

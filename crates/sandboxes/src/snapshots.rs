@@ -187,12 +187,12 @@ impl Sandboxes {
             .await
             .map_err(|e| from_store(&e))?;
         let saved = found.ok_or_else(|| no_snapshot(from.as_str()))?;
-        self.node().copy_saved(from, to).await?;
+        let copied = self.node().copy_saved(from, to).await?;
         Ok(SnapshotRow {
             id: to.clone(),
             name,
             owner: SnapshotOwner::User,
-            stored_bytes: 0,
+            stored_bytes: copied.stored_bytes,
             created_at: self.now(),
             ..saved
         })
