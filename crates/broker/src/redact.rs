@@ -60,6 +60,10 @@ impl Needle {
         let mut forms = vec![Zeroizing::new(value.to_vec())];
         forms.push(Zeroizing::new(percent_encode(value, b"0123456789ABCDEF")));
         forms.push(Zeroizing::new(percent_encode(value, b"0123456789abcdef")));
+        forms.push(Zeroizing::new(hex::encode(value).into_bytes()));
+        forms.push(Zeroizing::new(hex::encode_upper(value).into_bytes()));
+        forms.push(every_byte(value, b"0123456789ABCDEF"));
+        forms.push(every_byte(value, b"0123456789abcdef"));
         if let Some(json) = json_form(value) {
             forms.push(json);
         }
@@ -275,6 +279,18 @@ pub(crate) fn percent_encode(value: &[u8], digits: &[u8; 16]) -> Vec<u8> {
     out
 }
 
+/// Every byte, as some encoders do.
+fn every_byte(value: &[u8], digits: &[u8; 16]) -> Zeroizing<Vec<u8>> {
+    let encoded = value.iter().flat_map(|byte| {
+        [
+            b'%',
+            digits[usize::from(byte >> 4)],
+            digits[usize::from(byte & 15)],
+        ]
+    });
+    Zeroizing::new(encoded.collect())
+}
+
 fn json_form(value: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
     let quoted = Zeroizing::new(serde_json::to_string(std::str::from_utf8(value).ok()?).ok()?);
     let inner = quoted.strip_prefix('"')?.strip_suffix('"')?;
@@ -315,6 +331,10 @@ mod tests {
             "s3cr3t%2F%22value%22%2Bx".to_owned(),
             "s3cr3t%2f%22value%22%2bx".to_owned(),
             r#"s3cr3t/\"value\"+x"#.to_owned(),
+            hex::encode(value),
+            hex::encode_upper(value),
+            value.bytes().map(|byte| format!("%{byte:02X}")).collect(),
+            value.bytes().map(|byte| format!("%{byte:02x}")).collect(),
         ] {
             let text = format!("before {form} after {form}");
             let out = through(&mut redactor.clone().scanner(), &[text.as_bytes()]);

@@ -14,7 +14,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::io::AsyncWriteExt as _;
 
 use crate::faults::from_store;
-use crate::{Artifact, ByteStream, Caller, Page, Sandboxes, SaveArtifact, entropy};
+use crate::{Artifact, ByteStream, Caller, Page, Sandboxes, SaveArtifact, UploadRoom, entropy};
 
 impl Sandboxes {
     /// Keeps a file, or a directory as a tar stream, under a name. An older artifact of that name stays, by its id.
@@ -25,7 +25,8 @@ impl Sandboxes {
         request: SaveArtifact,
     ) -> Result<Artifact, Fault> {
         check_name(&request.name)?;
-        self.check_storage(caller.project()).await?;
+        // Until its row is there, which counts from then on.
+        let room = self.upload_room(caller.project()).await?;
         let retention = request
             .retention_millis
             .or(self.settings().artifact_retention_millis);
@@ -46,7 +47,7 @@ impl Sandboxes {
                 ));
             }
         };
-        let (temporary, digest, size) = self.receive(body).await?;
+        let (temporary, digest, size) = self.receive(body, &room).await?;
         let now = self.now();
         let row = ArtifactRow {
             id: entropy::id(),
@@ -193,7 +194,11 @@ impl Sandboxes {
     }
 
     /// Writes a stream to a temporary file, synced; returns its path, digest and size.
-    async fn receive(&self, mut body: ByteStream) -> Result<(Temporary, String, u64), Fault> {
+    async fn receive(
+        &self,
+        mut body: ByteStream,
+        room: &UploadRoom,
+    ) -> Result<(Temporary, String, u64), Fault> {
         let path = self
             .artifact_dir()
             .join(format!("tmp-{}", entropy::id::<ArtifactId>().bare()));
@@ -215,6 +220,7 @@ impl Sandboxes {
                     ),
                 ));
             }
+            room.take(bytes.len() as u64)?;
             hasher.update(&bytes);
             file.write_all(&bytes)
                 .await

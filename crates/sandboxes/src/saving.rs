@@ -181,6 +181,9 @@ impl Sandboxes {
             kind,
             files_apart: subject.spec.fallback_to_files,
         };
+        let _room = self
+            .room_for_save(&subject.project, subject.isolation, instance)
+            .await?;
         let saved = self.node().save(save).await?;
         Ok(SnapshotRow {
             id: snapshot.clone(),

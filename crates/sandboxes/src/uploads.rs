@@ -1,12 +1,15 @@
-//! What is on its way: uploads lie in scratch until they are what they were sent for, or for as long as they are kept there, and
-//! count as their project's storage meanwhile.
+//! What is on its way to a project's storage, and counts as stored meanwhile: uploads, which lie in scratch until they are
+//! what they were sent for, or for as long as they are kept there; artifacts, volumes and saves that are being made.
+//!
+//! What must hold: however many at once, a project stores no more than it may, but for one save: nobody knows before how much of
+//! a sandbox is new, so one that begins below the limit may end above it.
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use atoll_types::{Code, Fault, ProjectId, format_bytes};
+use atoll_types::{Code, Fault, InstanceId, Isolation, ProjectId, format_bytes};
 
 use crate::Sandboxes;
 use crate::faults::from_store;
@@ -56,25 +59,40 @@ impl UploadRoom {
     pub fn take(&self, bytes: u64) -> Result<(), Fault> {
         let on_the_way = self.uploads.add(&self.project, bytes);
         self.taken.fetch_add(bytes, Ordering::Relaxed);
-        let Some((stored, limit)) = self.quota else {
-            return Ok(());
-        };
-        if stored.saturating_add(on_the_way) <= limit {
-            return Ok(());
+        match self.quota {
+            Some((stored, limit)) if stored.saturating_add(on_the_way) > limit => {
+                Err(Self::refused(stored, on_the_way, limit))
+            }
+            _ => Ok(()),
         }
-        Err(Fault::new(
+    }
+
+    /// For a save of about so many bytes, which is refused if nothing fits any more beside what else is on its way.
+    fn take_for_save(&self, bytes: u64) -> Result<(), Fault> {
+        let on_the_way = self.uploads.add(&self.project, bytes);
+        self.taken.fetch_add(bytes, Ordering::Relaxed);
+        match self.quota {
+            Some((stored, limit)) if stored.saturating_add(on_the_way - bytes) >= limit => {
+                Err(Self::refused(stored, on_the_way, limit))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn refused(stored: u64, on_the_way: u64, limit: u64) -> Fault {
+        Fault::new(
             Code::StorageQuotaExceeded,
             format!(
-                "the project uses {} of its {} of storage, and its uploads would need {} more",
+                "the project uses {} of its {} of storage, and what is on its way would need {} more",
                 format_bytes(stored),
                 format_bytes(limit),
                 format_bytes(on_the_way)
             ),
         )
         .hint(
-            "delete snapshots, paused sandboxes, volumes or artifacts, upload less at once, or have the operator raise the \
+            "delete snapshots, paused sandboxes, volumes or artifacts, store less at once, or have the operator raise the \
              quota",
-        ))
+        )
     }
 }
 
@@ -85,6 +103,21 @@ impl Drop for UploadRoom {
 }
 
 impl Sandboxes {
+    /// Room for a save of an instance: as much as it has in memory and files now.
+    pub(crate) async fn room_for_save(
+        &self,
+        project: &ProjectId,
+        isolation: Isolation,
+        instance: &InstanceId,
+    ) -> Result<UploadRoom, Fault> {
+        let room = self.upload_room(project).await?;
+        if room.quota.is_some() {
+            let usage = self.node().usage(isolation, instance).await?;
+            room.take_for_save(usage.memory_bytes.saturating_add(usage.disk_bytes.unwrap_or(0)))?;
+        }
+        Ok(room)
+    }
+
     /// Begins an upload of a project: refused where nothing fits any more.
     pub async fn upload_room(&self, project: &ProjectId) -> Result<UploadRoom, Fault> {
         let quota = match self.settings().max_storage_per_project {
@@ -130,6 +163,13 @@ mod tests {
         assert_eq!(uploads.of(&ProjectId::from_entropy([1; 20])), 31);
         drop(other);
         assert!(uploads.0.lock().is_empty());
+        // A save that is larger than what is left may begin, and no second one beside it.
+        let (one, other) = (room(1, 30), room(1, 30));
+        one.take_for_save(1000).unwrap();
+        other.take_for_save(1).unwrap_err();
+        drop((one, other));
+        room(1, 99).take_for_save(1).unwrap();
+        room(1, 100).take_for_save(0).unwrap_err();
         let mut unlimited = room(3, 0);
         unlimited.quota = None;
         unlimited.take(u64::MAX).unwrap();

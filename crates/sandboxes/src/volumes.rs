@@ -92,7 +92,9 @@ impl Sandboxes {
         image: Option<TempPath>,
     ) -> Result<Volume, Fault> {
         check_name(&name)?;
-        self.check_storage(caller.project()).await?;
+        // Until its row is there, which counts from then on.
+        let room = self.upload_room(caller.project()).await?;
+        room.take(limit_bytes)?;
         let row = VolumeRow {
             id: entropy::id(),
             project: caller.project().clone(),
@@ -115,6 +117,7 @@ impl Sandboxes {
             .insert_volume(row.clone(), vec![fact])
             .await
             .map_err(|e| store_fault(&e))?;
+        drop(room);
         let service = self.clone();
         let id = row.id.clone();
         // To its end, whoever hangs up.

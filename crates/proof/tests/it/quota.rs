@@ -118,3 +118,51 @@ mod at_once {
         other.assert_works().await;
     }
 }
+
+mod together {
+    use atoll_proof::{Answer, Server, json, on_every_tier};
+
+    on_every_tier!(with atoll_proof::Options::default().config("max_storage = \"40M\"");
+        what_is_stored_at_once_counts_together,
+    );
+
+    /// Files with holes cost a sandbox nothing, and volumes are filled later: they count before they are there.
+    async fn what_is_stored_at_once_counts_together(server: &Server) {
+        let sandbox = server.sandbox().await;
+        let refused = |answer: Answer| answer.refused(429, "storage_quota_exceeded");
+        sandbox
+            .sh("truncate -s 25M /home/user/half; truncate -s 41M /home/user/more")
+            .await
+            .ok();
+        let artifact = |name: &str, path: &str| json!({"name": name, "path": path});
+        refused(
+            sandbox
+                .ask("/artifacts", artifact("more", "/home/user/more"))
+                .await,
+        );
+        let half = || sandbox.ask("/artifacts", artifact("half", "/home/user/half"));
+        let both = futures_util::future::join_all([half(), half(), half()]).await;
+        let kept = both.iter().filter(|answer| answer.status == 201).count();
+        // By chance they come one after the other, and equal contents are kept once; then none has room beside the first.
+        assert!(kept <= 1, "{kept} of three");
+        let left = std::fs::read_dir(server.data().join("artifacts"))
+            .expect("a directory")
+            .count();
+        assert!(left <= kept, "{left} files for {kept}");
+        if kept == 1 {
+            server.client().delete("/v1/artifacts/half").await.expect(204);
+        }
+        let volume = async |name: &str, bytes: u64| {
+            server
+                .client()
+                .post("/v1/volumes", &json!({"name": name, "size_bytes": bytes}))
+                .await
+        };
+        refused(volume("v", 41 << 20).await);
+        volume("v", 30 << 20).await.expect(201);
+        refused(half().await);
+        refused(volume("w", 30 << 20).await);
+        server.client().delete("/v1/volumes/v").await.expect(204);
+        half().await.expect(201);
+    }
+}

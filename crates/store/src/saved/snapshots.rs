@@ -43,12 +43,12 @@ pub struct SnapshotRow {
     pub created_at: Timestamp,
 }
 
-/// What a project has on the host's disks.
+/// What a project has on the host's disks, or was promised.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ProjectStorage {
     /// Of every owner: a paused sandbox, too, takes room.
     pub snapshots_bytes: u64,
-    /// As last measured.
+    /// What they may grow to: guests fill them without asking.
     pub volumes_bytes: u64,
     /// Equal contents count once.
     pub artifacts_bytes: u64,

@@ -223,7 +223,7 @@ impl SnapshotStore for Saved {
                         "SELECT coalesce(sum(stored_bytes), 0) AS bytes FROM snapshots WHERE project = ?1",
                     )?,
                     volumes_bytes: sum(
-                        "SELECT coalesce(sum(used_bytes), 0) AS bytes FROM volumes WHERE project = ?1",
+                        "SELECT coalesce(sum(limit_bytes), 0) AS bytes FROM volumes WHERE project = ?1",
                     )?,
                     artifacts_bytes: sum("SELECT coalesce(sum(size), 0) AS bytes
                      FROM (SELECT DISTINCT digest, size FROM artifacts WHERE project = ?1)")?,
