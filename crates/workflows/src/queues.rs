@@ -6,6 +6,7 @@
 //! What must hold:
 //! - A task is handed to a poll that somebody still listens to, or it stays.
 //! - A poll that waits costs nothing. What a slow queue hands out is timed for the queue, once, and not for each poll.
+//! - A namespace waits for no other one, and has no more queues than it has tasks and polls, but for some that were asked for lately.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
@@ -24,6 +25,8 @@ const STICKY_GONE: Duration = Duration::from_secs(10);
 const POLLER_SHOWN: Duration = Duration::from_secs(300);
 /// How many workers of a queue are listed.
 const MOST_POLLERS: usize = 1_000;
+/// How many queues of a namespace are remembered on which nothing is and for which nobody waits: anybody may name any number.
+const MOST_REMEMBERED: usize = 2_000;
 /// How many workers of a project are remembered to have stopped. One that is not waits for its last poll to end by itself.
 pub(crate) const MOST_STOPPED: usize = 2_000;
 /// How many polls of a project may wait.
@@ -87,6 +90,10 @@ impl Queue {
             self.waiting.retain(|waiting| !waiting.give.is_closed());
             self.look_at = self.waiting.len() * 2;
         }
+    }
+
+    fn is_used(&self) -> bool {
+        !self.tasks.is_empty() || self.is_heard()
     }
 
     fn is_heard(&self) -> bool {
@@ -170,9 +177,53 @@ pub(crate) struct Asking {
     pub(crate) rate: Option<f64>,
 }
 
+/// The queues of one namespace.
+#[derive(Debug, Default)]
+struct Lines {
+    queues: HashMap<(String, Kind), Queue>,
+    /// They are looked through when they are more than this.
+    look_at: usize,
+}
+
+impl Lines {
+    fn get(&mut self, key: &QueueKey) -> Option<&mut Queue> {
+        self.queues.get_mut(&(key.name.clone(), key.kind))
+    }
+
+    fn get_or_make(&mut self, key: &QueueKey) -> &mut Queue {
+        if self.queues.len() > self.look_at.max(MOST_REMEMBERED) {
+            self.forget_unused();
+        }
+        self.queues.entry((key.name.clone(), key.kind)).or_default()
+    }
+
+    /// Forgets half of those that may be remembered, those first that were asked for longest ago.
+    fn forget_unused(&mut self) {
+        let unused = self.queues.iter().filter(|(_, queue)| !queue.is_used());
+        let mut unused: Vec<_> = unused
+            .map(|(name, queue)| (queue.last_poll, name.clone()))
+            .collect();
+        unused.sort_unstable_by_key(|(last_poll, _)| std::cmp::Reverse(*last_poll));
+        for (_, name) in unused.drain(..).skip(MOST_REMEMBERED / 2) {
+            self.queues.remove(&name);
+        }
+        self.look_at = self.queues.len() + MOST_REMEMBERED / 2;
+    }
+
+    /// Forgets what has not been asked for in a long time.
+    fn sweep(&mut self) {
+        self.queues.retain(|_, queue| {
+            queue.waiting.retain(|waiting| !waiting.give.is_closed());
+            queue.is_used() || queue.last_poll.is_some_and(|at| at.elapsed() < POLLER_SHOWN)
+        });
+        self.look_at = 0;
+    }
+}
+
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Queues {
-    all: Arc<Mutex<HashMap<QueueKey, Queue>>>,
+    /// By namespace. Its own lock is taken alone, so that nobody waits here for what is done in another namespace.
+    all: Arc<Mutex<HashMap<String, Arc<Mutex<Lines>>>>>,
     /// Workers that have said that they stop, by namespace and their own name. Some ask once more afterwards, and would wait
     /// for the answer.
     stopped: Arc<Mutex<HashMap<String, HashMap<String, Instant>>>>,
@@ -181,8 +232,18 @@ pub(crate) struct Queues {
 }
 
 impl Queues {
-    fn lock(&self) -> MutexGuard<'_, HashMap<QueueKey, Queue>> {
-        self.all.lock()
+    /// Those of a namespace.
+    fn of(&self, namespace: &str) -> Arc<Mutex<Lines>> {
+        let mut all = self.all.lock();
+        match all.get(namespace) {
+            Some(lines) => Arc::clone(lines),
+            None => Arc::clone(all.entry(namespace.to_owned()).or_default()),
+        }
+    }
+
+    /// The same if there are any.
+    fn known(&self, namespace: &str) -> Option<Arc<Mutex<Lines>>> {
+        self.all.lock().get(namespace).cloned()
     }
 
     pub(crate) fn push(&self, key: &QueueKey, task: Task) {
@@ -195,8 +256,9 @@ impl Queues {
     }
 
     fn put(&self, key: &QueueKey, task: Task, front: bool) {
-        let mut all = self.lock();
-        let queue = all.entry(key.clone()).or_default();
+        let lines = self.of(&key.namespace);
+        let mut lines = lines.lock();
+        let queue = lines.get_or_make(key);
         let task = match queue.rate {
             None => queue.give(task),
             Some(_) => Some(task),
@@ -226,8 +288,11 @@ impl Queues {
             let mut at = Some(at);
             while let Some(next) = at {
                 tokio::time::sleep_until(next.into()).await;
-                let mut all = queues.lock();
-                let Some(queue) = all.get_mut(&key) else { return };
+                let Some(lines) = queues.known(&key.namespace) else {
+                    return;
+                };
+                let mut lines = lines.lock();
+                let Some(queue) = lines.get(&key) else { return };
                 at = queue.hand_out();
                 queue.is_timed = at.is_some();
             }
@@ -273,8 +338,9 @@ impl Queues {
 
     /// Takes a task at once, or a place in the line.
     fn join(&self, key: &QueueKey, asking: &Asking) -> oneshot::Receiver<Option<Task>> {
-        let mut all = self.lock();
-        let queue = all.entry(key.clone()).or_default();
+        let lines = self.of(&key.namespace);
+        let mut lines = lines.lock();
+        let queue = lines.get_or_make(key);
         let now = Instant::now();
         queue.last_poll = Some(now);
         queue.left = false;
@@ -313,8 +379,11 @@ impl Queues {
 
     /// Whether the worker of a sticky queue may be expected to take a task.
     pub(crate) fn is_alive(&self, key: &QueueKey) -> bool {
-        let all = self.lock();
-        let Some(queue) = all.get(key) else {
+        let Some(lines) = self.known(&key.namespace) else {
+            return false;
+        };
+        let mut lines = lines.lock();
+        let Some(queue) = lines.get(key) else {
             return false;
         };
         if queue.left {
@@ -325,8 +394,11 @@ impl Queues {
 
     /// The worker of a sticky queue leaves: its tasks go elsewhere.
     pub(crate) fn leave(&self, key: &QueueKey) -> Vec<Task> {
-        let mut all = self.lock();
-        let Some(queue) = all.get_mut(key) else {
+        let Some(lines) = self.known(&key.namespace) else {
+            return Vec::new();
+        };
+        let mut lines = lines.lock();
+        let Some(queue) = lines.get(key) else {
             return Vec::new();
         };
         queue.left = true;
@@ -367,9 +439,14 @@ impl Queues {
             let workers = stopped.entry(namespace.to_owned()).or_default();
             workers.insert(worker.to_owned(), Instant::now());
         }
-        let mut all = self.lock();
-        let queues = all.iter_mut().filter(|(key, _)| key.namespace == namespace);
-        for (_, queue) in queues {
+        let Some(lines) = self.known(namespace) else {
+            return;
+        };
+        let mut lines = lines.lock();
+        for queue in lines.queues.values_mut() {
+            if queue.waiting.iter().all(|waiting| waiting.worker != worker) {
+                continue;
+            }
             let (leaving, staying): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut queue.waiting)
                 .into_iter()
                 .partition(|waiting| waiting.worker == worker);
@@ -381,8 +458,11 @@ impl Queues {
     }
 
     pub(crate) fn look(&self, key: &QueueKey) -> Sight {
-        let mut all = self.lock();
-        let Some(queue) = all.get_mut(key) else {
+        let Some(lines) = self.known(&key.namespace) else {
+            return Sight::default();
+        };
+        let mut lines = lines.lock();
+        let Some(queue) = lines.get(key) else {
             return Sight::default();
         };
         let now = Instant::now();
@@ -400,18 +480,22 @@ impl Queues {
 
     /// Forgets all of a namespace. Who polls one is answered, with nothing.
     pub(crate) fn forget(&self, namespace: &str) {
-        self.lock().retain(|key, _| key.namespace != namespace);
+        if let Some(lines) = self.all.lock().remove(namespace) {
+            lines.lock().queues.clear();
+        }
         self.stopped().remove(namespace);
     }
 
     /// Forgets queues that nobody uses: sticky ones are made by the thousand.
     pub(crate) fn sweep(&self) {
-        self.lock().retain(|_, queue| {
-            queue.waiting.retain(|waiting| !waiting.give.is_closed());
-            !queue.tasks.is_empty()
-                || !queue.waiting.is_empty()
-                || queue.last_poll.is_some_and(|at| at.elapsed() < POLLER_SHOWN)
-        });
+        let all: Vec<_> = self.all.lock().values().cloned().collect();
+        for lines in all {
+            lines.lock().sweep();
+        }
+        // Whoever is about to make one there holds it.
+        self.all
+            .lock()
+            .retain(|_, lines| Arc::strong_count(lines) > 1 || !lines.lock().queues.is_empty());
     }
 }
 
@@ -516,11 +600,44 @@ mod tests {
             std::future::poll_fn(|context| std::task::Poll::Ready(poll.as_mut().poll(context).is_pending()));
         assert!(waits.await);
         assert_eq!(queues.waiting().get("n"), Some(&1));
-        assert!(!queues.lock()[&key].is_timed);
+        assert!(!queues.of("n").lock().get(&key).unwrap().is_timed);
         // Until some worker asks for more.
         let faster = asking(Some(1_000.0));
         let other = queues.poll(&inside, &key, &faster, Duration::from_millis(1));
         let (first, second) = tokio::join!(poll, other);
         assert!(first.is_some() && second.is_none());
+    }
+
+    #[tokio::test]
+    async fn queues_that_nobody_uses_are_forgotten_and_others_are_not() {
+        let queues = Queues::default();
+        let named = |name: String| QueueKey { name, ..key() };
+        let (inside, asking) = (Hold::of_nobody(), asking(None));
+        queues.push(&named("with a task".to_owned()), task(1));
+        let heard = named("heard".to_owned());
+        let mut poll = std::pin::pin!(queues.poll(&inside, &heard, &asking, Duration::from_secs(60)));
+        std::future::poll_fn(|context| std::task::Poll::Ready(poll.as_mut().poll(context).is_pending()))
+            .await;
+        for number in 0..3 * MOST_REMEMBERED {
+            let key = named(format!("q{number}"));
+            assert!(
+                queues
+                    .poll(&inside, &key, &asking, Duration::ZERO)
+                    .await
+                    .is_none()
+            );
+            let known = queues.of("n").lock().queues.len();
+            assert!(known <= MOST_REMEMBERED + 3, "{known}");
+        }
+        assert_eq!(queues.look(&named("with a task".to_owned())).backlog, 1);
+        assert!(queues.is_alive(&heard) && queues.is_alive(&named(format!("q{}", 3 * MOST_REMEMBERED - 1))));
+        assert!(!queues.is_alive(&named("q0".to_owned())));
+        queues.push(&heard, task(2));
+        assert!(poll.await.is_some());
+        // Nothing is kept of a namespace in which nothing is.
+        queues.forget("n");
+        drop(queues.of("m"));
+        queues.sweep();
+        assert!(queues.all.lock().is_empty());
     }
 }
