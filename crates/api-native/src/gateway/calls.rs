@@ -220,7 +220,9 @@ pub(crate) struct Compute {
     disk_byte_seconds: u64,
 }
 
-/// Sums what was spent. Of more than 10,000 groups those that called last are told, and the rest together as `other`.
+/// Sums what was spent.
+///
+/// Of more than 10,000 groups those that called last are told, and the rest together as `other`.
 #[utoipa::path(
     get, path = "/v1/gateway/spend", tag = "models",
     security(("key" = ["models.read"])), params(SpendQueryArgs),
