@@ -289,6 +289,7 @@ impl Models {
 }
 
 /// What money is set aside for.
+#[derive(Clone, Copy)]
 struct Reserving<'a> {
     asked: &'a str,
     stream: bool,
