@@ -104,10 +104,6 @@ pub(crate) fn refused(why: &str, shown: Option<&str>) -> Refusal {
     }
 }
 
-pub(crate) fn same(a: &str, b: &str) -> bool {
-    a.as_bytes().ct_eq(b.as_bytes()).into()
-}
-
 /// What a signed link to a file carries.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Signed<'a> {
@@ -121,22 +117,29 @@ pub(crate) struct Signed<'a> {
 }
 
 impl Signed<'_> {
-    /// Whether it was signed with this token; says nothing of its time.
-    pub(crate) fn matches(&self, token: &str) -> bool {
-        let Some(signature) = self.signature else {
-            return false;
-        };
+    /// What it is held against tokens with, of which there may be many; `None`: no token makes such a signature.
+    pub(crate) fn by(&self) -> Option<SignedBy> {
+        let encoded = self.signature?.strip_prefix("v1_")?;
+        let signature = STANDARD_NO_PAD.decode(encoded).ok()?.try_into().ok()?;
         // What is signed has a colon between its parts: a name with one could be read as a part of the path.
         if self.user.contains(':') {
-            return false;
+            return None;
         }
         let operation = if self.writes { "write" } else { "read" };
-        let mut text = format!("{}:{operation}:{}:{token}", self.path, self.user);
-        if let Some(expires) = self.expires {
-            text.push_str(&format!(":{expires}"));
-        }
-        let expected = format!("v1_{}", STANDARD_NO_PAD.encode(Sha256::digest(text)));
-        same(&expected, signature)
+        let begun = Sha256::new_with_prefix(format!("{}:{operation}:{}:", self.path, self.user));
+        let end = self
+            .expires
+            .map_or_else(String::new, |expires| format!(":{expires}"));
+        Some(SignedBy {
+            begun,
+            end,
+            signature,
+        })
+    }
+
+    /// Whether it was signed with this token; says nothing of its time.
+    pub(crate) fn matches(&self, token: &str) -> bool {
+        self.by().is_some_and(|by| by.matches(token))
     }
 
     /// The clients' tests know these sentences.
@@ -151,6 +154,21 @@ impl Signed<'_> {
             return Err(Refusal::unauthorized("signature is already expired"));
         }
         Ok(())
+    }
+}
+
+/// A signature, and what was signed up to the token: as long as whoever asks likes, and hashed once.
+#[derive(Debug)]
+pub(crate) struct SignedBy {
+    begun: Sha256,
+    end: String,
+    signature: [u8; 32],
+}
+
+impl SignedBy {
+    pub(crate) fn matches(&self, token: &str) -> bool {
+        let hash = self.begun.clone().chain_update(token).chain_update(&self.end);
+        hash.finalize().as_slice().ct_eq(&self.signature).into()
     }
 }
 
@@ -200,6 +218,26 @@ mod tests {
             signed.check("token", 101).unwrap_err().message,
             "signature is already expired"
         );
+    }
+
+    /// Whoever shows what cannot be a signature costs no search among sandboxes.
+    #[test]
+    fn what_cannot_be_a_signature_is_held_against_nothing() {
+        let real = format!("v1_{}", STANDARD_NO_PAD.encode([7; 32]));
+        let by = |signature| {
+            let signed = Signed {
+                path: "/a",
+                writes: false,
+                user: "user",
+                signature,
+                expires: None,
+            };
+            signed.by().is_some()
+        };
+        assert!(by(Some(&real)));
+        for wrong in [None, Some(""), Some("v1_"), Some("v1_AAAA"), Some(&real[3..])] {
+            assert!(!by(wrong), "{wrong:?}");
+        }
     }
 
     #[test]

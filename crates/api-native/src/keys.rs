@@ -48,6 +48,18 @@ pub(crate) struct WhoseQuery {
     project: Option<String>,
 }
 
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct KeysQuery {
+    /// Name or id of the project that the keys are of; absent: the caller's.
+    project: Option<String>,
+    /// `next` of the page before.
+    cursor: Option<String>,
+    #[param(minimum = 1, maximum = 100, default = 50)]
+    limit: Option<u64>,
+}
+
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Key)]
 pub(crate) struct KeyView {
@@ -98,26 +110,31 @@ pub(crate) struct NewKeyView {
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct KeyList {
     items: Vec<KeyView>,
+    /// Pass it as `cursor` to get what follows; absent at the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next: Option<String>,
 }
 
-/// Lists the project's keys.
+/// Lists the project's keys, newest first.
 #[utoipa::path(
     get, path = "/v1/keys", tag = "keys",
-    security(("key" = ["keys.read"])), params(WhoseQuery),
-    responses((status = 200, description = "The keys, without their secrets.", body = KeyList))
+    security(("key" = ["keys.read"])), params(KeysQuery),
+    responses((status = 200, description = "A page of the keys, without their secrets.", body = KeyList))
 )]
 pub(crate) async fn list_keys(
     State(app): State<App>,
     As(caller): As,
-    Args(whose): Args<WhoseQuery>,
+    Args(query): Args<KeysQuery>,
 ) -> Answer<axum::Json<KeyList>> {
     let project = app
         .identity
-        .project_named(&caller, whose.project.as_deref())
+        .project_named(&caller, query.project.as_deref())
         .await?;
-    let keys = app.identity.list_keys(&project).await?;
+    let (after, limit) = wire::page(query.cursor, query.limit)?;
+    let page = app.identity.list_keys(&project, after, limit).await?;
     Ok(axum::Json(KeyList {
-        items: keys.into_iter().map(KeyView::of).collect(),
+        items: page.items.into_iter().map(KeyView::of).collect(),
+        next: page.next.map(|cursor| cursor.to_string()),
     }))
 }
 

@@ -1,6 +1,6 @@
 //! Spellings that several areas share, with those that are not of this API alone.
 
-use atoll_types::{Code, Timestamp};
+use atoll_types::{Code, Cursor, Timestamp};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
@@ -20,6 +20,14 @@ pub(crate) fn maybe_time(field: &'static str, text: Option<&str>) -> Result<Opti
             format!("`{field}` is not a time; write RFC 3339, such as 2030-01-31T12:00:00Z"),
         )),
     }
+}
+
+/// Where a page of a list begins, and how many it holds.
+pub(crate) fn page(cursor: Option<String>, limit: Option<u64>) -> Result<(Option<Cursor>, usize), Failure> {
+    let limit = within("limit", limit.unwrap_or(50), 1..=100)?;
+    let after = cursor.map(|text| text.parse()).transpose();
+    let after = after.map_err(|why: String| Failure::new(Code::CursorInvalid, why))?;
+    Ok((after, usize::try_from(limit).unwrap_or(usize::MAX)))
 }
 
 /// Bytes of a stream: one of the two, `base64` only where the bytes are not UTF-8.

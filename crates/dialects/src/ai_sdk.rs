@@ -305,14 +305,15 @@ fn read_output(mut output: Fields) -> Result<(Vec<Part>, bool)> {
 /// The answer; `gateway` is what this gateway tells about the call.
 pub fn write_answer(answer: &Answer, stamp: &Stamp, timestamp: &str, gateway: &Value) -> Value {
     let content: Vec<Value> = answer.parts.iter().filter_map(write_part).collect();
-    json!({
-        "content": content,
-        "finishReason": write_finish(&answer.finish),
-        "usage": usage::write_ai_sdk(&answer.usage.unwrap_or_default()),
-        "warnings": [],
-        "providerMetadata": {"gateway": gateway},
-        "response": {"id": stamp.id, "modelId": stamp.model, "timestamp": timestamp},
-    })
+    let response = json!({"id": stamp.id, "modelId": stamp.model, "timestamp": timestamp});
+    Built::default()
+        .with("content", content)
+        .with("finishReason", write_finish(&answer.finish))
+        .with("usage", usage::write_ai_sdk(&answer.usage.unwrap_or_default()))
+        .with("warnings", Vec::<Value>::new())
+        .with("providerMetadata", json!({"gateway": gateway}))
+        .with("response", response)
+        .into()
 }
 
 fn write_part(part: &Part) -> Option<Value> {

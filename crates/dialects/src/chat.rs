@@ -343,13 +343,17 @@ pub fn write_request(ask: &Ask, model: &str) -> Result<Value> {
     let format = match &ask.format {
         Format::Text => None,
         Format::Json => Some(json!({"type": "json_object"})),
-        Format::Schema(schema) => Some(json!({"type": "json_schema", "json_schema": Value::from(
-            Built::default()
+        Format::Schema(schema) => {
+            let written = Built::default()
                 .with("name", schema.name.clone().unwrap_or_else(|| "answer".into()))
                 .maybe("description", schema.description.clone())
                 .with("schema", schema.schema.clone())
-                .maybe("strict", schema.strict),
-        )})),
+                .maybe("strict", schema.strict);
+            let format = Built::default()
+                .with("type", "json_schema")
+                .with("json_schema", written);
+            Some(format.into())
+        }
     };
     let choice = ask.tool_choice.as_ref().map(|choice| match choice {
         ToolChoice::Auto => json!("auto"),
@@ -406,7 +410,10 @@ fn write_tool(tool: &Tool) -> Value {
         .maybe("description", tool.description.clone())
         .with("parameters", tool.schema.clone())
         .maybe("strict", tool.strict);
-    json!({"type": "function", "function": Value::from(function)})
+    Built::default()
+        .with("type", "function")
+        .with("function", function)
+        .into()
 }
 
 /// Thinking is left out: providers of this wire keep their own.
@@ -487,12 +494,13 @@ fn write_user(at: usize, parts: &[Part], messages: &mut Vec<Value>) -> Result<()
             }
         }
     }
-    let only_text = said.len() == 1 && said[0]["type"] == "text";
-    if only_text {
-        messages.push(json!({"role": "user", "content": said[0]["text"]}));
-    } else if !said.is_empty() {
-        messages.push(json!({"role": "user", "content": said}));
-    }
+    let content = match &mut said[..] {
+        [] => return Ok(()),
+        [only] if only["type"] == "text" => only["text"].take(),
+        _ => said.into(),
+    };
+    let message = Built::default().with("role", "user").with("content", content);
+    messages.push(message.into());
     Ok(())
 }
 
@@ -590,17 +598,19 @@ pub fn write_answer(answer: &Answer, stamp: &Stamp) -> Value {
         .maybe("reasoning_content", (!thought.is_empty()).then_some(thought))
         .maybe("reasoning_details", (!details.is_empty()).then_some(details))
         .maybe("tool_calls", (!calls.is_empty()).then_some(calls));
-    let choice = json!({
-        "index": 0, "message": Value::from(message), "logprobs": null, "finish_reason": write_finish(&answer.finish),
-    });
-    json!({
-        "id": format!("chatcmpl-{}", stamp.id),
-        "object": "chat.completion",
-        "created": stamp.created,
-        "model": stamp.model,
-        "choices": [choice],
-        "usage": usage::write_chat(&answer.usage.unwrap_or_default()),
-    })
+    let choice = Built::default()
+        .with("index", 0)
+        .with("message", message)
+        .with("logprobs", Value::Null)
+        .with("finish_reason", write_finish(&answer.finish));
+    Built::default()
+        .with("id", format!("chatcmpl-{}", stamp.id))
+        .with("object", "chat.completion")
+        .with("created", stamp.created)
+        .with("model", stamp.model.clone())
+        .with("choices", vec![Value::from(choice)])
+        .with("usage", usage::write_chat(&answer.usage.unwrap_or_default()))
+        .into()
 }
 
 fn write_detail(part: &Part) -> Option<Value> {

@@ -8,7 +8,7 @@ mod stream;
 
 use serde_json::{Value, json};
 
-use crate::json::{Built, arguments, object};
+use crate::json::{Built, arguments, object, only};
 use crate::messages::{DEFAULT_MAX_OUTPUT, closed, write_thinking};
 use crate::{
     Answer, Ask, Cache, Event, Finish, Format, Opening, Part, ReadStream as _, Result, Role, Source,
@@ -20,7 +20,7 @@ pub use stream::Reader;
 pub fn write_request(ask: &Ask, model: &str, most_output: Option<u64>) -> Result<Value> {
     let max = ask.max_output.or(most_output);
     refuse_unknown(ask)?;
-    let mut messages = Vec::new();
+    let mut messages = Vec::<Value>::new();
     for (at, turn) in ask.turns.iter().enumerate() {
         let role = match turn.role {
             Role::User => "user",
@@ -31,7 +31,8 @@ pub fn write_request(ask: &Ask, model: &str, most_output: Option<u64>) -> Result
             write_part(at, part, &mut content)?;
         }
         if !content.is_empty() {
-            messages.push(json!({"role": role, "content": content}));
+            let message = Built::default().with("role", role).with("content", content);
+            messages.push(message.into());
         }
     }
     let mut system = Vec::new();
@@ -166,9 +167,9 @@ fn write_tools(ask: &Ask) -> Result<Option<Value>> {
         let spec = Built::default()
             .with("name", tool.name.clone())
             .maybe("description", tool.description.clone())
-            .with("inputSchema", json!({"json": tool.schema}))
+            .with("inputSchema", only("json", tool.schema.clone()))
             .maybe("strict", tool.strict.filter(|strict| *strict));
-        tools.push(json!({"toolSpec": Value::from(spec)}));
+        tools.push(only("toolSpec", spec));
         tools.extend(tool.cache.map(write_cache));
     }
     Ok(Some(
@@ -190,11 +191,11 @@ fn write_part(at: usize, part: &Part, content: &mut Vec<Value>) -> Result<()> {
     let (written, cache) = match part {
         Part::Text(part) if part.text.is_empty() => return Ok(()),
         Part::Text(part) => (json!({"text": part.text}), part.cache),
-        Part::Image { source, cache } => (json!({"image": write_source(at, source)?}), *cache),
+        Part::Image { source, cache } => (only("image", write_source(at, source)?), *cache),
         Part::Document { source, name, cache } => {
             let mut document = write_source(at, source)?;
             document["name"] = neutral(name.as_deref().unwrap_or("document")).into();
-            (json!({"document": document}), *cache)
+            (only("document", document), *cache)
         }
         Part::Thinking {
             text,
@@ -212,11 +213,11 @@ fn write_part(at: usize, part: &Part, content: &mut Vec<Value>) -> Result<()> {
             arguments: text,
             cache,
         } => {
-            let input = object(arguments(text));
-            (
-                json!({"toolUse": {"toolUseId": id, "name": name, "input": input}}),
-                *cache,
-            )
+            let call = Built::default()
+                .with("toolUseId", id.clone())
+                .with("name", name.clone())
+                .with("input", object(arguments(text)));
+            (only("toolUse", call), *cache)
         }
         Part::Result {
             id,
@@ -232,10 +233,11 @@ fn write_part(at: usize, part: &Part, content: &mut Vec<Value>) -> Result<()> {
                 inner.push(json!({"text": " "}));
             }
             let status = if *failed { "error" } else { "success" };
-            (
-                json!({"toolResult": {"toolUseId": id, "content": inner, "status": status}}),
-                *cache,
-            )
+            let result = Built::default()
+                .with("toolUseId", id.clone())
+                .with("content", inner)
+                .with("status", status);
+            (only("toolResult", result), *cache)
         }
     };
     content.push(written);

@@ -5,7 +5,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-use crate::json::{Built, Fields};
+use crate::json::{Built, Fields, only};
 use crate::{Result, Untranslatable, usage};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,7 +87,7 @@ pub fn write_gemini(ask: &Ask, model: &str) -> Value {
                 .into()
         })
         .collect();
-    json!({"requests": requests})
+    only("requests", requests)
 }
 
 pub fn read_openai(body: &[u8]) -> Result<Answer> {
@@ -157,14 +157,20 @@ pub fn write_openai_answer(answer: &Answer, model: &str, packed: bool) -> Value 
             } else {
                 json!(vector)
             };
-            json!({"object": "embedding", "index": index, "embedding": embedding})
+            Built::default()
+                .with("object", "embedding")
+                .with("index", index)
+                .with("embedding", embedding)
+                .into()
         })
         .collect();
     let tokens = answer.usage.unwrap_or_default().total_input();
-    json!({
-        "object": "list", "data": data, "model": model,
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-    })
+    Built::default()
+        .with("object", "list")
+        .with("data", data)
+        .with("model", model)
+        .with("usage", json!({"prompt_tokens": tokens, "total_tokens": tokens}))
+        .into()
 }
 
 pub fn write_ai_sdk_answer(answer: &Answer, gateway: &Value) -> Value {

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 
 use serde_json::{Value, json};
 
-use crate::json::{Built, arguments, object};
+use crate::json::{Built, arguments, object, only};
 use crate::talk::texts;
 use crate::{
     Answer, Ask, Effort, Finish, Format, Part, Result, Role, Source, Thinking, ToolChoice, Untranslatable,
@@ -26,7 +26,7 @@ pub fn write_request(ask: &Ask) -> Result<Value> {
             names.insert(id, name);
         }
     }
-    let mut contents = Vec::new();
+    let mut contents = Vec::<Value>::new();
     for (at, turn) in ask.turns.iter().enumerate() {
         let role = match turn.role {
             Role::User => "user",
@@ -52,7 +52,8 @@ pub fn write_request(ask: &Ask) -> Result<Value> {
             parts.push(written);
         }
         if !parts.is_empty() {
-            contents.push(json!({"role": role, "parts": parts}));
+            let content = Built::default().with("role", role).with("parts", parts);
+            contents.push(content.into());
         }
     }
     let thinking = ask.thinking.map(|thinking| match thinking {
@@ -84,6 +85,7 @@ pub fn write_request(ask: &Ask) -> Result<Value> {
         .maybe("responseJsonSchema", schema)
         .maybe("thinkingConfig", thinking)
         .into();
+    let has_config = config.as_object().is_some_and(|fields| !fields.is_empty());
     let system: Vec<Value> = ask.system.iter().map(|part| json!({"text": part.text})).collect();
     let tools: Vec<Value> = ask.tools.iter().map(write_tool).collect();
     let choice = ask
@@ -100,23 +102,17 @@ pub fn write_request(ask: &Ask) -> Result<Value> {
         .with("contents", contents)
         .maybe(
             "systemInstruction",
-            (!system.is_empty()).then(|| json!({"parts": system})),
+            (!system.is_empty()).then(|| only("parts", system)),
         )
         .maybe(
             "tools",
-            (!tools.is_empty()).then(|| json!([{"functionDeclarations": tools}])),
+            (!tools.is_empty()).then(|| vec![only("functionDeclarations", tools)]),
         )
         .maybe(
             "toolConfig",
-            choice.map(|choice| json!({"functionCallingConfig": choice})),
+            choice.map(|choice| only("functionCallingConfig", choice)),
         )
-        .maybe(
-            "generationConfig",
-            config
-                .as_object()
-                .filter(|fields| !fields.is_empty())
-                .map(|_| config.clone()),
-        )
+        .maybe("generationConfig", has_config.then_some(config))
         .into())
 }
 
@@ -143,7 +139,10 @@ fn write_part(at: usize, part: &Part, names: &HashMap<&str, &str>) -> Result<Opt
             arguments: text,
             ..
         } => {
-            json!({"functionCall": {"name": name, "args": object(arguments(text))}})
+            let call = Built::default()
+                .with("name", name.clone())
+                .with("args", object(arguments(text)));
+            only("functionCall", call)
         }
         Part::Result {
             id, parts, failed, ..

@@ -141,7 +141,8 @@ pub(crate) fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// An object of the fields that are there.
+/// An object of the fields that are there. What it is given is moved into it: `json!` copies each tree that is put into
+/// another, so one that is as large as a client likes would be copied once for each level that it stands in.
 #[derive(Debug, Default)]
 pub(crate) struct Built(Map<String, Value>);
 
@@ -157,6 +158,11 @@ impl Built {
             None => self,
         }
     }
+}
+
+/// An object of one field.
+pub(crate) fn only(name: &str, value: impl Into<Value>) -> Value {
+    Built::default().with(name, value).into()
 }
 
 impl From<Built> for Value {

@@ -5,7 +5,7 @@ mod stream;
 use serde_json::{Value, json};
 
 use crate::chat::read_cache;
-use crate::json::{Built, Fields, arguments};
+use crate::json::{Built, Fields, arguments, only};
 use crate::talk::push;
 use crate::{
     Answer, Ask, Cache, Effort, Finish, Format, Part, Result, Role, Schema, Source, Stamp, TextPart,
@@ -286,7 +286,7 @@ fn read_source(part: &mut Fields) -> Result<Source> {
 /// is known.
 pub fn write_request(ask: &Ask, model: &str, most_output: Option<u64>) -> Result<Value> {
     let max = ask.max_output.or(most_output).unwrap_or(DEFAULT_MAX_OUTPUT);
-    let mut messages = Vec::new();
+    let mut messages = Vec::<Value>::new();
     for turn in &ask.turns {
         let role = match turn.role {
             Role::User => "user",
@@ -295,7 +295,8 @@ pub fn write_request(ask: &Ask, model: &str, most_output: Option<u64>) -> Result
         // Thinking without a signature would be refused: it came from another author.
         let content: Vec<Value> = turn.parts.iter().filter_map(write_part).collect();
         if !content.is_empty() {
-            messages.push(json!({"role": role, "content": content}));
+            let message = Built::default().with("role", role).with("content", content);
+            messages.push(message.into());
         }
     }
     for (name, given) in [
@@ -322,7 +323,10 @@ pub fn write_request(ask: &Ask, model: &str, most_output: Option<u64>) -> Result
     let tools: Vec<Value> = ask.tools.iter().map(write_tool).collect();
     let output = match &ask.format {
         Format::Schema(schema) => {
-            Some(json!({"format": {"type": "json_schema", "schema": closed(schema.schema.clone())}}))
+            let format = Built::default()
+                .with("type", "json_schema")
+                .with("schema", closed(schema.schema.clone()));
+            Some(only("format", format))
         }
         Format::Text | Format::Json => None,
     };
@@ -539,16 +543,16 @@ pub(crate) fn write_finish(finish: &Finish) -> (&'static str, Value) {
 pub fn write_answer(answer: &Answer, stamp: &Stamp) -> Value {
     let content: Vec<Value> = answer.parts.iter().filter_map(write_answer_part).collect();
     let (reason, stop) = write_finish(&answer.finish);
-    json!({
-        "id": format!("msg_{}", stamp.id),
-        "type": "message",
-        "role": "assistant",
-        "model": stamp.model,
-        "content": content,
-        "stop_reason": reason,
-        "stop_sequence": stop,
-        "usage": usage::write_messages(&answer.usage.unwrap_or_default()),
-    })
+    Built::default()
+        .with("id", format!("msg_{}", stamp.id))
+        .with("type", "message")
+        .with("role", "assistant")
+        .with("model", stamp.model.clone())
+        .with("content", content)
+        .with("stop_reason", reason)
+        .with("stop_sequence", stop)
+        .with("usage", usage::write_messages(&answer.usage.unwrap_or_default()))
+        .into()
 }
 
 fn write_answer_part(part: &Part) -> Option<Value> {

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use atoll_types::{Code, Fault, KeyId, ProjectId, Timestamp};
+use atoll_types::{Code, Cursor, Fault, KeyId, Page, ProjectId, Timestamp};
 use sha2::{Digest as _, Sha256};
 
 use crate::rights::MOST_SCOPES;
@@ -280,8 +280,19 @@ impl Identity {
         Ok(())
     }
 
-    pub async fn list_keys(&self, project: &ProjectId) -> Result<Vec<Key>, Fault> {
-        Ok(self.store().keys(project).await?)
+    /// Newest first.
+    pub async fn list_keys(
+        &self,
+        project: &ProjectId,
+        after: Option<Cursor>,
+        limit: usize,
+    ) -> Result<Page<Key>, Fault> {
+        Ok(self.store().keys(project, after, limit).await?)
+    }
+
+    /// Whether a project has, or had, a key of this id.
+    pub async fn has_key(&self, project: &ProjectId, id: &KeyId) -> Result<bool, Fault> {
+        Ok(self.store().key(project, id).await?.is_some())
     }
 
     /// From now on the key opens nothing. Revoking it again changes nothing. Nobody revokes a key that may do more than
@@ -292,8 +303,7 @@ impl Identity {
             Fault::new(Code::KeyNotFound, format!("there is no key {id}"))
                 .hint("`atoll key list` shows those that exist")
         };
-        let keys = self.store().keys(project).await?;
-        let key = keys.iter().find(|key| key.id == *id).ok_or_else(unknown)?;
+        let key = self.store().key(project, id).await?.ok_or_else(unknown)?;
         if !caller.role().covers(key.role) {
             return Err(Fault::new(
                 Code::NotAllowed,

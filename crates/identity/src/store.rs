@@ -3,7 +3,7 @@
 use std::fmt;
 
 use async_trait::async_trait;
-use atoll_types::{Fault, KeyId, ProjectId, Timestamp};
+use atoll_types::{Cursor, Fault, KeyId, Page, ProjectId, Timestamp};
 
 use crate::{Key, ModelKey, NewKey, NewSession, Project};
 
@@ -38,8 +38,16 @@ pub trait IdentityStore: fmt::Debug + Send + Sync + 'static {
     /// The key for models whose secret has that hash, unless it was revoked.
     async fn find_active_model_key(&self, hash: [u8; 32]) -> Result<Option<ModelKey>, StoreError>;
 
-    /// All keys of a project, revoked ones too, oldest first.
-    async fn keys(&self, project: &ProjectId) -> Result<Vec<Key>, StoreError>;
+    /// Keys of a project, revoked ones too, newest first.
+    async fn keys(
+        &self,
+        project: &ProjectId,
+        after: Option<Cursor>,
+        limit: usize,
+    ) -> Result<Page<Key>, StoreError>;
+
+    /// One of them.
+    async fn key(&self, project: &ProjectId, id: &KeyId) -> Result<Option<Key>, StoreError>;
 
     /// Revokes a key; the time of an earlier revocation stays. `None`: the project has no such key.
     async fn revoke_key(

@@ -11,7 +11,7 @@ use atoll_identity::{
     Action, Caller, CreateKey, Identity, IdentityStore, Key, ModelKey, NewKey, NewSecret, NewSession,
     Project, Role, Scope, StoreError,
 };
-use atoll_types::{Code, KeyId, ProjectId, Timestamp};
+use atoll_types::{Code, Cursor, KeyId, Page, ProjectId, Timestamp};
 
 #[derive(Debug, Default)]
 struct Rows {
@@ -94,10 +94,24 @@ impl IdentityStore for Rows {
         Ok(found.map(|(key, _)| key.clone()))
     }
 
-    async fn keys(&self, project: &ProjectId) -> Result<Vec<Key>, StoreError> {
+    async fn keys(
+        &self,
+        project: &ProjectId,
+        _: Option<Cursor>,
+        limit: usize,
+    ) -> Result<Page<Key>, StoreError> {
         let keys = self.keys();
-        let own = keys.iter().filter(|(key, _)| key.project == *project);
-        Ok(own.map(|(key, _)| key.clone()).collect())
+        let own = keys.iter().rev().filter(|(key, _)| key.project == *project);
+        Ok(Page {
+            items: own.take(limit).map(|(key, _)| key.clone()).collect(),
+            next: None,
+        })
+    }
+
+    async fn key(&self, project: &ProjectId, id: &KeyId) -> Result<Option<Key>, StoreError> {
+        let keys = self.keys();
+        let mut own = keys.iter().filter(|(key, _)| key.project == *project);
+        Ok(own.find(|(key, _)| key.id == *id).map(|(key, _)| key.clone()))
     }
 
     async fn revoke_key(

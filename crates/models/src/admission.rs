@@ -15,7 +15,7 @@ use bytes::Bytes;
 use crate::faults::Refusal;
 use crate::health::Asked;
 use crate::keys::ModelKey;
-use crate::outgoing::wire_between;
+use crate::outgoing::{Outgoing, wire_between};
 use crate::setup::ProjectSetup;
 use crate::{Models, faults, outgoing, random, wishes};
 
@@ -63,6 +63,8 @@ pub(crate) struct Admitted {
     pub(crate) targets: Vec<Target>,
     pub(crate) estimated_input: u64,
     pub(crate) money: Money,
+    /// What the first of the targets will get, where it was made already to be counted.
+    pub(crate) made: Option<Outgoing>,
     /// It asks for something that has no price.
     pub(crate) unpriced: bool,
     pub(crate) tags: Vec<String>,
@@ -135,21 +137,29 @@ impl Models {
             .plan(&asked, &wished.wishes, health, u64::from_le_bytes(random()))?;
 
         self.refuse_blocked(who, &setup, &asked, &targets)?;
-        let money = if is_free {
-            Money::default()
+        let stream = request.stream.unwrap_or(peek.stream)
+            && !matches!(request.dialect, Dialect::Embeddings | Dialect::AiSdkEmbeddings);
+        let (money, made) = if is_free {
+            (Money::default(), None)
         } else {
-            self.reserve(who, request, &setup, &asked, &targets, &peek.demand)?
+            let asked = Reserving {
+                asked: &asked,
+                stream,
+                demand: &peek.demand,
+            };
+            self.reserve(who, request, &setup, &targets, asked)?
         };
         let mut tags = who.tags.clone();
         tags.extend(wished.tags);
         tags.truncate(32);
         Ok(Admitted {
             asked,
-            stream: request.stream.unwrap_or(peek.stream),
+            stream,
             wants_usage: peek.wants_usage,
             targets,
             estimated_input,
             money,
+            made,
             unpriced: peek.demand.unpriced.is_some(),
             tags,
             user: wished.user,
@@ -170,16 +180,21 @@ impl Models {
             .into())
     }
 
-    /// Sets aside what the dearest of the targets may cost.
+    /// Sets aside what the dearest of the targets may cost. With it what the first of them will get, where a budget applies and
+    /// it speaks another wire: then that was made to be counted.
     fn reserve(
         &self,
         who: &Who,
         request: &Request,
         setup: &ProjectSetup,
-        asked: &str,
         targets: &[Target],
-        demand: &Demand,
-    ) -> Result<Money, Refusal> {
+        reserving: Reserving<'_>,
+    ) -> Result<(Money, Option<Outgoing>), Refusal> {
+        let Reserving {
+            asked,
+            stream,
+            demand,
+        } = reserving;
         {
             let mut books = self.books();
             if !books.caps(&who.spender) {
@@ -190,10 +205,11 @@ impl Models {
                 });
                 let guess = guesses.max().unwrap_or_default();
                 let reserved = books.reserve(&who.spender, guess, self.now());
-                return Ok(Money {
+                let money = Money {
                     reservation: reserved?,
                     limit: None,
-                });
+                };
+                return Ok((money, None));
             }
         }
         let refuse = |code: Code, reason: String, hint: &'static str, field: Option<String>| {
@@ -204,8 +220,8 @@ impl Models {
                 ..fault.into()
             }
         };
-        let mut amount = Usd::ZERO;
-        for target in targets {
+        let (mut amount, mut first) = (Usd::ZERO, None);
+        for (at, target) in targets.iter().enumerate() {
             let name = format!("`{}` of provider `{}`", target.model, target.provider);
             let Some(price) = setup.price_of(target) else {
                 return Err(refuse(
@@ -225,9 +241,16 @@ impl Models {
                     None,
                 ));
             }
+            let counted;
             let demand = match setup.providers.get(&target.provider) {
                 Some(provider) => {
-                    &outgoing::demand(request, demand, &provider.row, target, price, OWN_LIMIT)?
+                    let row = &provider.row;
+                    let made = outgoing::demand(request, demand, row, target, price, stream, OWN_LIMIT)?;
+                    counted = made.0;
+                    if at == 0 {
+                        first = made.1;
+                    }
+                    &counted
                 }
                 None => demand,
             };
@@ -255,11 +278,22 @@ impl Models {
             self.note_refusal(who, asked, "budget", &faults::standing(&exhausted));
             Refusal::exhausted(exhausted, who)
         })?;
-        Ok(Money {
-            limit: reservation.is_capped().then_some(OWN_LIMIT),
+        let is_capped = reservation.is_capped();
+        let money = Money {
+            limit: is_capped.then_some(OWN_LIMIT),
             reservation,
-        })
+        };
+        // It was made with the limit, which is of no concern where the budget has gone meanwhile.
+        Ok((money, first.filter(|_| is_capped)))
     }
+}
+
+/// What money is set aside for.
+#[derive(Clone, Copy)]
+struct Reserving<'a> {
+    asked: &'a str,
+    stream: bool,
+    demand: &'a Demand,
 }
 
 /// Models that look things up unasked, for which their providers charge by the search and say nothing of it.

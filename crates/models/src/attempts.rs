@@ -4,11 +4,12 @@
 //! caller's fault, only as long as the retry budget lasts and somebody waits for the answer, and only with money of its own
 //! where the attempt before it may be charged for.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use atoll_gateway_core::Target;
 use atoll_providers::{Call, Error, Reply};
-use atoll_types::{Code, Fault};
+use atoll_types::{Code, Fault, ProviderKind};
 use bytes::Bytes;
 use serde_json::Value;
 
@@ -16,6 +17,7 @@ use crate::faults::Refusal;
 use crate::health::{Asked, Sign};
 use crate::outgoing::Outgoing;
 use crate::settlement::Open;
+use crate::work::QUICKER;
 use crate::{Models, Request, random};
 
 /// How often one call may be sent.
@@ -48,12 +50,14 @@ pub(crate) enum Next {
 }
 
 impl Models {
+    /// `made`: what the first of the targets is to get, where that is known already.
     pub(crate) async fn attempt(
         &self,
         open: &mut Open,
-        request: &Request,
+        request: &Arc<Request>,
         targets: &[Target],
         stream: bool,
+        mut made: Option<Outgoing>,
     ) -> Result<(Reply, Outgoing), Refusal> {
         let mut last: Option<Refusal> = None;
         for round in 0..ROUNDS {
@@ -67,7 +71,7 @@ impl Models {
                 if open.row.attempts > 0 && (open.is_abandoned() || open.reserve_again().await.is_err()) {
                     return Err(last.unwrap_or_else(nobody));
                 }
-                match self.try_one(open, request, target, stream).await {
+                match self.try_one(open, request, target, stream, made.take()).await {
                     Ok(answered) => return Ok(answered),
                     Err((refusal, Next::GiveUp)) => return Err(refusal),
                     Err((refusal, next)) => {
@@ -97,28 +101,37 @@ impl Models {
     async fn try_one(
         &self,
         open: &mut Open,
-        request: &Request,
+        request: &Arc<Request>,
         target: &Target,
         stream: bool,
+        made: Option<Outgoing>,
     ) -> Result<(Reply, Outgoing), (Refusal, Next)> {
-        let setup = std::sync::Arc::clone(&open.setup);
+        let setup = Arc::clone(&open.setup);
         let project = open.row.project.clone();
-        let Some(provider) = setup.providers.get(&target.provider) else {
+        let Some(provider) = setup.providers.get(&target.provider).cloned() else {
             let fault = Fault::new(
                 Code::ProviderNotFound,
                 format!("there is no provider `{}`", target.provider),
             );
             return Err((fault.into(), Next::Elsewhere));
         };
-        let outgoing = Outgoing::prepare(
-            request,
-            &provider.row,
-            target,
-            setup.price_of(target),
-            stream,
-            open.limit,
-        )
-        .map_err(|refusal| (refusal, Next::Elsewhere))?;
+        let outgoing = match made {
+            Some(outgoing) => outgoing,
+            None => {
+                let bytes = request.body.len();
+                let (request, row) = (Arc::clone(request), Arc::clone(&provider));
+                let (target, limit) = (target.clone(), open.limit);
+                let preparing = move || {
+                    let price = setup.price_of(&target);
+                    Outgoing::prepare(&request, &row.row, &target, price, stream, limit)
+                };
+                let prepared = self.apart(&project, bytes, preparing).await;
+                prepared
+                    .map_err(Refusal::from)
+                    .flatten()
+                    .map_err(|refusal| (refusal, Next::Elsewhere))?
+            }
+        };
         let asked = Asked {
             project: &project,
             target,
@@ -133,15 +146,26 @@ impl Models {
             return Err((fault.into(), Next::Elsewhere));
         }
         let same_wire = outgoing.speaks == request.dialect;
-        let call = Call {
-            kind: provider.row.kind,
-            base_url: &provider.row.base_url,
-            path: &outgoing.path,
-            headers: if same_wire { &request.headers } else { &[] },
-            body: outgoing.body.clone(),
-            stream,
+        // Amazon's are signed, with a hash of all that is sent.
+        let bytes = match provider.row.kind {
+            ProviderKind::Bedrock => outgoing.body.len() / QUICKER,
+            _ => 0,
         };
-        let ready = self.with_key(provider, call);
+        let (models, request) = (self.clone(), Arc::clone(request));
+        let (path, body) = (outgoing.path.clone(), outgoing.body.clone());
+        let signing = move || {
+            let call = Call {
+                kind: provider.row.kind,
+                base_url: &provider.row.base_url,
+                path: &path,
+                headers: if same_wire { &request.headers } else { &[] },
+                body,
+                stream,
+            };
+            models.with_key(&provider, call)
+        };
+        let signed = self.apart(&project, bytes, signing).await;
+        let ready = signed.map_err(|fault| (fault.into(), Next::GiveUp))?;
         open.row.attempts += 1;
         let began = Instant::now();
         open.seen.owed = true;

@@ -84,9 +84,8 @@ impl Models {
         stream: Option<Dialect>,
     ) {
         let Some(bodies) = &self.inner.bodies else { return };
-        let models = self.clone();
-        // Texts may be long: not where others wait.
-        let cleaning = self.inner.runtime.spawn_blocking(move || {
+        let (models, bytes) = (self.clone(), request.len() + answer.len());
+        let cleaning = move || {
             let bodies = models.inner.bodies.as_ref()?;
             let (request, cut_request) = bodies.clean(&request);
             let (answer, cut_answer) = match stream {
@@ -98,7 +97,7 @@ impl Models {
                 answer,
                 shortened: cut_request || cut_answer,
             })
-        });
+        };
         let now = self.now();
         let trim = now.0.saturating_sub(bodies.trimmed_at.load(Ordering::Relaxed)) > TRIM_EVERY_MILLIS;
         if trim {
@@ -106,9 +105,11 @@ impl Models {
         }
         let keep = i64::try_from(bodies.keep.as_millis()).unwrap_or(i64::MAX);
         let before = atoll_types::Timestamp(now.0.saturating_sub(keep));
-        let store = Arc::clone(&self.store().models);
+        let (store, models) = (Arc::clone(&self.store().models), self.clone());
         self.spawn(async move {
-            let Ok(Some(kept)) = cleaning.await else { return };
+            let Ok(Some(kept)) = models.apart(&project, bytes, cleaning).await else {
+                return;
+            };
             let mut outcome = store.put_model_bodies(call, project, now, kept).await;
             if trim {
                 outcome = outcome.and(store.trim_model_bodies(before, MOST).await.map(drop));

@@ -4,8 +4,8 @@
 //! log. By default there is nothing to look for.
 //!
 //! What must hold: patterns are the tenant's, and so is the text, and both may be made to take long together. Patterns of a
-//! project's own never run where others wait, one text of a project at a time, and each for [`LONGEST`] at most. Guards that
-//! were kept and cannot be used any more refuse that project's calls, and nobody else's.
+//! project's own never run where others wait ([`crate::work`]), and on each text for [`LONGEST`] at most. Guards that were kept
+//! and cannot be used any more refuse that project's calls, and nobody else's.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,15 +15,13 @@ use atoll_gateway_core::{Pattern, Target, input_tokens};
 use atoll_store::{ModelGuards, ModelGuardsRow};
 use atoll_types::{Code, Fault, ProjectId};
 use bytes::Bytes;
-use tokio::sync::Semaphore;
 
 use crate::faults::{Refusal, from_store};
 use crate::setup::ProjectSetup;
+use crate::work::LONG;
 use crate::{Models, Who};
 
 const MOST_RULES: usize = 100;
-/// Bodies from this size on are not screened in passing.
-const LONG: usize = 16 * 1024;
 /// For how long one text may be looked through.
 const LONGEST: Duration = Duration::from_secs(5);
 
@@ -31,16 +29,6 @@ const LONGEST: Duration = Duration::from_secs(5);
 pub(crate) fn in_time() -> impl Fn() -> bool {
     let until = Instant::now() + LONGEST;
     move || Instant::now() < until
-}
-
-/// Who looks through a text of the project. Stays the same when its guards change: what began with the old ones counts.
-#[derive(Debug, Clone)]
-pub(crate) struct Turns(Arc<Semaphore>);
-
-impl Default for Turns {
-    fn default() -> Self {
-        Self(Arc::new(Semaphore::new(1)))
-    }
 }
 
 /// A project's guards, ready for use.
@@ -91,10 +79,11 @@ impl Guards {
         self.screen.as_ref().err().map(String::as_str)
     }
 
-    /// Whether looking through a text of this size may take a while.
-    fn may_take_long(&self, size: usize) -> bool {
-        let has_own = || self.said.screen.iter().any(|rule| rule.pattern.is_some());
-        self.screen.as_ref().is_ok_and(|screen| !screen.is_empty()) && (size >= LONG || has_own())
+    /// As how many bytes a text of this size counts to whoever looks through it: with patterns of a project's own, a short one
+    /// may take long, too.
+    pub(crate) fn weight(&self, size: usize) -> usize {
+        let has_own = self.said.screen.iter().any(|rule| rule.pattern.is_some());
+        if has_own { size.max(LONG) } else { size }
     }
 
     /// Whether one of the names under which a model would be called is blocked.
@@ -124,10 +113,9 @@ impl Models {
     pub async fn set_guards(&self, project: &ProjectId, guards: ModelGuards) -> Result<(), Fault> {
         let _one_at_a_time = self.inner.setup_lock.lock().await;
         let said = guards.clone();
-        let compiling = self.inner.runtime.spawn_blocking(|| Guards::compile(said));
-        let compiled = compiling
-            .await
-            .map_err(|_| Fault::internal("the guards could not be read"))?
+        let compiled = self
+            .apart(project, LONG, || Guards::compile(said))
+            .await?
             .map_err(|why| Fault::new(Code::GuardsInvalid, why))?;
         let row = ModelGuardsRow {
             project: project.clone(),
@@ -143,31 +131,16 @@ impl Models {
         Ok(())
     }
 
-    /// The body as it may be sent. Who hangs up while waiting for the project's turn has not begun.
-    pub(crate) async fn guarded_body(&self, who: &Who, body: Bytes) -> Result<Bytes, Refusal> {
-        let setup = self.setup(&who.spender.project);
-        let is_long = setup
-            .guards
-            .as_ref()
-            .is_some_and(|guards| guards.may_take_long(body.len()));
-        if !is_long {
-            return self.guard(who, &setup, body);
-        }
-        let turn = Arc::clone(&setup.screening.0).acquire_owned().await;
-        let turn = turn.map_err(|_| Fault::internal("the request could not be screened"))?;
-        let (models, who) = (self.clone(), who.clone());
-        let guarded = self.inner.runtime.spawn_blocking(move || {
-            let _turn = turn;
-            // Those that hold now: they may have changed while others had their turn.
-            let setup = models.setup(&who.spender.project);
-            models.guard(&who, &setup, body)
-        });
-        guarded
-            .await
-            .map_err(|_| Fault::internal("the request could not be screened"))?
+    /// As how many bytes a body counts to whoever decides about it.
+    pub(crate) fn weight(&self, project: &ProjectId, body: &[u8]) -> usize {
+        let setup = self.setup(project);
+        let guards = setup.guards.as_ref();
+        guards.map_or(body.len(), |guards| guards.weight(body.len()))
     }
 
-    fn guard(&self, who: &Who, setup: &ProjectSetup, body: Bytes) -> Result<Bytes, Refusal> {
+    /// The body as it may be sent, by the guards that hold now.
+    pub(crate) fn guarded_body(&self, who: &Who, body: Bytes) -> Result<Bytes, Refusal> {
+        let setup = self.setup(&who.spender.project);
         let Some(guards) = &setup.guards else {
             return Ok(body);
         };
@@ -235,7 +208,7 @@ mod tests {
 
     /// What may take long is not done where others wait.
     #[test]
-    fn own_patterns_and_long_texts_may_take_long() {
+    fn a_short_text_counts_as_a_long_one_where_patterns_are_the_projects_own() {
         let guards = |name: &str, pattern: Option<&str>| {
             let rule = ScreenRule {
                 name: name.into(),
@@ -248,8 +221,8 @@ mod tests {
             };
             Guards::compile(said).unwrap()
         };
-        assert!(guards("own", Some("a[ab]{100}c")).may_take_long(1));
-        assert!(!guards("email", None).may_take_long(LONG - 1));
-        assert!(guards("email", None).may_take_long(LONG));
+        assert_eq!(guards("own", Some("a[ab]{100}c")).weight(1), LONG);
+        assert_eq!(guards("own", Some("a[ab]{100}c")).weight(2 * LONG), 2 * LONG);
+        assert_eq!(guards("email", None).weight(1), 1);
     }
 }

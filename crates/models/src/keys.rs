@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use atoll_gateway_core::{Pattern, Rate, RateLimit};
 use atoll_identity::NewSecret;
-use atoll_store::{Fact, ModelKeyRow};
+use atoll_store::{Cursor, Fact, ModelKeyRow, Page};
 use atoll_types::{Code, Fault, KeyId, ProjectId, Timestamp};
 
 use crate::faults::from_store;
@@ -118,16 +118,7 @@ impl Models {
                 .parse::<Pattern>()
                 .map_err(|why| Fault::new(Code::ModelNameInvalid, why))?;
         }
-        let known = self.list_model_keys(project).await?;
         let now = self.now();
-        let works = |key: &&ModelKeyRow| key.revoked_at.is_none() && key.expires_at.is_none_or(|at| at > now);
-        if known.iter().filter(works).count() >= MOST_KEYS {
-            return Err(Fault::new(
-                Code::TooManyKeys,
-                format!("the project has {MOST_KEYS} keys for models that work, and may have no more"),
-            )
-            .hint("revoke keys that nobody uses: `atoll model key list` names them"));
-        }
         let secret = NewSecret::for_models();
         let row = ModelKeyRow {
             id: fresh(),
@@ -149,19 +140,32 @@ impl Models {
                 name: row.name.clone(),
             },
         );
-        self.store()
+        let made = self
+            .store()
             .models
-            .insert_model_key(row.clone(), vec![fact])
-            .await
-            .map_err(|e| from_store(&e))?;
+            .insert_model_key(row.clone(), MOST_KEYS, vec![fact])
+            .await;
+        if !made.map_err(|e| from_store(&e))? {
+            return Err(Fault::new(
+                Code::TooManyKeys,
+                format!("the project has {MOST_KEYS} keys for models that work, and may have no more"),
+            )
+            .hint("revoke keys that nobody uses: `atoll model key list` names them"));
+        }
         self.inner.keys.remember(row.clone(), self.now());
         Ok((row, secret.text))
     }
 
-    pub async fn list_model_keys(&self, project: &ProjectId) -> Result<Vec<ModelKeyRow>, Fault> {
+    /// Newest first.
+    pub async fn list_model_keys(
+        &self,
+        project: &ProjectId,
+        after: Option<Cursor>,
+        limit: usize,
+    ) -> Result<Page<ModelKeyRow>, Fault> {
         self.store()
             .models
-            .model_keys(project)
+            .model_keys(project, after, limit)
             .await
             .map_err(|e| from_store(&e))
     }

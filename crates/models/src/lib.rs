@@ -21,6 +21,7 @@ mod attempts;
 mod bodies;
 mod cache;
 mod conduct;
+mod counting;
 mod faults;
 mod guards;
 mod health;
@@ -34,7 +35,9 @@ mod reports;
 mod settlement;
 mod setup;
 mod spans;
+mod whole;
 mod wishes;
+mod work;
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::collections::HashMap;
@@ -68,6 +71,7 @@ use faults::from_store;
 use health::{Healths, Retries};
 use keys::Keys;
 use setup::ProjectSetup;
+use work::Places;
 
 /// How long a starting server waits until what was spent is summed.
 const SUMMED_AT_START: Duration = Duration::from_secs(10);
@@ -111,6 +115,7 @@ struct Inner {
     cache: Cache,
     bodies: Option<Bodies>,
     retries: Retries,
+    places: Places,
     /// Held while the setup changes, so that of two changes the later one stays.
     setup_lock: tokio::sync::Mutex<()>,
     metrics: Metrics,
@@ -156,6 +161,7 @@ impl Models {
                 cache: Cache::default(),
                 bodies: bodies.transpose().map_err(Fault::internal)?,
                 retries: Retries::default(),
+                places: Places::default(),
                 setup_lock: tokio::sync::Mutex::default(),
                 metrics: Metrics::default(),
                 refusals: AtomicU64::new(0),

@@ -76,21 +76,23 @@ impl Outgoing {
 }
 
 /// What a provider is asked for that costs, read from what it will get: a translation takes some of what the client wrote and
-/// leaves the rest. `asked`: what stands in the client's own bytes. `limit`: as for [`Outgoing::prepare`].
+/// leaves the rest. With it the translation, where one was made. `asked`: what stands in the client's own bytes. `limit`: as for
+/// [`Outgoing::prepare`].
 pub(crate) fn demand(
     request: &Request,
     asked: &Demand,
     provider: &ModelProviderRow,
     target: &Target,
     price: &Price,
+    stream: bool,
     limit: u64,
-) -> Result<Demand, Refusal> {
-    let mut demand = asked.clone();
+) -> Result<(Demand, Option<Outgoing>), Refusal> {
+    let (mut demand, mut made) = (asked.clone(), None);
     if wire_between(request.dialect, provider) == Ok(request.dialect) {
         let mut headers = request.headers.iter();
         let beta = headers.find_map(|(name, value)| unpriced_header(name, value, price.max_input));
         demand.unpriced = demand.unpriced.or(beta);
-    } else if let Ok(sent) = Outgoing::prepare(request, provider, target, Some(price), true, Some(limit)) {
+    } else if let Ok(sent) = Outgoing::prepare(request, provider, target, Some(price), stream, Some(limit)) {
         if matches!(request.dialect, Dialect::Embeddings | Dialect::AiSdkEmbeddings) {
             demand.text = demand.text.max(sent.body.len() as u64);
         } else {
@@ -98,6 +100,7 @@ pub(crate) fn demand(
             // Its names are those that the client knows.
             demand.unpriced = asked.unpriced.clone().or(demand.unpriced);
         }
+        made = Some(sent);
     }
     // What cannot be translated is sent to nobody.
     if demand.linked && target.model.to_ascii_lowercase().contains("gemini") {
@@ -109,7 +112,7 @@ pub(crate) fn demand(
             })
         });
     }
-    Ok(demand)
+    Ok((demand, made))
 }
 
 /// The wire on which to ask a provider for what was asked on another.

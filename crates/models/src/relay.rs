@@ -9,22 +9,24 @@ use std::sync::Arc;
 
 use atoll_dialects::sse::Raw;
 use atoll_dialects::{
-    Answer, Dialect, Event, ReadStream, Stamp, Watch, WriteStream, ai_sdk, chat, converse, embeddings,
-    event_stream, failure, gemini, messages, responses, sse,
+    Dialect, Event, ReadStream, Watch, WriteStream, ai_sdk, chat, converse, event_stream, failure, gemini,
+    messages, responses, sse,
 };
-use atoll_gateway_core::{Target, input_tokens};
-use atoll_providers::{Call, Reply};
-use atoll_types::{Code, Fault, ModelCallId, ProjectId, Usd};
+use atoll_gateway_core::Target;
+use atoll_providers::Reply;
+use atoll_types::{Fault, ModelCallId, ProjectId, Usd};
 use bytes::Bytes;
 use futures_util::Stream;
-use serde_json::{Value, json};
+use futures_util::future::BoxFuture;
 
 use crate::cache::{self, Slot};
 use crate::faults::Refusal;
 use crate::listening::{Source, listen};
 use crate::outgoing::Outgoing;
-use crate::settlement::Open;
-use crate::{Models, Request, Who, attempts, conduct};
+use crate::settlement::{Open, Progress};
+use crate::whole::{about, stamp, timestamp, whole};
+use crate::work::LONG;
+use crate::{Models, Request, Who, conduct};
 
 /// Bytes of an answer, as they come.
 pub type AnswerStream = Pin<Box<dyn Stream<Item = Bytes> + Send>>;
@@ -48,9 +50,11 @@ pub enum Served {
 
 /// A call that may be made, and was not made yet.
 struct Begun {
-    request: Request,
+    request: Arc<Request>,
     open: Open,
     targets: Vec<Target>,
+    /// What the first of them will get, where that is known already.
+    made: Option<Outgoing>,
     stream: bool,
     wants_usage: bool,
     slot: Option<Slot>,
@@ -61,7 +65,7 @@ struct Begun {
 impl Models {
     /// Serves one call, from the question who pays to the last byte.
     pub async fn call(&self, who: &Who, request: Request) -> Result<Served, Refusal> {
-        let estimated = input_tokens(&request.body);
+        let estimated = self.estimate(who, &request.body).await?;
         self.take_rate(who, estimated)?;
         let begun = self.begin(who, request, estimated).await.inspect_err(|_| {
             // Nothing was used after all.
@@ -80,19 +84,27 @@ impl Models {
     }
 
     /// All that is decided before a provider is asked.
-    async fn begin(&self, who: &Who, mut request: Request, estimated: u64) -> Result<Begun, Refusal> {
-        request.body = self.guarded_body(who, request.body).await?;
+    async fn begin(&self, who: &Who, request: Request, estimated: u64) -> Result<Begun, Refusal> {
+        let project = &who.spender.project;
+        let bytes = self.weight(project, &request.body);
+        let (models, who) = (self.clone(), who.clone());
+        self.apart(project, bytes, move || models.decide(&who, request, estimated))
+            .await?
+    }
+
+    fn decide(&self, who: &Who, mut request: Request, estimated: u64) -> Result<Begun, Refusal> {
+        request.body = self.guarded_body(who, request.body)?;
         let slot = Slot::of(who, &request);
         let kept = slot.and_then(|slot| self.inner.cache.get(&slot, self.now()));
-        let admitted = self.admit(who, &request, kept.is_some(), estimated)?;
-        let stream =
-            admitted.stream && !matches!(request.dialect, Dialect::Embeddings | Dialect::AiSdkEmbeddings);
-        let wants_usage = admitted.wants_usage;
+        let mut admitted = self.admit(who, &request, kept.is_some(), estimated)?;
+        let (stream, wants_usage) = (admitted.stream, admitted.wants_usage);
+        let made = admitted.made.take();
         let (open, targets) = Open::begin(self, who, &request, admitted);
         Ok(Begun {
-            request,
+            request: Arc::new(request),
             open,
             targets,
+            made,
             stream,
             wants_usage,
             slot,
@@ -105,13 +117,14 @@ impl Models {
             request,
             mut open,
             targets,
+            made,
             stream,
             wants_usage,
             slot,
             kept: _,
         } = begun;
         let call = open.row.id.clone();
-        let answered = Box::pin(self.attempt(&mut open, &request, &targets, stream)).await;
+        let answered = Box::pin(self.attempt(&mut open, &request, &targets, stream, made)).await;
         let durable = open.durable().await;
         let (reply, outgoing) = match (answered, durable) {
             (Ok(answered), Ok(())) => answered,
@@ -137,8 +150,10 @@ impl Models {
                 open: Some(open),
                 reply,
                 received: 0,
+                is_closed: false,
                 splitter: Splitter::of(outgoing.speaks),
-                mode,
+                mode: Some(mode),
+                reading: None,
                 dialect: request.dialect,
                 copy,
             };
@@ -177,72 +192,6 @@ impl Models {
             }
         }
     }
-
-    /// How many tokens a request of the Messages wire has: the provider's own count where it counts, else a guess.
-    pub async fn count_tokens(&self, who: &Who, body: Bytes) -> Result<u64, Refusal> {
-        let estimated = input_tokens(&body);
-        self.take_rate(who, estimated)?;
-        let counted = self.count(who, body).await;
-        if let Some(key) = &who.key {
-            // Counting costs a request, but no tokens.
-            key.correct(estimated, 0);
-        }
-        counted
-    }
-
-    async fn count(&self, who: &Who, body: Bytes) -> Result<u64, Refusal> {
-        let request = Request {
-            dialect: Dialect::Messages,
-            body: self.guarded_body(who, body).await?,
-            model: None,
-            stream: Some(false),
-            headers: Vec::new(),
-            keep: None,
-        };
-        let peek = atoll_dialects::Peek::at(request.dialect, &request.body)?;
-        let asked = peek.model.unwrap_or_default();
-        self.refuse_unlisted(who, &asked)?;
-        let setup = self.setup(&who.spender.project);
-        let targets = setup
-            .catalogue
-            .plan(&asked, &Default::default(), |_| Default::default(), 0)?;
-        self.refuse_blocked(who, &setup, &asked, &targets)?;
-        let target = &targets[0];
-        let counts = setup
-            .providers
-            .get(&target.provider)
-            .filter(|provider| provider.row.kind == atoll_types::ProviderKind::Anthropic);
-        let Some(provider) = counts else {
-            return Ok(input_tokens(&request.body));
-        };
-        let outgoing = Outgoing::prepare(&request, &provider.row, target, None, false, None)?;
-        let call = Call {
-            kind: provider.row.kind,
-            base_url: &provider.row.base_url,
-            path: "/v1/messages/count_tokens",
-            headers: &[],
-            body: outgoing.body,
-            stream: false,
-        };
-        let project = &who.spender.project;
-        let failed = |error: &atoll_providers::Error| attempts::failed(target, error).0;
-        let ready = self.with_key(provider, call).map_err(|error| failed(&error))?;
-        let sent = self
-            .inner
-            .providers
-            .send(ready, project, self.reach_of(project))
-            .await;
-        let reply = sent.map_err(|error| failed(&error))?;
-        if !(200..300).contains(&reply.status) {
-            return Err(attempts::refused(target, reply, true).await);
-        }
-        let body = reply.whole().await.map_err(|error| failed(&error))?;
-        let value: Value = serde_json::from_slice(&body).unwrap_or_default();
-        value["input_tokens"].as_u64().ok_or_else(|| {
-            let message = format!("provider `{}` did not count", target.provider);
-            Fault::new(Code::ProviderFailed, message).into()
-        })
-    }
 }
 
 /// Gives an answer that was given before.
@@ -271,98 +220,6 @@ async fn again(open: Open, body: Bytes, stream: bool) -> Result<Served, Refusal>
             cost,
             cached: true,
         }
-    })
-}
-
-/// An answer in one piece.
-async fn whole(
-    request: &Request,
-    outgoing: &Outgoing,
-    reply: Reply,
-    open: &mut Open,
-) -> Result<Bytes, Refusal> {
-    let failed = |why: String| Refusal::from(Fault::new(Code::ProviderFailed, why));
-    let body = reply.whole().await.map_err(|error| failed(error.to_string()))?;
-    if outgoing.speaks == request.dialect {
-        let mut watch = Watch::new(outgoing.speaks);
-        watch.body(&body);
-        if !watch.seen.finished {
-            return Err(failed("the provider's answer is not JSON".into()));
-        }
-        open.seen.usage = watch.seen.usage;
-        open.seen.written = watch.seen.written;
-        open.seen.finish = watch.seen.reason;
-        open.seen.complete = open.seen.usage.is_some();
-        return Ok(body);
-    }
-    let garbage = |error: atoll_dialects::Untranslatable| {
-        failed(format!("the provider's answer makes no sense: {error}"))
-    };
-    let gateway = about(open);
-    if matches!(request.dialect, Dialect::Embeddings | Dialect::AiSdkEmbeddings) {
-        let mut answer = match outgoing.speaks {
-            Dialect::Gemini => embeddings::read_gemini(&body),
-            _ => embeddings::read_openai(&body),
-        }
-        .map_err(garbage)?;
-        open.seen.complete = answer.usage.is_some();
-        open.seen.usage = answer.usage;
-        // One that does not count is told our guess.
-        answer.usage = answer.usage.or(Some(open.row.usage));
-        let packed =
-            request.dialect == Dialect::Embeddings && embeddings::read_request(&request.body)?.packed;
-        let written = match request.dialect {
-            Dialect::AiSdkEmbeddings => embeddings::write_ai_sdk_answer(&answer, &gateway),
-            _ => embeddings::write_openai_answer(&answer, &open.row.asked, packed),
-        };
-        return Ok(written.to_string().into());
-    }
-    let answer = match outgoing.speaks {
-        Dialect::Messages => messages::read_answer(&body),
-        Dialect::Gemini => gemini::read_answer(&body),
-        Dialect::Converse => converse::read_answer(&body),
-        _ => chat::read_answer(&body),
-    }
-    .map_err(garbage)?;
-    open.seen.usage = answer.usage;
-    open.seen.complete = answer.usage.is_some();
-    open.seen.written = body.len() as u64;
-    let written = write_whole(request.dialect, &answer, &stamp(open), &gateway, open);
-    Ok(written.to_string().into())
-}
-
-fn write_whole(dialect: Dialect, answer: &Answer, stamp: &Stamp, gateway: &Value, open: &Open) -> Value {
-    match dialect {
-        Dialect::Responses => responses::write_answer(answer, stamp),
-        Dialect::Messages => messages::write_answer(answer, stamp),
-        Dialect::AiSdk => ai_sdk::write_answer(answer, stamp, &timestamp(open), gateway),
-        _ => chat::write_answer(answer, stamp),
-    }
-}
-
-fn stamp(open: &Open) -> Stamp {
-    Stamp {
-        id: open.row.id.bare().to_owned(),
-        model: open.row.asked.clone(),
-        created: open.row.started_at.0.div_euclid(1000),
-    }
-}
-
-fn timestamp(open: &Open) -> String {
-    jiff::Timestamp::from_millisecond(open.row.started_at.0)
-        .map_or_else(|_| String::new(), |at| at.to_string())
-}
-
-/// What the gateway tells a client of the AI SDK about the call.
-fn about(open: &Open) -> Value {
-    json!({
-        "generationId": open.row.id.as_str(),
-        "routing": {
-            "originalModelId": open.row.asked,
-            "finalProvider": open.row.provider,
-            "resolvedProviderApiModelId": open.row.model,
-            "attempts": open.row.attempts,
-        },
     })
 }
 
@@ -400,10 +257,22 @@ struct Relay {
     reply: Reply,
     /// Bytes so far.
     received: u64,
+    /// The provider has closed its stream.
+    is_closed: bool,
     splitter: Splitter,
-    mode: Mode,
+    /// `None` while an event is read that is long.
+    mode: Option<Mode>,
+    /// Which goes on whoever waits for it, and is not begun again.
+    reading: Option<BoxFuture<'static, Result<Read, Fault>>>,
     dialect: Dialect,
     copy: Option<Copy>,
+}
+
+/// An event that was long, for the client.
+struct Read {
+    mode: Mode,
+    seen: Progress,
+    bytes: Result<Bytes, String>,
 }
 
 /// Cuts what arrives into events.
@@ -532,6 +401,38 @@ impl Mode {
             failed: None,
         }
     }
+
+    /// An event, for the client.
+    fn event(&mut self, event: &Raw, seen: &mut Progress) -> Result<Bytes, String> {
+        match self {
+            Self::Pass { watch, hide_usage } => {
+                let only_usage = watch.event(event);
+                seen.usage = watch.seen.usage;
+                seen.finished = watch.seen.finished;
+                seen.written = watch.seen.written;
+                seen.complete = watch.seen.over && watch.seen.usage.is_some();
+                Ok(if only_usage && *hide_usage {
+                    Bytes::new()
+                } else {
+                    event.0.clone()
+                })
+            }
+            Self::Translate {
+                reader,
+                writer,
+                failed,
+            } => {
+                let Some(data) = event.data() else {
+                    return Ok(Bytes::new());
+                };
+                let mut events = Vec::new();
+                reader
+                    .read(&data, &mut events)
+                    .map_err(|error| format!("the provider's answer makes no sense: {error}"))?;
+                Ok(write_events(seen, writer.as_mut(), failed, &events))
+            }
+        }
+    }
 }
 
 impl Relay {
@@ -561,27 +462,54 @@ impl Relay {
     async fn relay(&mut self) -> Option<Bytes> {
         loop {
             self.open.as_ref()?;
+            if let Some(reading) = &mut self.reading {
+                let read = reading.await;
+                self.reading = None;
+                match self.put_back(read) {
+                    Ok(bytes) if bytes.is_empty() => {}
+                    Ok(bytes) => return Some(bytes),
+                    Err(why) => return Some(self.fail(&why)),
+                }
+            }
             match self.whole_events() {
                 Ok(Some(bytes)) => return Some(bytes),
                 Ok(None) => {}
                 Err(why) => return Some(self.fail(&why)),
             }
-            match self.reply.chunk().await {
+            if self.reading.is_some() {
+                continue;
+            }
+            let arrived = match self.is_closed {
+                true => Ok(None),
+                false => self.reply.chunk().await,
+            };
+            match arrived {
                 Ok(Some(chunk)) => {
                     self.received += chunk.len() as u64;
                     self.splitter.push(&chunk);
                 }
-                Ok(None) => return self.end(),
+                // What is left is an event, too.
+                Ok(None) => match self.splitter.rest() {
+                    Some(rest) if rest.0.len() >= LONG => {
+                        self.is_closed = true;
+                        self.read_apart(rest);
+                    }
+                    rest => return self.end(rest.as_ref()),
+                },
                 Err(error) => return Some(self.fail(&error.to_string())),
             }
         }
     }
 
-    /// Everything that has arrived whole, for the client.
+    /// Everything that has arrived whole, for the client, up to the first event that is long: that is read elsewhere.
     fn whole_events(&mut self) -> Result<Option<Bytes>, String> {
         let mut first: Option<Bytes> = None;
         let mut more: Vec<u8> = Vec::new();
         while let Some(event) = self.splitter.take()? {
+            if event.0.len() >= LONG {
+                self.read_apart(event);
+                break;
+            }
             let bytes = self.take(&event)?;
             match &first {
                 _ if bytes.is_empty() => {}
@@ -598,48 +526,46 @@ impl Relay {
     }
 
     fn take(&mut self, event: &Raw) -> Result<Bytes, String> {
-        let Some(open) = &mut self.open else {
-            return Ok(Bytes::new());
-        };
-        match &mut self.mode {
-            Mode::Pass { watch, hide_usage } => {
-                let only_usage = watch.event(event);
-                open.seen.usage = watch.seen.usage;
-                open.seen.finished = watch.seen.finished;
-                open.seen.written = watch.seen.written;
-                open.seen.complete = watch.seen.over && watch.seen.usage.is_some();
-                Ok(if only_usage && *hide_usage {
-                    Bytes::new()
-                } else {
-                    event.0.clone()
-                })
-            }
-            Mode::Translate {
-                reader,
-                writer,
-                failed,
-            } => {
-                let Some(data) = event.data() else {
-                    return Ok(Bytes::new());
-                };
-                let mut events = Vec::new();
-                reader
-                    .read(&data, &mut events)
-                    .map_err(|error| format!("the provider's answer makes no sense: {error}"))?;
-                Ok(write_events(open, writer.as_mut(), failed, &events))
-            }
+        match (&mut self.open, &mut self.mode) {
+            (Some(open), Some(mode)) => mode.event(event, &mut open.seen),
+            _ => Ok(Bytes::new()),
         }
     }
 
+    fn read_apart(&mut self, event: Raw) {
+        let (Some(open), Some(mut mode)) = (&self.open, self.mode.take()) else {
+            return;
+        };
+        let (models, project, mut seen) = (open.models.clone(), open.row.project.clone(), open.seen.clone());
+        self.reading = Some(Box::pin(async move {
+            let bytes = event.0.len();
+            let reading = move || {
+                let bytes = mode.event(&event, &mut seen);
+                Read { mode, seen, bytes }
+            };
+            models.apart(&project, bytes, reading).await
+        }));
+    }
+
+    fn put_back(&mut self, read: Result<Read, Fault>) -> Result<Bytes, String> {
+        let Read { mode, seen, bytes } = read.map_err(|fault| fault.message)?;
+        self.mode = Some(mode);
+        if let Some(open) = &mut self.open {
+            open.seen = seen;
+        }
+        bytes
+    }
+
     /// The provider has closed its stream.
-    fn end(&mut self) -> Option<Bytes> {
-        let rest = self.splitter.rest();
+    fn end(&mut self, rest: Option<&Raw>) -> Option<Bytes> {
         let mut out = match rest {
-            Some(rest) => self.take(&rest).unwrap_or_default().to_vec(),
+            Some(rest) => self.take(rest).unwrap_or_default().to_vec(),
             None => Vec::new(),
         };
-        let open = self.open.as_mut()?;
-        let (finished, reason) = match &mut self.mode {
+        let (Some(open), Some(mode)) = (&mut self.open, &mut self.mode) else {
+            return None;
+        };
+        let (finished, reason) = match mode {
             Mode::Pass { watch, .. } => {
                 open.seen.finish.clone_from(&watch.seen.reason);
                 (
@@ -654,7 +580,7 @@ impl Relay {
             } => {
                 let mut events = Vec::new();
                 let finished = reader.end(&mut events);
-                out.extend_from_slice(&write_events(open, writer.as_mut(), failed, &events));
+                out.extend_from_slice(&write_events(&mut open.seen, writer.as_mut(), failed, &events));
                 (finished && failed.is_none(), failed.clone())
             }
         };
@@ -682,8 +608,8 @@ impl Relay {
 
     fn fail(&mut self, why: &str) -> Bytes {
         let bytes = match &mut self.mode {
-            Mode::Pass { .. } => failure(self.dialect, why),
-            Mode::Translate { writer, .. } => {
+            None | Some(Mode::Pass { .. }) => failure(self.dialect, why),
+            Some(Mode::Translate { writer, .. }) => {
                 let mut out = Vec::new();
                 writer.write(&Event::Failed(why.to_owned()), &mut out);
                 out
@@ -713,7 +639,7 @@ impl Drop for Relay {
 }
 
 fn write_events(
-    open: &mut Open,
+    seen: &mut Progress,
     writer: &mut dyn WriteStream,
     failed: &mut Option<String>,
     events: &[Event],
@@ -722,13 +648,13 @@ fn write_events(
     for event in events {
         match event {
             Event::Text(text) | Event::Thinking(text) | Event::Arguments(text) => {
-                open.seen.written += text.len() as u64;
+                seen.written += text.len() as u64;
             }
-            Event::Usage(usage) => open.seen.usage = Some(*usage),
+            Event::Usage(usage) => seen.usage = Some(*usage),
             // It is the last, behind the usage.
             Event::Finish(_) => {
-                open.seen.finished = true;
-                open.seen.complete = open.seen.usage.is_some();
+                seen.finished = true;
+                seen.complete = seen.usage.is_some();
             }
             Event::Failed(why) => *failed = Some(why.clone()),
             Event::Open(_) | Event::Close | Event::Signature(_) => {}

@@ -88,7 +88,7 @@ impl Models {
     }
 }
 
-/// Counters since the start. Labels are names of the operator's choosing: providers and models, never callers.
+/// Counters since the start. Labels are names that projects choose: providers and models, never callers.
 #[derive(Debug, Default)]
 pub struct Metrics {
     calls: Mutex<BTreeMap<Labels, Counted>>,
@@ -111,7 +111,7 @@ struct Counted {
     unpriced: u64,
 }
 
-/// Names of models come from callers; beyond this many they are counted together.
+/// Names of models come from callers, and those of providers from projects; beyond this many they are counted together.
 const MOST_SERIES: usize = 500;
 
 impl Metrics {
@@ -134,6 +134,7 @@ impl Metrics {
             outcome,
         };
         if calls.len() >= MOST_SERIES && !calls.contains_key(&labels) {
+            "other".clone_into(&mut labels.provider);
             "other".clone_into(&mut labels.model);
         }
         let counted = calls.entry(labels).or_default();
@@ -194,8 +195,12 @@ mod tests {
 
     impl Metrics {
         fn count(&self, model: &str, cost: Usd) {
+            self.count_of("acme", model, cost);
+        }
+
+        fn count_of(&self, provider: &str, model: &str, cost: Usd) {
             self.settle(
-                "acme",
+                provider,
                 model,
                 "ok",
                 Counted {
@@ -255,21 +260,29 @@ mod tests {
     }
 
     #[test]
-    fn beyond_so_many_models_they_are_counted_together_and_those_that_are_known_go_on() {
+    fn beyond_so_many_names_they_are_counted_together_and_those_that_are_known_go_on() {
         let metrics = Metrics::default();
         for number in 0..MOST_SERIES + 10 {
             metrics.count(&format!("model-{number}"), Usd::ZERO);
         }
+        for number in 0..MOST_SERIES {
+            metrics.count_of(&format!("provider-{number}"), "m", Usd::ZERO);
+        }
         metrics.count("model-0", Usd::ZERO);
         let text = metrics.text();
-        let calls = |model: &str| {
-            let start =
-                format!("atoll_model_calls_total{{provider=\"acme\",model=\"{model}\",outcome=\"ok\"}} ");
+        let calls = |provider: &str, model: &str| {
+            let start = format!(
+                "atoll_model_calls_total{{provider=\"{provider}\",model=\"{model}\",outcome=\"ok\"}} "
+            );
             text.lines()
                 .find_map(|line| line.strip_prefix(&start)?.parse::<u64>().ok())
         };
-        assert_eq!(calls("model-0"), Some(2));
-        assert_eq!(calls("other"), Some(10));
-        assert_eq!(calls(&format!("model-{MOST_SERIES}")), None);
+        assert_eq!(calls("acme", "model-0"), Some(2));
+        assert_eq!(calls("other", "other"), Some(MOST_SERIES as u64 + 10));
+        assert_eq!(calls("acme", &format!("model-{MOST_SERIES}")), None);
+        let series = text
+            .lines()
+            .filter(|line| line.starts_with("atoll_model_calls_total{"));
+        assert_eq!(series.count(), MOST_SERIES + 1);
     }
 }

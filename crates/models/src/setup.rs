@@ -18,7 +18,8 @@ use zeroize::Zeroizing;
 pub use budgets::{BudgetView, SetBudget};
 
 use crate::faults::from_store;
-use crate::guards::{Guards, Turns};
+use crate::guards::Guards;
+use crate::work::LONG;
 use crate::{Models, budget_of, fresh};
 
 /// What a project may have: each change copies all of it, and each call looks through it.
@@ -52,7 +53,6 @@ pub(crate) struct ProjectSetup {
     routes: BTreeMap<String, ModelRouteRow>,
     budgets: BTreeMap<String, ModelBudgetRow>,
     pub(crate) guards: Option<Arc<Guards>>,
-    pub(crate) screening: Turns,
 }
 
 impl ProjectSetup {
@@ -224,10 +224,8 @@ impl Models {
                 .insert(row.name.clone(), row.clone());
         }
         for row in setup.guards {
-            let compiling = self.inner.runtime.spawn_blocking(|| Guards::kept(row.guards));
-            let guards = compiling
-                .await
-                .map_err(|_| Fault::internal("the guards of a project could not be read"))?;
+            let kept = row.guards;
+            let guards = self.apart(&row.project, LONG, || Guards::kept(kept)).await?;
             if let Some(why) = guards.unusable() {
                 tracing::error!(project = %row.project, %why, "the guards of a project cannot be used; its calls are refused");
             }

@@ -27,6 +27,9 @@ pub fn server_full(message: String) -> Fault {
 pub fn from_image(error: &atoll_image::Error) -> Fault {
     match error {
         atoll_image::Error::InUse { .. } => Fault::new(Code::TemplateInUse, error.to_string()),
+        atoll_image::Error::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
+            server_full(error.to_string())
+        }
         _ => Fault::new(Code::TemplateFailed, error.to_string()),
     }
 }
@@ -100,6 +103,20 @@ mod tests {
             source: told.into(),
         };
         assert_eq!(code(&thaw), Code::ServerDiskFull);
+        // While a template is made.
+        let made = |kind: io::ErrorKind| atoll_image::Error::Io {
+            doing: "write",
+            path: "/blobs/new".into(),
+            source: kind.into(),
+        };
+        assert_eq!(
+            from_image(&made(io::ErrorKind::StorageFull)).code,
+            Code::ServerDiskFull
+        );
+        assert_eq!(
+            from_image(&made(io::ErrorKind::PermissionDenied)).code,
+            Code::TemplateFailed
+        );
         let denied = writing(io::ErrorKind::PermissionDenied);
         assert_eq!(code(&start(denied)), Code::RuntimeFailed);
         // The disk of an instance, in the words of its agent.

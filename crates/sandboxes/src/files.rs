@@ -15,6 +15,8 @@ use crate::{ByteStream, Caller, FileChange, FileContent, FilePath, Pay, Sandboxe
 const MAX_ENTRIES: usize = 200_000;
 /// The most that their paths and names may take: entries are counted and weighed, for a guest that lies makes them large.
 const MAX_LISTED: usize = 64 << 20;
+/// More than so many are not put in order in passing.
+const MANY: usize = 10_000;
 /// The longest name in an event of a watch; there are none longer.
 const MAX_NAME: usize = 4096;
 
@@ -140,8 +142,13 @@ impl Sandboxes {
             pay((more + batch.len() * size_of::<FileEntry>()) as u64)?;
             entries.extend(batch);
         }
-        entries.sort_by(|a, b| a.stat.path.cmp(&b.stat.path));
-        Ok(entries)
+        if entries.len() < MANY {
+            return Ok(in_order(entries));
+        }
+        let sorting = crate::blocking::run(move || in_order(entries));
+        sorting
+            .await
+            .map_err(|_| Fault::internal("the listing could not be put in order"))
     }
 
     /// For `MakeDir`, whether it was new; otherwise true.
@@ -283,6 +290,11 @@ impl Sandboxes {
             Err(error) => Err(from_channel(&cell, error).await),
         }
     }
+}
+
+fn in_order(mut entries: Vec<FileEntry>) -> Vec<FileEntry> {
+    entries.sort_by(|a, b| a.stat.path.cmp(&b.stat.path));
+    entries
 }
 
 /// What an entry takes in memory, nearly.

@@ -86,6 +86,19 @@ pub struct ListedProcess {
     pub tag: Option<String>,
 }
 
+impl ListedProcess {
+    /// The bytes that it takes, in a list that grows by doubling.
+    fn weight(&self) -> u64 {
+        let ProcessSaid { argv, env, cwd } = &self.said;
+        let text = |text: &String| size_of::<String>() + text.len();
+        let words = argv.iter().map(text).sum::<usize>();
+        let variables = env.iter().map(|(name, value)| 2 * (text(name) + text(value)));
+        let others = [cwd, &self.tag].into_iter().flatten().map(String::len);
+        let texts = words + variables.sum::<usize>() + others.sum::<usize>();
+        (texts + 2 * size_of::<Self>()) as u64
+    }
+}
+
 /// The way to a process.
 #[derive(Debug)]
 pub struct Process {
@@ -347,15 +360,18 @@ impl Processes {
         let running = commands
             .into_iter()
             .filter(|command| command.state == CommandState::Running);
-        let listed = running.map(|command| {
+        let mut listed = Vec::new();
+        for command in running {
             let known = known.iter().find(|process| process.command == command.id);
-            ListedProcess {
+            let process = ListedProcess {
                 pid: command.pid,
                 said: known.map_or_else(|| ProcessSaid::of(&command), |process| process.said.clone()),
                 tag: known.and_then(|process| process.tag.clone()),
-            }
-        });
-        Ok(listed.collect())
+            };
+            pay(process.weight())?;
+            listed.push(process);
+        }
+        Ok(listed)
     }
 
     /// Hands on what a process says from now on. Its first listener must be there before that, so that nothing is lost.
@@ -455,6 +471,31 @@ mod tests {
             heard.push(event.map_err(|fault| fault.code));
         }
         heard
+    }
+
+    /// What somebody said when they started it is in every list of it, and as long as they liked.
+    #[test]
+    fn all_that_is_told_of_a_process_is_weighed() {
+        let long = || "x".repeat(1000);
+        let bare = ListedProcess {
+            pid: 1,
+            said: ProcessSaid::default(),
+            tag: None,
+        };
+        let mut listed = ListedProcess {
+            tag: Some(long()),
+            ..bare
+        };
+        let mut before = listed.weight();
+        assert!(before > 1000);
+        listed.said.argv = vec![long(), long()];
+        assert!(listed.weight() > before + 2000);
+        before = listed.weight();
+        listed.said.env.insert(long(), long());
+        assert!(listed.weight() > before + 2000);
+        before = listed.weight();
+        listed.said.cwd = Some(long());
+        assert_eq!(listed.weight(), before + 1000);
     }
 
     #[tokio::test]

@@ -33,7 +33,6 @@
 mod error;
 pub mod ledger;
 pub mod models;
-mod page;
 pub mod sandboxes;
 pub mod saved;
 pub mod sqlite;
@@ -45,6 +44,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 pub use atoll_identity::IdentityStore;
+pub use atoll_types::{Cursor, MAX_PAGE, Page};
 pub use error::Error;
 pub use ledger::{
     CommandEnd, Fact, FactPage, FactQuery, FactRow, LedgerStore, ModelCallFact, NetworkDecision, NewFact,
@@ -55,7 +55,6 @@ pub use models::{
     ModelKeyRow, ModelPriceRow, ModelProviderRow, ModelRates, ModelRouteRow, ModelSetup, ModelSetupStore,
     ModelStore, ModelTarget, ScreenRule, SpendBy, SpendQuery, SpendRow,
 };
-pub use page::{Cursor, MAX_PAGE, Page};
 pub use sandboxes::{
     ArtifactKind, ArtifactRow, ArtifactStore, Idempotency, Inserted, InstanceQuery, InstanceRow,
     InstanceStore, NetworkTotal, NetworkUsageStore, NewSandbox, SandboxQuery, SandboxRow, SandboxRowStore,

@@ -16,6 +16,7 @@ mod artifacts;
 mod engine;
 mod error;
 mod facts;
+mod groups;
 mod identity;
 mod instances;
 mod keys;

@@ -320,8 +320,8 @@ codes! {
             "Use the name that `atoll port` shows.";
         PortRefused GuestFailed "port_refused" "Nobody listens on the port inside the sandbox."
             "Start the server in the sandbox, on all addresses.";
-        PortTimedOut TimedOut "port_timed_out" "The port inside the sandbox took the connection but did not answer in time."
-            "Look at the server in the sandbox.";
+        PortTimedOut TimedOut "port_timed_out" "The port inside the sandbox did not accept a connection within 10 seconds."
+            "Look at the server in the sandbox: it may be too busy to accept connections.";
         PortBrokeHttp GuestFailed "port_broke_http" "The port inside the sandbox did not answer in HTTP."
             "Look at what listens there.";
         ConnectionRefused GuestFailed "connection_refused" "Nobody listens where the sandbox was asked to connect."

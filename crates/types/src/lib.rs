@@ -12,6 +12,7 @@ mod money;
 mod name;
 mod network;
 mod owner;
+mod page;
 mod sandbox;
 mod saving;
 mod template;
@@ -33,6 +34,7 @@ pub use network::{
     RuleAction, SecretBinding, SecretRef, SecretUse,
 };
 pub use owner::{OwnedBy, Owner, OwnerKind, WorkflowOwner};
+pub use page::{Cursor, MAX_PAGE, Page};
 pub use sandbox::{
     DiskBacking, Hook, Hooks, IdleAction, IdlePolicy, Isolation, Resources, SandboxSpec, TimeoutAction,
     VolumeMount,

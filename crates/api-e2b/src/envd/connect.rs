@@ -22,6 +22,8 @@ use super::messages::{SendInputRequest, StartRequest, StreamInputRequest};
 pub(crate) const INPUT_BYTES: usize = 16 * 1024 * 1024;
 /// The largest of the others.
 const MESSAGE_BYTES: usize = 1024 * 1024;
+/// Answers from here on are not written in passing.
+const LONG: usize = 1024 * 1024;
 /// The most that a message may take once it is read, beside its bytes.
 const MOST_BESIDE: u64 = 64 * 1024 * 1024;
 /// What stands before each message of a stream: flags, and its length.
@@ -423,6 +425,20 @@ pub(crate) fn answer(kind: Kind, outcome: Result<impl Wire, Error>) -> Response 
             };
             ([(header::CONTENT_TYPE, kind.content_type())], body).into_response()
         }
+    }
+}
+
+/// The same for a message that may be long: then it is written where nobody else waits.
+pub(crate) async fn answer_long<T: Wire + Send + 'static>(kind: Kind, outcome: Result<T, Error>) -> Response {
+    match outcome {
+        Ok(message) if message.encoded_len() > LONG => {
+            let written = tokio::task::spawn_blocking(move || answer(kind, Ok(message))).await;
+            written.unwrap_or_else(|_| {
+                let error = Error::new(Code::Internal, "the answer could not be written");
+                answer(kind, Err::<T, _>(error))
+            })
+        }
+        outcome => answer(kind, outcome),
     }
 }
 

@@ -35,7 +35,7 @@ pub(crate) async fn serve(call: Call, kind: Kind, method: &str, request: Request
         }
         "ListDir" => {
             let request: ListDirRequest = call.receive(kind, body).await?;
-            connect::answer(kind, list_dir(&call, &request).await)
+            connect::answer_long(kind, list_dir(&call, &request).await).await
         }
         "Remove" => {
             let request: PathRequest = call.receive(kind, body).await?;

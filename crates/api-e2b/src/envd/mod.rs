@@ -98,9 +98,10 @@ pub(crate) async fn serve(app: &App, target: &Target, request: Request) -> Respo
 pub(crate) async fn serve_signed(app: &App, request: Request) -> Response {
     let found = FileQuery::of(&request).map(|query| {
         let signed = query.signed(request.method() != Method::GET);
-        let id = app
-            .sandboxes
-            .find_living(|sandbox| signed.matches(&app.identity.token(&Opens::Agent { sandbox })));
+        let id = signed.by().and_then(|by| {
+            app.sandboxes
+                .find_living(|sandbox| by.matches(&app.identity.token(&Opens::Agent { sandbox })))
+        });
         (id, signed.signature.is_some())
     });
     match found {

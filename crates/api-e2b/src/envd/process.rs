@@ -38,7 +38,7 @@ pub(crate) async fn serve(call: Call, kind: Kind, method: &str, request: Request
         }
         "List" => {
             let _: Nothing = call.receive(kind, body).await?;
-            return Ok(connect::answer(kind, list(&call).await));
+            return Ok(connect::answer_long(kind, list(&call).await).await);
         }
         "Update" => {
             let request: UpdateRequest = call.receive(kind, body).await?;
@@ -242,9 +242,12 @@ async fn list(call: &Call) -> Result<ProcessList, Error> {
         pid: process.pid,
         tag: process.tag,
     });
-    Ok(ProcessList {
+    let list = ProcessList {
         processes: processes.collect(),
-    })
+    };
+    // Until the answer that is made of it is there.
+    call.visit.keep(permit);
+    Ok(list)
 }
 
 async fn find(call: &Call, selector: Option<&ProcessSelector>) -> Result<Arc<Process>, Error> {

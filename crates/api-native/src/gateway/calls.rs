@@ -221,6 +221,8 @@ pub(crate) struct Compute {
 }
 
 /// Sums what was spent.
+///
+/// Of more than 10,000 groups those that called last are told, and the rest together as `other`.
 #[utoipa::path(
     get, path = "/v1/gateway/spend", tag = "models",
     security(("key" = ["models.read"])), params(SpendQueryArgs),

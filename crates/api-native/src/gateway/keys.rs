@@ -7,15 +7,15 @@ use atoll_types::KeyId;
 use axum::extract::{Extension, State};
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::{instant, word};
 use crate::App;
 use crate::error::Answer;
-use crate::extract::{As, At, Json};
-use crate::wire::time;
+use crate::extract::{Args, As, At, Json};
+use crate::wire::{page, time};
 
 pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -79,24 +79,40 @@ pub(crate) struct NewModelKey {
     secret: String,
 }
 
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct ModelKeysQuery {
+    /// `next` of the page before.
+    cursor: Option<String>,
+    #[param(minimum = 1, maximum = 100, default = 50)]
+    limit: Option<u64>,
+}
+
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ModelKeyList {
     items: Vec<ModelKey>,
+    /// Pass it as `cursor` to get what follows; absent at the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next: Option<String>,
 }
 
-/// Lists the keys for models.
+/// Lists the keys for models, newest first.
 #[utoipa::path(
     get, path = "/v1/gateway/keys", tag = "models",
-    security(("key" = ["models.read"])),
-    responses((status = 200, description = "The keys, without their secrets.", body = ModelKeyList))
+    security(("key" = ["models.read"])), params(ModelKeysQuery),
+    responses((status = 200, description = "A page of the keys, without their secrets.", body = ModelKeyList))
 )]
 pub(crate) async fn list_model_keys(
     State(app): State<App>,
     As(caller): As,
+    Args(query): Args<ModelKeysQuery>,
 ) -> Answer<axum::Json<ModelKeyList>> {
-    let rows = app.models.list_model_keys(caller.project()).await?;
+    let (after, limit) = page(query.cursor, query.limit)?;
+    let page = app.models.list_model_keys(caller.project(), after, limit).await?;
     Ok(axum::Json(ModelKeyList {
-        items: rows.into_iter().map(ModelKey::of).collect(),
+        items: page.items.into_iter().map(ModelKey::of).collect(),
+        next: page.next.map(|cursor| cursor.to_string()),
     }))
 }
 

@@ -28,9 +28,7 @@ pub(crate) async fn run(global: &Global, output: Output, command: KeyCommand) ->
             output.note("This is the only time that the key is shown.");
         }
         KeyCommand::List { whose } => {
-            let request = client.request(Method::GET, "/v1/keys").query(&of(&whose));
-            let answer = client.json(request).await?;
-            let keys = answer["items"].as_array().cloned().unwrap_or_default();
+            let keys = client.list("/v1/keys", &of(&whose)).await?;
             let rows: Vec<_> = keys
                 .iter()
                 .map(|key| {
@@ -67,7 +65,10 @@ pub(crate) async fn run(global: &Global, output: Output, command: KeyCommand) ->
     Ok(())
 }
 
-fn of(whose: &WhoseArgs) -> Vec<(&'static str, &str)> {
-    let named = whose.project.as_deref();
-    named.map(|project| ("project", project)).into_iter().collect()
+fn of(whose: &WhoseArgs) -> Vec<(String, String)> {
+    let named = whose.project.clone();
+    named
+        .map(|project| ("project".into(), project))
+        .into_iter()
+        .collect()
 }

@@ -301,8 +301,8 @@ async fn key(client: &Client, output: Output, command: ModelKeyCommand) -> Resul
             output.note("This is the only time that the key is shown.");
         }
         ModelKeyCommand::List => {
-            let answer = client.get("/v1/gateway/keys").await?;
-            let rows: Vec<_> = items(&answer)
+            let keys = client.list("/v1/gateway/keys", &[]).await?;
+            let rows: Vec<_> = keys
                 .iter()
                 .map(|one| {
                     let ends = if one["revoked_at"].is_null() {
@@ -320,7 +320,7 @@ async fn key(client: &Client, output: Output, command: ModelKeyCommand) -> Resul
                 })
                 .collect();
             output.table(["ID", "NAME", "KEY", "MODELS", "ENDS"], &rows, "no keys");
-            output.json(&answer["items"]);
+            output.json(&Value::Array(keys));
         }
         ModelKeyCommand::Revoke { id } => {
             let answer = client

@@ -132,26 +132,21 @@ impl Models {
                 }
             }
             BudgetScope::Key => {
-                let virtual_keys = self.list_model_keys(project).await?;
-                let own = self.inner.identity.list_keys(project).await?;
-                let by_id = virtual_keys
-                    .iter()
-                    .map(|row| &row.id)
-                    .chain(own.iter().map(|row| &row.id));
-                if by_id.into_iter().any(|id| id.as_str() == subject) {
+                if let Ok(id) = subject.parse()
+                    && self.inner.identity.has_key(project, &id).await?
+                {
                     return Ok(subject);
                 }
-                let mut named = virtual_keys
-                    .iter()
-                    .filter(|row| row.name == subject && row.revoked_at.is_none());
-                match (named.next(), named.next()) {
-                    (Some(row), None) => return Ok(row.id.as_str().to_owned()),
-                    (Some(_), Some(_)) => {
+                let called = self.store().models.model_keys_called(project, &subject).await;
+                match &called.map_err(|e| from_store(&e))?[..] {
+                    [one] => return Ok(one.as_str().to_owned()),
+                    [first, ..] if first.as_str() == subject => return Ok(subject),
+                    [_, ..] => {
                         let message = format!("there are several keys named `{}`", shown(&subject));
                         return Err(Fault::new(Code::SubjectAmbiguous, message)
                             .hint("name it by its id; `atoll model key list` shows it"));
                     }
-                    (None, _) => {}
+                    [] => {}
                 }
             }
         }

@@ -13,6 +13,7 @@ mod conversations;
 mod evasion;
 mod guards;
 mod isolation;
+mod long;
 mod places;
 mod readings;
 mod support;

@@ -28,6 +28,16 @@ async fn a_revoked_key_opens_nothing(server: &mut Server) {
     let listed = client.get("/v1/keys").await.ok();
     assert_eq!(listed["items"].as_array().unwrap().len(), 2, "{listed}");
     assert!(!listed.to_string().contains(&secret), "a secret is shown once");
+    let newest = client.get("/v1/keys?limit=1").await.ok();
+    assert_eq!(newest["items"], json!([made["key"]]), "{newest}");
+    let next = newest["next"].as_str().unwrap();
+    let oldest = client.get(&format!("/v1/keys?limit=1&cursor={next}")).await.ok();
+    assert_eq!(oldest["items"], json!([listed["items"][1]]), "{oldest}");
+    assert_eq!(oldest.get("next"), None);
+    client
+        .get("/v1/keys?cursor=elsewhere")
+        .await
+        .refused(400, "cursor_invalid");
 
     let id = made["key"]["id"].as_str().unwrap();
     let revoked = client.delete(&format!("/v1/keys/{id}")).await.ok();

@@ -11,7 +11,7 @@ use atoll_types::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, NewFact};
+use crate::{Cursor, Error, NewFact, Page};
 
 #[derive(Clone, PartialEq, Eq)]
 pub struct ModelProviderRow {
@@ -167,10 +167,25 @@ pub trait ModelSetupStore: fmt::Debug + Send + Sync + 'static {
 
     async fn delete_model_price(&self, project: &ProjectId, model: &str) -> Result<bool, Error>;
 
-    async fn insert_model_key(&self, key: ModelKeyRow, facts: Vec<NewFact>) -> Result<(), Error>;
+    /// Whether it was made; not where the project has `most` that work already. Of those that do not work any more, as many of
+    /// the latest are kept.
+    async fn insert_model_key(
+        &self,
+        key: ModelKeyRow,
+        most: usize,
+        facts: Vec<NewFact>,
+    ) -> Result<bool, Error>;
 
-    /// All of a project, revoked ones too, oldest first.
-    async fn model_keys(&self, project: &ProjectId) -> Result<Vec<ModelKeyRow>, Error>;
+    /// Of a project, revoked ones too, newest first.
+    async fn model_keys(
+        &self,
+        project: &ProjectId,
+        after: Option<Cursor>,
+        limit: usize,
+    ) -> Result<Page<ModelKeyRow>, Error>;
+
+    /// Those of a project that have this id, or this name and were not revoked; of many, two.
+    async fn model_keys_called(&self, project: &ProjectId, called: &str) -> Result<Vec<KeyId>, Error>;
 
     /// The time of an earlier revocation stays, and its facts are not repeated.
     async fn revoke_model_key(

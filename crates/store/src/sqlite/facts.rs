@@ -4,6 +4,7 @@ use async_trait::async_trait;
 use atoll_types::{CommandId, ProjectId, SandboxId, Timestamp};
 use rusqlite::{Connection, Row};
 
+use super::groups::Groups;
 use super::{Ledger, instances, sql};
 use crate::{
     Error, Fact, FactPage, FactQuery, FactRow, LedgerStore, NewFact, Scope, SpendBy, SpendQuery, UsageTotal,
@@ -176,28 +177,36 @@ impl LedgerStore for Ledger {
         let Some(group) = query.by.group_of_usage().filter(|_| !of_some_calls) else {
             return Ok(Vec::new());
         };
-        self.file.read("sum usage by group", move |db| {
-            // In two halves each, as in `usage_total`: a sum of many may not fit into one.
-            let statement = format!(
-                "SELECT sum(wall >> 24), sum(wall & 16777215), sum(cpu >> 24), sum(cpu & 16777215),
-                        sum(memory >> 24), sum(memory & 16777215), sum(disk >> 24), sum(disk & 16777215), bucket
-                 FROM (SELECT {group} AS bucket, data ->> 'wall_millis' AS wall, data ->> 'cpu_micros' AS cpu,
-                              data ->> 'memory_byte_seconds' AS memory, data ->> 'disk_byte_seconds' AS disk
-                       FROM facts WHERE project = ?1 AND at >= ?2 AND at < ?3 AND kind = 'usage'
-                           AND (?4 IS NULL OR sandbox = ?4))
-                 GROUP BY bucket ORDER BY bucket LIMIT 10000"
-            );
-            let sandbox = query.sandbox.as_ref().map(SandboxId::as_str);
-            sql::rows(
-                db,
-                &statement,
-                &[&query.project.as_str(), &query.from.0, &query.to.0, &sandbox],
-                |row| {
-                    Ok((row.get(8)?, read_usage(row)?))
-                },
-            )
-        })
-        .await
+        self.file
+            .read("sum usage by group", move |db| {
+                let mut statement = db.prepare_cached(&format!(
+                    "SELECT {group} AS bucket, data ->> 'wall_millis', data ->> 'cpu_micros',
+                        data ->> 'memory_byte_seconds', data ->> 'disk_byte_seconds'
+                 FROM facts WHERE project = ?1 AND at >= ?2 AND at < ?3 AND kind = 'usage'
+                     AND (?4 IS NULL OR sandbox = ?4)"
+                ))?;
+                let sandbox = query.sandbox.as_ref().map(SandboxId::as_str);
+                let mut rows =
+                    statement.query((query.project.as_str(), query.from.0, query.to.0, sandbox))?;
+                let mut groups = Groups::<UsageTotal>::default();
+                while let Some(row) = rows.next()? {
+                    let sum = groups.of(row.get_ref(0)?.as_str().map_err(rusqlite::Error::from)?);
+                    let counts = [
+                        &mut sum.wall_millis,
+                        &mut sum.cpu_micros,
+                        &mut sum.memory_byte_seconds,
+                        &mut sum.disk_byte_seconds,
+                    ];
+                    for (at, sum) in counts.into_iter().enumerate() {
+                        let more: Option<i64> = row.get(1 + at)?;
+                        *sum = sum.saturating_add(u64::try_from(more.unwrap_or(0)).unwrap_or(0));
+                    }
+                }
+                let mut sums: Vec<_> = groups.into_sums().collect();
+                sums.sort_by(|(a, _), (b, _)| a.cmp(b));
+                Ok(sums)
+            })
+            .await
     }
 }
 
@@ -231,7 +240,7 @@ fn read_usage(row: &Row<'_>) -> rusqlite::Result<UsageTotal> {
     })
 }
 
-pub(crate) fn wide_sum(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
+fn wide_sum(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
     let high: Option<i64> = row.get(column)?;
     let low: Option<i64> = row.get(column + 1)?;
     let sum = (i128::from(high.unwrap_or(0)) << 24) + i128::from(low.unwrap_or(0));

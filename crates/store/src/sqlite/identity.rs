@@ -4,7 +4,7 @@ use atoll_identity::{IdentityStore, Key, ModelKey, NewKey, NewSession, Project, 
 use atoll_types::{KeyId, ProjectId, Timestamp};
 
 use super::{Identity, keys, projects, sessions};
-use crate::Error;
+use crate::{Cursor, Error, Page};
 
 #[async_trait::async_trait]
 impl IdentityStore for Identity {
@@ -49,9 +49,24 @@ impl IdentityStore for Identity {
         found.await.map_err(|e| told(&e))
     }
 
-    async fn keys(&self, project: &ProjectId) -> Result<Vec<Key>, StoreError> {
+    async fn keys(
+        &self,
+        project: &ProjectId,
+        after: Option<Cursor>,
+        limit: usize,
+    ) -> Result<Page<Key>, StoreError> {
         let project = project.clone();
-        let found = self.file.read("list keys", move |db| keys::of(db, &project));
+        let found = self.file.read("list keys", move |db| {
+            keys::of(db, &project, after.as_ref(), limit)
+        });
+        found.await.map_err(|e| told(&e))
+    }
+
+    async fn key(&self, project: &ProjectId, id: &KeyId) -> Result<Option<Key>, StoreError> {
+        let (project, id) = (project.clone(), id.clone());
+        let found = self
+            .file
+            .read("find the key", move |db| keys::one(db, &project, &id));
         found.await.map_err(|e| told(&e))
     }
 

@@ -4,8 +4,8 @@ use atoll_identity::{Key, ModelKey, NewKey, Scope};
 use atoll_types::{KeyId, ProjectId, Timestamp};
 use rusqlite::{Connection, Row};
 
-use super::{facts, sql};
-use crate::{Error, Fact, NewFact};
+use super::{facts, page, sql};
+use crate::{Cursor, Error, Fact, NewFact, Page};
 
 /// `None`: there are `most` that work already. Of those that do not work any more, as many of the latest are kept.
 pub(crate) fn insert(db: &Connection, key: NewKey, most: usize) -> Result<Option<Key>, Error> {
@@ -94,11 +94,28 @@ pub(crate) fn find_active_for_models(db: &Connection, hash: &[u8; 32]) -> Result
     )
 }
 
-pub(crate) fn of(db: &Connection, project: &ProjectId) -> Result<Vec<Key>, Error> {
-    sql::rows(
+pub(crate) fn of(
+    db: &Connection,
+    project: &ProjectId,
+    after: Option<&Cursor>,
+    limit: usize,
+) -> Result<Page<Key>, Error> {
+    page::newest(
         db,
-        "SELECT * FROM keys WHERE project = ?1 ORDER BY created_at, id",
-        &[&project.as_str()],
+        "SELECT * FROM keys WHERE project = ?".to_owned(),
+        vec![&project.as_str()],
+        after,
+        limit,
+        read,
+        |key| (key.created_at, key.id.as_str()),
+    )
+}
+
+pub(crate) fn one(db: &Connection, project: &ProjectId, id: &KeyId) -> Result<Option<Key>, Error> {
+    sql::row(
+        db,
+        "SELECT * FROM keys WHERE project = ?1 AND id = ?2",
+        &[&project.as_str(), &id.as_str()],
         read,
     )
 }
@@ -119,12 +136,7 @@ pub(crate) fn revoke(
         let revoked = Fact::KeyRevoked { key: id.clone() };
         facts::append(db, &[of_project(now, project, revoked)])?;
     }
-    sql::row(
-        db,
-        "SELECT * FROM keys WHERE project = ?1 AND id = ?2",
-        &[&project.as_str(), &id.as_str()],
-        read,
-    )
+    one(db, project, id)
 }
 
 pub(crate) fn touch(db: &Connection, id: &KeyId, at: Timestamp) -> Result<(), Error> {

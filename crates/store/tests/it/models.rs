@@ -1,12 +1,14 @@
 //! The model gateway's rows: names, what is kept, what is summed, and what a crash leaves.
 
+use std::sync::Arc;
+
 use atoll_store::{
     Error, Fact, ModelBudgetRow, ModelCallFact, ModelCallRow, ModelKeyRow, ModelProviderRow, ModelRates,
     ModelRouteRow, ModelTarget, NewFact, SpendBy, SpendQuery, Stores,
 };
 use atoll_types::{
-    BudgetId, BudgetScope, BudgetWindow, CallOutcome, Id, KeyId, ModelCallId, ModelUsage, ProviderKind,
-    Timestamp, Usd,
+    BudgetId, BudgetScope, BudgetWindow, CallOutcome, Id, KeyId, ModelCallId, ModelUsage, ProjectId,
+    ProviderKind, Timestamp, Usd,
 };
 
 use crate::support::{Context, T0, entropy, sandbox_id, secret_id};
@@ -186,7 +188,13 @@ async fn the_setup_is_kept() {
         expires_at: None,
         revoked_at: None,
     };
-    store.models.insert_model_key(key.clone(), vec![]).await.unwrap();
+    assert!(
+        store
+            .models
+            .insert_model_key(key.clone(), 1, vec![])
+            .await
+            .unwrap()
+    );
     let budget = ModelBudgetRow {
         id: BudgetId::from_entropy(entropy(1)),
         project: context.project.id.clone(),
@@ -217,7 +225,13 @@ async fn the_setup_is_kept() {
         .unwrap();
     assert!(store.models.model_setup().await.unwrap().keys.is_empty());
     assert_eq!(
-        store.models.model_keys(&context.project.id).await.unwrap().len(),
+        store
+            .models
+            .model_keys(&context.project.id, None, 10)
+            .await
+            .unwrap()
+            .items
+            .len(),
         1
     );
     assert!(
@@ -333,4 +347,96 @@ async fn a_call_is_settled_once_and_summed() {
         .await
         .unwrap();
     assert_eq!(of_one.items.len(), 3);
+}
+
+fn model_key(context: &Context, n: u8) -> ModelKeyRow {
+    ModelKeyRow {
+        id: key_id(n.into()),
+        project: context.project.id.clone(),
+        name: format!("k{}", n / 2),
+        hash: [n; 32],
+        prefix: "atm_abcd".into(),
+        models: vec![],
+        requests_per_minute: None,
+        tokens_per_minute: None,
+        created_at: T0.plus_millis(n.into()),
+        expires_at: None,
+        revoked_at: None,
+    }
+}
+
+/// Of as many as want to be the last, one is: the count and the row are one transaction.
+#[tokio::test]
+async fn a_project_has_so_many_model_keys_and_no_more_however_many_are_made_at_once() {
+    let context = Context::new().await;
+    let models = &context.store.models;
+    let making: Vec<_> = (0..20)
+        .map(|n| {
+            let (models, key) = (Arc::clone(models), model_key(&context, n));
+            tokio::spawn(async move { models.insert_model_key(key, 5, vec![]).await.unwrap() })
+        })
+        .collect();
+    let mut made = 0;
+    for one in making {
+        made += u32::from(one.await.unwrap());
+    }
+    assert_eq!(made, 5);
+    // One that is revoked makes room, and of those that were, so many are remembered.
+    for n in 20..40 {
+        let all = models.model_keys(&context.project.id, None, 100).await.unwrap();
+        let working = all.items.iter().find(|key| key.revoked_at.is_none()).unwrap();
+        let now = T0.plus_millis(100 + u64::from(n));
+        models
+            .revoke_model_key(&context.project.id, &working.id, now, vec![])
+            .await
+            .unwrap();
+        let next = ModelKeyRow {
+            created_at: now,
+            ..model_key(&context, n)
+        };
+        assert!(models.insert_model_key(next, 5, vec![]).await.unwrap());
+    }
+    let all = models.model_keys(&context.project.id, None, 100).await.unwrap();
+    assert_eq!(
+        all.items.len(),
+        10,
+        "five that work, and the last five that do not"
+    );
+}
+
+#[tokio::test]
+async fn model_keys_come_in_pages_and_are_found_by_id_and_name() {
+    let context = Context::new().await;
+    let (models, project) = (&context.store.models, &context.project.id);
+    for n in 0..5 {
+        assert!(
+            models
+                .insert_model_key(model_key(&context, n), 9, vec![])
+                .await
+                .unwrap()
+        );
+    }
+    let (mut seen, mut after) = (Vec::new(), None);
+    loop {
+        let page = models.model_keys(project, after, 2).await.unwrap();
+        assert!(page.items.len() <= 2);
+        seen.extend(page.items.into_iter().map(|key| key.id));
+        after = page.next;
+        if after.is_none() {
+            break;
+        }
+    }
+    assert_eq!(seen, [4, 3, 2, 1, 0].map(key_id), "the newest first, each once");
+    let called = async |called: &str| models.model_keys_called(project, called).await.unwrap();
+    assert_eq!(called("k2").await, [key_id(4)]);
+    assert_eq!(called("k1").await.len(), 2);
+    assert_eq!(called(key_id(3).as_str()).await, [key_id(3)]);
+    models
+        .revoke_model_key(project, &key_id(4), T0, vec![])
+        .await
+        .unwrap();
+    assert!(called("k2").await.is_empty(), "a name is good while its key is");
+    assert_eq!(called(key_id(4).as_str()).await, [key_id(4)]);
+    let other = ProjectId::from_entropy(entropy(9));
+    assert!(models.model_keys(&other, None, 9).await.unwrap().items.is_empty());
 }

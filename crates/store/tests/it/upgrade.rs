@@ -112,7 +112,7 @@ async fn of_the_keys_of_earlier_releases_the_servers_own_alone_is_an_operators()
             "{n}"
         );
     }
-    let revoked = store.identity.keys(&first).await.unwrap();
+    let revoked = store.identity.keys(&first, None, 100).await.unwrap().items;
     let revoked = revoked.iter().find(|key| key.revoked_at.is_some()).unwrap();
     assert_eq!(revoked.role, Role::Member);
 }

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use atoll_types::{BudgetScope, KeyId, ModelCallId, ModelUsage, ProjectId, SandboxId, Timestamp, Usd};
 use rusqlite::{Row, ToSql};
 
-use crate::sqlite::facts::wide_sum;
+use crate::sqlite::groups::Groups;
 use crate::sqlite::{Models, facts, page, sql};
 use crate::{Cursor, Error, ModelCallRow, ModelCallStore, NewFact, Page, SpendBy, SpendQuery, SpendRow};
 
@@ -156,53 +156,78 @@ impl ModelCallStore for Models {
     }
 
     async fn model_spend(&self, query: SpendQuery) -> Result<Vec<SpendRow>, Error> {
-        self.file.read("sum model calls", move |db| {
-            let tags = if query.by == SpendBy::Tag { ", json_each(tags) AS tag" } else { "" };
-            let order = match query.by {
-                SpendBy::Day | SpendBy::Hour => "bucket",
-                _ => "total(cost_pico) DESC, bucket",
-            };
-            let statement = format!(
-                "SELECT sum(cost_pico >> 24), sum(cost_pico & 16777215), {} AS bucket, count(*) AS calls, sum(input) AS input,
-                     sum(cache_read) AS cache_read, sum(cache_write) AS cache_write,
-                     sum(cache_write_1h) AS cache_write_1h, sum(audio_input) AS audio_input, sum(output) AS output,
-                     sum(reasoning) AS reasoning, sum(audio_output) AS audio_output, sum(searches) AS searches,
-                     sum(price_version IS NULL) AS unpriced, sum(estimated) AS estimated, sum(outcome = 'failed') AS failed
-                 FROM model_calls{tags}
-                 WHERE project = ?1 AND created_at >= ?2 AND created_at < ?3 AND outcome != 'open'
-                     AND (?4 IS NULL OR model = ?4) AND (?5 IS NULL OR provider = ?5)
-                     AND (?6 IS NULL OR sandbox = ?6) AND (?7 IS NULL OR end_user = ?7) AND (?8 IS NULL OR model_calls.key = ?8)
-                 GROUP BY bucket ORDER BY {order} LIMIT 10000",
-                query.by.expression(),
-            );
-            sql::rows(
-                db,
-                &statement,
-                &[
-                    &query.project.as_str(),
-                    &query.from.0,
-                    &query.to.0,
+        self.file
+            .read("sum model calls", move |db| {
+                let tags = if query.by == SpendBy::Tag {
+                    ", json_each(tags) AS tag"
+                } else {
+                    ""
+                };
+                // In the order of the index, so that nothing is sorted, and of too many groups those are told that called last.
+                let statement = format!(
+                    "SELECT {} AS bucket, input, cache_read, cache_write, cache_write_1h, audio_input, output, reasoning,
+                         audio_output, searches, cost_pico, price_version IS NULL AS unpriced, estimated,
+                         outcome = 'failed' AS failed
+                     FROM model_calls INDEXED BY model_calls_newest{tags}
+                     WHERE project = ?1 AND created_at >= ?2 AND created_at < ?3 AND outcome != 'open'
+                         AND (?4 IS NULL OR model = ?4) AND (?5 IS NULL OR provider = ?5)
+                         AND (?6 IS NULL OR sandbox = ?6) AND (?7 IS NULL OR end_user = ?7)
+                         AND (?8 IS NULL OR model_calls.key = ?8)
+                     ORDER BY created_at DESC, model_calls.id DESC",
+                    query.by.expression(),
+                );
+                let mut statement = db.prepare_cached(&statement)?;
+                let mut rows = statement.query((
+                    query.project.as_str(),
+                    query.from.0,
+                    query.to.0,
                     &query.model,
                     &query.provider,
-                    &query.sandbox.as_ref().map(SandboxId::as_str),
+                    query.sandbox.as_ref().map(SandboxId::as_str),
                     &query.user,
-                    &query.key.as_ref().map(KeyId::as_str),
-                ],
-                |row| {
-                    Ok(SpendRow {
-                        group: row.get("bucket")?,
-                        calls: sql::count(row, "calls")?,
-                        usage: read_usage(row)?,
-                        cost: wide_cost(row)?,
-                        unpriced: sql::count(row, "unpriced")?,
-                        estimated: sql::count(row, "estimated")?,
-                        failed: sql::count(row, "failed")?,
-                    })
-                },
-            )
-        })
-        .await
+                    query.key.as_ref().map(KeyId::as_str),
+                ))?;
+                let mut groups = Groups::<SpendRow>::default();
+                while let Some(row) = rows.next()? {
+                    let bucket = row.get_ref(0)?.as_str().map_err(rusqlite::Error::from)?;
+                    add(groups.of(bucket), row)?;
+                }
+                let named = |(group, sums)| SpendRow { group, ..sums };
+                let mut rows: Vec<SpendRow> = groups.into_sums().map(named).collect();
+                match query.by {
+                    SpendBy::Day | SpendBy::Hour => rows.sort_by(|a, b| a.group.cmp(&b.group)),
+                    _ => rows.sort_by(|a, b| (b.cost, &a.group).cmp(&(a.cost, &b.group))),
+                }
+                Ok(rows)
+            })
+            .await
     }
+}
+
+/// Adds a call to a sum. What providers claim may be so much that it does not fit.
+fn add(sum: &mut SpendRow, row: &Row<'_>) -> rusqlite::Result<()> {
+    let count = |column: usize| row.get::<_, i64>(column).map(i64::cast_unsigned);
+    let usage = &mut sum.usage;
+    let counts = [
+        &mut usage.input,
+        &mut usage.cache_read,
+        &mut usage.cache_write,
+        &mut usage.cache_write_1h,
+        &mut usage.audio_input,
+        &mut usage.output,
+        &mut usage.reasoning,
+        &mut usage.audio_output,
+        &mut usage.searches,
+    ];
+    for (at, sum) in counts.into_iter().enumerate() {
+        *sum = sum.saturating_add(count(1 + at)?);
+    }
+    sum.cost = Usd::from_pico(sum.cost.pico().saturating_add(row.get(10)?));
+    sum.calls += 1;
+    sum.unpriced += count(11)?;
+    sum.estimated += count(12)?;
+    sum.failed += count(13)?;
+    Ok(())
 }
 
 fn insert(db: &rusqlite::Connection, call: &ModelCallRow) -> Result<(), Error> {
@@ -291,12 +316,6 @@ fn close(db: &rusqlite::Connection, call: &ModelCallRow) -> Result<bool, Error> 
 }
 
 /// A sum in two halves, in the first two columns; as much as fits.
-fn wide_cost(row: &Row<'_>) -> rusqlite::Result<Usd> {
-    Ok(Usd::from_pico(
-        i64::try_from(wide_sum(row, 0)?).unwrap_or(i64::MAX),
-    ))
-}
-
 fn read_usage(row: &Row<'_>) -> rusqlite::Result<ModelUsage> {
     Ok(ModelUsage {
         input: sql::count(row, "input")?,

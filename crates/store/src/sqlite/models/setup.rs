@@ -4,10 +4,10 @@ use async_trait::async_trait;
 use atoll_types::{BudgetId, KeyId, ProjectId, SecretId, Timestamp, Usd};
 use rusqlite::{Connection, Row};
 
-use crate::sqlite::{Models, facts, sql};
+use crate::sqlite::{Models, facts, page, sql};
 use crate::{
-    Error, ModelBudgetRow, ModelGuardsRow, ModelKeyRow, ModelPriceRow, ModelProviderRow, ModelRouteRow,
-    ModelSetup, ModelSetupStore, NewFact,
+    Cursor, Error, ModelBudgetRow, ModelGuardsRow, ModelKeyRow, ModelPriceRow, ModelProviderRow,
+    ModelRouteRow, ModelSetup, ModelSetupStore, NewFact, Page,
 };
 
 #[async_trait]
@@ -161,9 +161,33 @@ impl ModelSetupStore for Models {
         .await
     }
 
-    async fn insert_model_key(&self, key: ModelKeyRow, facts: Vec<NewFact>) -> Result<(), Error> {
+    async fn insert_model_key(
+        &self,
+        key: ModelKeyRow,
+        most: usize,
+        facts: Vec<NewFact>,
+    ) -> Result<bool, Error> {
         self.file
             .write("create the model key", move |db| {
+                let (project, now, most) = (key.project.as_str(), key.created_at.0, sql::as_limit(most));
+                let working = sql::row(
+                    db,
+                    "SELECT count(*) AS working FROM model_keys
+                     WHERE project = ?1 AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > ?2)",
+                    &[&project, &now],
+                    |row| row.get::<_, i64>("working"),
+                )?;
+                if working.is_some_and(|working| working >= most) {
+                    return Ok(false);
+                }
+                sql::execute(
+                    db,
+                    "DELETE FROM model_keys WHERE id IN
+                         (SELECT id FROM model_keys
+                          WHERE project = ?1 AND (revoked_at IS NOT NULL OR expires_at <= ?2)
+                          ORDER BY coalesce(revoked_at, expires_at) DESC, id LIMIT -1 OFFSET ?3)",
+                    &[&project, &now, &most],
+                )?;
                 sql::execute(
                     db,
                     "INSERT INTO model_keys (id, project, name, hash, prefix, models, requests_per_minute,
@@ -183,20 +207,45 @@ impl ModelSetupStore for Models {
                         &key.revoked_at.map(|at| at.0),
                     ],
                 )?;
-                facts::append(db, &facts)
+                facts::append(db, &facts)?;
+                Ok(true)
             })
             .await
     }
 
-    async fn model_keys(&self, project: &ProjectId) -> Result<Vec<ModelKeyRow>, Error> {
+    async fn model_keys(
+        &self,
+        project: &ProjectId,
+        after: Option<Cursor>,
+        limit: usize,
+    ) -> Result<Page<ModelKeyRow>, Error> {
         let project = project.clone();
         self.file
             .read("list model keys", move |db| {
+                page::newest(
+                    db,
+                    "SELECT * FROM model_keys WHERE project = ?".to_owned(),
+                    vec![&project.as_str()],
+                    after.as_ref(),
+                    limit,
+                    read_key,
+                    |row| (row.created_at, row.id.as_str()),
+                )
+            })
+            .await
+    }
+
+    async fn model_keys_called(&self, project: &ProjectId, called: &str) -> Result<Vec<KeyId>, Error> {
+        let (project, called) = (project.clone(), called.to_owned());
+        self.file
+            .read("find model keys", move |db| {
                 sql::rows(
                     db,
-                    "SELECT * FROM model_keys WHERE project = ?1 ORDER BY created_at, id",
-                    &[&project.as_str()],
-                    read_key,
+                    // An id is nobody else's name, as far as it matters: it comes first.
+                    "SELECT id FROM model_keys WHERE project = ?1 AND (id = ?2 OR (name = ?2 AND revoked_at IS NULL))
+                     ORDER BY id = ?2 DESC LIMIT 2",
+                    &[&project.as_str(), &called],
+                    |row| sql::word::<KeyId>(row, "id"),
                 )
             })
             .await

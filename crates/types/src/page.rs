@@ -6,7 +6,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use atoll_types::Timestamp;
+use crate::Timestamp;
 
 /// The most rows in one page.
 pub const MAX_PAGE: usize = 100;
@@ -21,8 +21,8 @@ pub struct Page<T> {
 /// A place in a list. Its text form is opaque to callers and safe in a URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cursor {
-    pub(crate) created_at: Timestamp,
-    pub(crate) id: String,
+    pub created_at: Timestamp,
+    pub id: String,
 }
 
 impl fmt::Display for Cursor {
