@@ -150,6 +150,11 @@ pub(crate) fn from_store(error: &atoll_store::Error) -> Fault {
     match error {
         atoll_store::Error::NameTaken { .. } => Fault::new(Code::NameTaken, error.to_string()),
         atoll_store::Error::NotFound { .. } => Fault::new(Code::NotFound, error.to_string()),
+        atoll_store::Error::TooMuchWork { .. } => Fault::new(
+            Code::OutOfRange,
+            "there are too many calls in this time to go through them in 10 seconds",
+        )
+        .hint("ask for a shorter time, with `from` and `to`"),
         error => {
             tracing::error!(%error, "the store failed");
             Fault::internal(format!("the server's database failed: {error}"))

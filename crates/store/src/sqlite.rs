@@ -13,6 +13,7 @@
 //! - Nobody outside of this module speaks SQL. SQLite runs on threads of its own.
 
 mod artifacts;
+mod bounded;
 mod engine;
 mod error;
 mod facts;
@@ -39,6 +40,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use atoll_types::ProjectId;
 use rusqlite::Connection;
 
 use crate::{Database, Error, Stores, WorkflowStore};
@@ -136,6 +138,16 @@ impl File {
         work: impl FnOnce(&Connection) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
         self.engine.read(what, work).await
+    }
+
+    /// See [`Engine::report`].
+    async fn report<T: Send + 'static>(
+        &self,
+        project: &ProjectId,
+        what: &'static str,
+        work: impl FnOnce(&Connection) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        self.engine.report(project.as_str(), what, work).await
     }
 }
 

@@ -9,15 +9,19 @@
 
 #[cfg(feature = "testing")]
 mod here;
+mod turns;
 
 use parking_lot::Mutex;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use self::turns::Turns;
+use super::bounded::{Bounds, Waits, bounded};
 use super::schema::{self, Domains};
 use super::touches::Touches;
 use crate::Error;
@@ -27,6 +31,11 @@ const MAX_BATCH: usize = 256;
 /// Jobs that wait for a thread; beyond it callers wait for room, asynchronously.
 const QUEUE: usize = 1024;
 const READERS: usize = 3;
+/// How long a report may take. Whoever asks for one chooses how much is read for it.
+const REPORT: Bounds = Bounds {
+    steps: u64::MAX,
+    time: Duration::from_secs(10),
+};
 
 /// One write that somebody waits for.
 trait Write: Send {
@@ -55,6 +64,9 @@ enum Message<J> {
 pub(crate) struct Engine {
     writer: mpsc::Sender<Message<WriteJob>>,
     readers: mpsc::Sender<Message<ReadJob>>,
+    /// A thread of its own, so that nobody waits for reports but those who want some.
+    reports: mpsc::Sender<Message<ReadJob>>,
+    turns: Turns,
     /// The number of the last fact that was committed, for those who wait for more; 0 in a file without a ledger.
     ledger: watch::Sender<i64>,
     /// Instead of the threads.
@@ -111,9 +123,16 @@ impl Engine {
             let inbox = Arc::clone(&inbox);
             spawn("store-reader", path, move || read_loop(connection, &inbox))?;
         }
+        let (reports, inbox) = mpsc::channel(QUEUE);
+        let connection = schema::open_reader(path)?;
+        spawn("store-reports", path, move || {
+            read_loop(connection, &Mutex::new(inbox))
+        })?;
         Ok(Self {
             writer,
             readers,
+            reports,
+            turns: Turns::default(),
             ledger,
             #[cfg(feature = "testing")]
             here: None,
@@ -152,19 +171,27 @@ impl Engine {
         if let Some(here) = &self.here {
             return here.read(what, work).await;
         }
-        let (tell, told) = oneshot::channel();
-        let job: ReadJob = Box::new(move |connection| {
-            // Nobody waits for it any more.
-            if tell.is_closed() {
-                return;
-            }
-            let _ = tell.send(in_snapshot(connection, work).map_err(|error| named(what, error)));
-        });
-        self.readers
-            .send(Message::Job(job))
-            .await
-            .map_err(|_| Error::Closed)?;
-        told.await.map_err(|_| Error::Closed)?
+        ask(&self.readers, what, work).await
+    }
+
+    /// Reads what may take long: one at a time of each project, on a thread for all of them.
+    pub(crate) async fn report<T: Send + 'static>(
+        &self,
+        project: &str,
+        what: &'static str,
+        work: impl FnOnce(&Connection) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        #[cfg(feature = "testing")]
+        if let Some(here) = &self.here {
+            return here.read(what, work).await;
+        }
+        let _turn = self.turns.take(project).await;
+        let waits = Waits::default();
+        let _waiter = waits.waiter();
+        ask(&self.reports, what, move |db| {
+            bounded(db, what, REPORT, &waits, work)
+        })
+        .await
     }
 
     pub(crate) async fn close(&self) {
@@ -173,9 +200,9 @@ impl Engine {
             here.close();
         }
         // Readers first: the last connection to close folds the log into the database.
-        for _ in 0..READERS {
+        for readers in std::iter::repeat_n(&self.readers, READERS).chain([&self.reports]) {
             let (tell, told) = oneshot::channel();
-            if self.readers.send(Message::Close(tell)).await.is_ok() {
+            if readers.send(Message::Close(tell)).await.is_ok() {
                 let _ = told.await;
             }
         }
@@ -342,6 +369,24 @@ fn in_savepoint<T>(
 }
 
 /// Several statements of one read see one state of the database.
+/// Has some thread read, and waits for it.
+async fn ask<T: Send + 'static>(
+    threads: &mpsc::Sender<Message<ReadJob>>,
+    what: &'static str,
+    work: impl FnOnce(&Connection) -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    let (tell, told) = oneshot::channel();
+    let job: ReadJob = Box::new(move |connection| {
+        // Nobody waits for it any more.
+        if tell.is_closed() {
+            return;
+        }
+        let _ = tell.send(in_snapshot(connection, work).map_err(|error| named(what, error)));
+    });
+    threads.send(Message::Job(job)).await.map_err(|_| Error::Closed)?;
+    told.await.map_err(|_| Error::Closed)?
+}
+
 fn in_snapshot<T>(
     connection: &Connection,
     work: impl FnOnce(&Connection) -> Result<T, Error>,

@@ -1,30 +1,28 @@
 //! Finding workflow runs: a tree of conditions becomes one SQL statement with parameters.
 //!
 //! Who asks chooses the conditions and has made the rows, and few threads read for everybody. So a statement is given up
-//! after [`MOST_STEPS`] or [`MOST_TIME`], or when nobody waits for it any more; a page ends where it has [`PAGE_BYTES`]; and
+//! after [`MOST`] steps or time, or when nobody waits for it any more; a page ends where it has [`PAGE_BYTES`]; and
 //! no step takes long, because search objects of more than 256 KiB are not looked into, see [`SEARCHED`].
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_trait::async_trait;
+use rusqlite::ToSql;
 use rusqlite::types::{ToSqlOutput, Value, ValueRef};
-use rusqlite::{Connection, ToSql};
 
 use super::Workflows;
+use super::bounded::{Bounds, Waits, bounded};
 use super::workflows::read_run;
 use crate::{
     Error, Place, WorkflowColumn, WorkflowField, WorkflowFilter, WorkflowPage, WorkflowRunRow,
     WorkflowSearchStore, WorkflowTest, WorkflowValue,
 };
 
-/// Steps of SQLite's machine, some ten million a second at least: a plain list of a million runs takes fewer.
-const MOST_STEPS: u64 = 50_000_000;
-/// However fast they are.
-const MOST_TIME: Duration = Duration::from_secs(3);
-/// How often they are counted.
-const COUNTED: i32 = 1_000;
+/// A plain list of a million runs takes fewer steps.
+const MOST: Bounds = Bounds {
+    steps: 50_000_000,
+    time: Duration::from_secs(3),
+};
 /// What is read of the rows of one page.
 const PAGE_BYTES: usize = 16 * 1024 * 1024;
 
@@ -63,48 +61,6 @@ impl ToSql for WorkflowValue {
     }
 }
 
-/// Whether somebody still waits.
-#[derive(Debug, Clone, Default)]
-struct Waits(Arc<AtomicBool>);
-
-/// Dropped with whoever waits.
-struct Waiter(Waits);
-
-impl Drop for Waiter {
-    fn drop(&mut self) {
-        self.0.0.store(true, Ordering::Relaxed);
-    }
-}
-
-impl Waits {
-    fn no_more(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-/// Asks, and gives up if it takes too many steps, or too long, or nobody waits any more.
-fn bounded<T>(
-    db: &Connection,
-    what: &'static str,
-    steps: u64,
-    waits: &Waits,
-    ask: impl FnOnce(&Connection) -> Result<T, Error>,
-) -> Result<T, Error> {
-    let mut left = steps / u64::from(COUNTED.unsigned_abs());
-    let (waits, until) = (waits.clone(), Instant::now() + MOST_TIME);
-    let count = move || {
-        left = left.saturating_sub(1);
-        left == 0 || waits.no_more() || Instant::now() >= until
-    };
-    db.progress_handler(COUNTED, Some(count));
-    let answer = ask(db);
-    db.progress_handler(0, None::<fn() -> bool>);
-    match answer {
-        Err(error) if error.is_interrupted() => Err(Error::TooMuchWork { what, steps }),
-        other => other,
-    }
-}
-
 #[async_trait]
 impl WorkflowSearchStore for Workflows {
     async fn find_workflow_runs(
@@ -115,7 +71,7 @@ impl WorkflowSearchStore for Workflows {
         place: Place,
     ) -> Result<(Vec<WorkflowRunRow>, bool), Error> {
         let waits = Waits::default();
-        let _waiter = Waiter(waits.clone());
+        let _waiter = waits.waiter();
         self.file.read("list workflows", move |db| {
             let _place = place;
             let mut query = Query::new(&namespace);
@@ -136,7 +92,7 @@ impl WorkflowSearchStore for Workflows {
                 i64::try_from(page.limit).unwrap_or(i64::MAX).saturating_add(1),
                 i64::try_from(page.offset).unwrap_or(i64::MAX)
             );
-            bounded(db, "list workflows", MOST_STEPS, &waits, |db| {
+            bounded(db, "list workflows", MOST, &waits, |db| {
                 let mut statement = db.prepare(&text)?;
                 let rows = statement.query_map(query.values().as_slice(), read_run)?;
                 let (mut found, mut bytes) = (Vec::new(), 0);
@@ -161,7 +117,7 @@ impl WorkflowSearchStore for Workflows {
         place: Place,
     ) -> Result<Vec<(i32, i64)>, Error> {
         let waits = Waits::default();
-        let _waiter = Waiter(waits.clone());
+        let _waiter = waits.waiter();
         self.file.read("count workflows", move |db| {
             let _place = place;
             let mut query = Query::new(&namespace);
@@ -170,7 +126,7 @@ impl WorkflowSearchStore for Workflows {
                 "SELECT status, COUNT(*) FROM workflow_runs WHERE namespace = ?1 AND {condition} GROUP BY status \
                  ORDER BY status"
             );
-            bounded(db, "count workflows", MOST_STEPS, &waits, |db| {
+            bounded(db, "count workflows", MOST, &waits, |db| {
                 let mut statement = db.prepare(&text)?;
                 let rows =
                     statement.query_map(query.values().as_slice(), |row| Ok((row.get(0)?, row.get(1)?)))?;
@@ -324,7 +280,11 @@ impl Query {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::time::Instant;
+
     use super::*;
+    use rusqlite::Connection;
 
     #[test]
     fn a_statement_without_an_end_is_given_up() {
@@ -333,11 +293,15 @@ mod tests {
             "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n";
         let ask = |db: &Connection| Ok(db.query_row(endless, [], |row| row.get::<_, i64>(0))?);
         let waits = Waits::default();
-        let given_up = bounded(&db, "count", 1_000_000, &waits, ask).unwrap_err();
+        let few = Bounds {
+            steps: 1_000_000,
+            ..MOST
+        };
+        let given_up = bounded(&db, "count", few, &waits, ask).unwrap_err();
         assert!(matches!(given_up, Error::TooMuchWork { .. }), "{given_up:?}");
         // The next one starts anew.
         let ask = |db: &Connection| Ok(db.query_row("SELECT 1", [], |row| row.get::<_, i64>(0))?);
-        assert_eq!(bounded(&db, "count", 1_000_000, &waits, ask).unwrap(), 1);
+        assert_eq!(bounded(&db, "count", few, &waits, ask).unwrap(), 1);
     }
 
     #[test]
@@ -345,15 +309,19 @@ mod tests {
         let db = Connection::open_in_memory().unwrap();
         let slow = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n";
         let ask = |db: &Connection| Ok(db.query_row(slow, [], |row| row.get::<_, i64>(0))?);
+        let any = Bounds {
+            steps: u64::MAX,
+            ..MOST
+        };
         let waits = Waits::default();
         let begun = Instant::now();
-        let given_up = bounded(&db, "count", u64::MAX, &waits, ask).unwrap_err();
+        let given_up = bounded(&db, "count", any, &waits, ask).unwrap_err();
         assert!(matches!(given_up, Error::TooMuchWork { .. }), "{given_up:?}");
-        assert!(begun.elapsed() < MOST_TIME * 3);
-        drop(Waiter(waits.clone()));
+        assert!(begun.elapsed() < MOST.time * 3);
+        drop(waits.waiter());
         let begun = Instant::now();
-        bounded(&db, "count", u64::MAX, &waits, ask).unwrap_err();
-        assert!(begun.elapsed() < MOST_TIME / 2);
+        bounded(&db, "count", any, &waits, ask).unwrap_err();
+        assert!(begun.elapsed() < MOST.time / 2);
     }
 
     fn run(id: &str, search: String) -> crate::WorkflowRunWrite {

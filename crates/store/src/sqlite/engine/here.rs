@@ -101,6 +101,8 @@ impl Engine {
     fn here(connection: Arc<Mutex<Connection>>, touches: Arc<Touches>, full: Arc<AtomicBool>) -> Self {
         Self {
             writer: mpsc::channel(1).0,
+            reports: mpsc::channel(1).0,
+            turns: super::Turns::default(),
             readers: mpsc::channel(1).0,
             ledger: watch::Sender::new(0),
             here: Some(Here {

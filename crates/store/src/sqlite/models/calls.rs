@@ -92,21 +92,25 @@ impl ModelCallStore for Models {
         limit: usize,
     ) -> Result<Page<ModelCallRow>, Error> {
         let (project, sandbox) = (project.clone(), sandbox.cloned());
-        self.file
-            .read("list model calls", move |db| {
-                let sandbox = sandbox.as_ref().map(SandboxId::as_str);
-                let mut statement = "SELECT * FROM model_calls WHERE project = ?".to_owned();
-                let project = project.as_str();
-                let mut parameters: Vec<&dyn ToSql> = vec![&project];
-                if let Some(sandbox) = &sandbox {
-                    statement.push_str(" AND sandbox = ?");
-                    parameters.push(sandbox);
-                }
-                page::newest(db, statement, parameters, after.as_ref(), limit, read, |row| {
-                    (row.started_at, row.id.as_str())
-                })
+        let (whose, of_one) = (project.clone(), sandbox.is_some());
+        let list = move |db: &rusqlite::Connection| {
+            let sandbox = sandbox.as_ref().map(SandboxId::as_str);
+            let mut statement = "SELECT * FROM model_calls WHERE project = ?".to_owned();
+            let project = project.as_str();
+            let mut parameters: Vec<&dyn ToSql> = vec![&project];
+            if let Some(sandbox) = &sandbox {
+                statement.push_str(" AND sandbox = ?");
+                parameters.push(sandbox);
+            }
+            page::newest(db, statement, parameters, after.as_ref(), limit, read, |row| {
+                (row.started_at, row.id.as_str())
             })
-            .await
+        };
+        match of_one {
+            false => self.file.read("list model calls", list).await,
+            // Nothing leads to those of a sandbox but all calls of its project.
+            true => self.file.report(&whose, "list model calls", list).await,
+        }
     }
 
     async fn model_spent(
@@ -156,8 +160,9 @@ impl ModelCallStore for Models {
     }
 
     async fn model_spend(&self, query: SpendQuery) -> Result<Vec<SpendRow>, Error> {
+        let project = query.project.clone();
         self.file
-            .read("sum model calls", move |db| {
+            .report(&project, "sum model calls", move |db| {
                 let tags = if query.by == SpendBy::Tag {
                     ", json_each(tags) AS tag"
                 } else {
