@@ -484,6 +484,7 @@ impl Sandboxes {
         cell.set_instance(guest.clone());
         // The host's counters begin anew with each instance.
         cell.set_metered(crate::cell::Metered::default());
+        cell.set_cpu_mark(atoll_lifecycle::CpuMark::NONE);
         self.resume_commands(cell, &guest);
         guest
     }

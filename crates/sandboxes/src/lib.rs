@@ -31,6 +31,7 @@ mod fitness;
 mod forks;
 mod garbage;
 mod guest;
+mod idleness;
 mod keyed;
 mod lives;
 mod loops;

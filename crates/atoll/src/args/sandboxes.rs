@@ -76,7 +76,7 @@ pub(crate) struct LifeArgs {
     #[arg(long, value_parser = ACTIONS, value_name = "kill|pause|stop", hide_possible_values = true,
         help_heading = "Lifetime")]
     pub(crate) on_timeout: Option<String>,
-    /// How long nobody may use it
+    /// How long nobody may use it while it does no work: no command running, no connection, less than 2 % of a CPU
     #[arg(long, value_parser = parse_duration, value_name = "TIME", help_heading = "Lifetime")]
     pub(crate) idle: Option<u64>,
     /// What happens then [default: kill]
@@ -312,7 +312,7 @@ pub(crate) struct UpdateArgs {
     #[arg(long, value_parser = ACTIONS, value_name = "kill|pause|stop", hide_possible_values = true,
         help_heading = "Lifetime")]
     pub(crate) on_timeout: Option<String>,
-    /// How long nobody may use it, or `never` to wait for ever
+    /// How long nobody may use it while it does no work, or `never` to wait for ever
     #[arg(long, value_parser = parse_span, value_name = "TIME", help_heading = "Lifetime")]
     pub(crate) idle: Option<Span>,
     /// What happens then [default: kill]

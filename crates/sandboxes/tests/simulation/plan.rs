@@ -99,7 +99,12 @@ async fn live(
     asked: &mut u64,
     most: u64,
 ) -> Result<End, String> {
-    for _ in 0..(2 + chance.below(most)) {
+    for step in 0..(2 + chance.below(most)) {
+        if step % 2 == 1 {
+            // Of these some, always the same.
+            let rows = check::rows(server).await?;
+            rows.iter().step_by(2).for_each(|row| world.compute(row));
+        }
         match chance.below(24) {
             0 => {
                 let ids: Vec<_> = world.machine.instances().into_keys().collect();
@@ -252,11 +257,15 @@ fn choose(
     };
     Some(match kind {
         4..=6 => {
-            let word = format!("c{number}");
+            // Some go on until their sandbox ends.
+            let word = match number % 4 {
+                0 => format!("sleep c{number}"),
+                _ => format!("c{number}"),
+            };
             let what = format!("exec {word} in {id}");
             let spec = ExecSpec {
                 background: true,
-                ..ExecSpec::new([word.as_bytes()])
+                ..ExecSpec::new(word.split(' '))
             };
             let work = async move {
                 let ran = sandboxes.exec(&caller, &id, spec).await;

@@ -8,7 +8,10 @@ use std::time::Duration;
 use atoll_runtime::InstanceEnd;
 use atoll_runtime::scripted::{Answer, How, Step};
 use atoll_sandboxes::{CreateSandbox, ExecSpec, ForkSandbox, ListSandboxes, Sandbox};
-use atoll_types::{Code, Fault, InstanceId, KeyId, Owner, SandboxId, SandboxSpec, SandboxState};
+use atoll_types::{
+    Code, EndReason, Fault, IdleAction, IdlePolicy, InstanceId, KeyId, Owner, SandboxId, SandboxSpec,
+    SandboxState,
+};
 
 use crate::world::{Home, Server, TEMPLATE, Trace, World};
 
@@ -33,16 +36,7 @@ async fn make(server: &Server, key: Option<&str>) -> Result<Sandbox, Fault> {
 }
 
 async fn make_named(server: &Server, name: Option<&str>, key: Option<&str>) -> Result<Sandbox, Fault> {
-    let request = CreateSandbox {
-        spec: SandboxSpec {
-            name: name.map(|name| name.parse().unwrap()),
-            template: TEMPLATE.into(),
-            timeout_millis: Some(3_600_000),
-            ..SandboxSpec::default()
-        },
-        resources_given: true,
-        idempotency_key: key.map(str::to_owned),
-    };
+    let request = named(name, key, false);
     server.sandboxes.create(&server.caller, request).await
 }
 
@@ -229,6 +223,117 @@ fn of_two_that_want_a_name_one_is_made_and_the_name_is_found_until_it_ends() {
         .runtime
         .block_on(server.sandboxes.named(&server.caller, "agent"));
     assert_eq!(found.unwrap(), id);
+    world.gone(server, "done", Duration::ZERO);
+}
+
+fn named(name: Option<&str>, key: Option<&str>, auto_resume: bool) -> CreateSandbox {
+    CreateSandbox {
+        spec: SandboxSpec {
+            name: name.map(|name| name.parse().unwrap()),
+            template: TEMPLATE.into(),
+            timeout_millis: Some(3_600_000),
+            auto_resume,
+            ..SandboxSpec::default()
+        },
+        resources_given: true,
+        idempotency_key: key.map(str::to_owned),
+    }
+}
+
+/// Ends when it was idle for ten seconds.
+async fn make_idle(server: &Server) -> SandboxId {
+    let mut request = named(None, None, false);
+    request.spec.idle = Some(IdlePolicy {
+        after_millis: 10_000,
+        action: IdleAction::Kill,
+    });
+    let made = server.sandboxes.create(&server.caller, request).await;
+    made.unwrap().id
+}
+
+async fn seen(server: &Server, id: &SandboxId) -> (SandboxState, Option<EndReason>) {
+    let sandbox = server.sandboxes.get(&server.caller, id).await.unwrap();
+    (sandbox.state, sandbox.end)
+}
+
+const RUNS: (SandboxState, Option<EndReason>) = (SandboxState::Running, None);
+const WAS_IDLE: (SandboxState, Option<EndReason>) = (SandboxState::Deleted, Some(EndReason::Idle));
+
+#[test]
+fn one_that_computes_is_not_idle_until_it_stops() {
+    let home = Home::new();
+    let mut world = world(&home, []);
+    let server = world.start().unwrap();
+    server.runtime.block_on(async {
+        let seconds = |count| tokio::time::sleep(Duration::from_secs(count));
+        let (works, dozes) = (make_idle(&server).await, make_idle(&server).await);
+        let instance_of = |id: &SandboxId| {
+            let instances = world.machine.instances();
+            let mut its = instances.into_iter();
+            its.find(|(_, look)| look.hostname.as_deref() == Some(id.bare()))
+                .unwrap()
+                .0
+        };
+        let (busy, quiet) = (instance_of(&works), instance_of(&dozes));
+        for second in 1..=60 {
+            seconds(1).await;
+            // Two percent of a processor, and what an agent and a kernel take by themselves.
+            world.machine.spend(&busy, 20_000);
+            if second <= 9 {
+                world.machine.spend(&quiet, 2_000);
+            }
+            if second == 9 {
+                assert_eq!(seen(&server, &dozes).await, RUNS, "not before its time");
+            }
+        }
+        assert_eq!(seen(&server, &works).await, RUNS);
+        assert_eq!(seen(&server, &dozes).await, WAS_IDLE);
+        // Looked at when its idle time is over, and then once more.
+        seconds(21).await;
+        assert_eq!(seen(&server, &works).await, WAS_IDLE);
+    });
+    world.gone(server, "done", Duration::ZERO);
+}
+
+#[test]
+fn one_in_which_a_command_runs_is_in_use_until_the_command_ends_also_under_the_next_server() {
+    let home = Home::new();
+    let mut world = world(&home, []);
+    let server = world.start().unwrap();
+    let minute = Duration::from_secs(60);
+    let start = async |server: &Server, id: &SandboxId, program: &str| {
+        let spec = ExecSpec {
+            background: true,
+            ..ExecSpec::new([program])
+        };
+        let begun = server.sandboxes.exec(&server.caller, id, spec).await;
+        begun.unwrap().command
+    };
+    let (id, command) = server.runtime.block_on(async {
+        let (busy, done) = (make_idle(&server).await, make_idle(&server).await);
+        let command = start(&server, &busy, "sleep").await;
+        start(&server, &done, "true").await;
+        tokio::time::sleep(minute).await;
+        assert_eq!(seen(&server, &busy).await, RUNS);
+        assert_eq!(seen(&server, &done).await, WAS_IDLE);
+        (busy, command)
+    });
+    world.gone(server, "killed", Duration::from_secs(1));
+    let server = world.start().unwrap();
+    server.runtime.block_on(async {
+        tokio::time::sleep(minute).await;
+        assert_eq!(seen(&server, &id).await, RUNS);
+        let ended = server.sandboxes.signal(&server.caller, &id, &command, 9).await;
+        ended.unwrap();
+        tokio::time::sleep(Duration::from_secs(9)).await;
+        assert_eq!(
+            seen(&server, &id).await,
+            RUNS,
+            "its idle time begins with the end"
+        );
+        tokio::time::sleep(Duration::from_secs(12)).await;
+        assert_eq!(seen(&server, &id).await, WAS_IDLE);
+    });
     world.gone(server, "done", Duration::ZERO);
 }
 
