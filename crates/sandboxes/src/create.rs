@@ -566,7 +566,7 @@ impl Drop for Held {
     }
 }
 
-fn idempotency(key: String, spec: &SandboxSpec) -> Result<Idempotency, Fault> {
+pub(crate) fn idempotency(key: String, spec: &SandboxSpec) -> Result<Idempotency, Fault> {
     crate::keyed::check(&key)?;
     let request =
         serde_json::to_vec(spec).map_err(|e| Fault::internal(format!("a spec has no JSON form: {e}")))?;

@@ -95,6 +95,7 @@ pub use files::Watch;
 pub use forks::{ForkSandbox, MAX_COPIES};
 pub use garbage::Collected;
 pub use keyed::keyed_command;
+pub use names::Obtained;
 pub use network::{ExplainNetwork, NetworkExplanation, NetworkView, PolicySource};
 pub use owners::Belongs;
 pub use port_io::PortIo;

@@ -165,6 +165,17 @@ pub struct Idle {
     pub action: ActionName,
 }
 
+/// What a request to create does where a living sandbox has the name.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum IfExists {
+    /// It is refused with `name_taken`.
+    #[default]
+    Fail,
+    /// It is answered with that sandbox.
+    Return,
+}
+
 /// A command that the server runs in the sandbox.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use atoll_runtime::InstanceEnd;
 use atoll_runtime::scripted::{Answer, How, Step};
-use atoll_sandboxes::{CreateSandbox, ExecSpec, ForkSandbox, ListSandboxes, Sandbox};
+use atoll_sandboxes::{CreateSandbox, ExecSpec, ForkSandbox, ListSandboxes, Obtained, Sandbox};
 use atoll_types::{
     Code, EndReason, Fault, IdleAction, IdlePolicy, InstanceId, KeyId, Owner, SandboxId, SandboxSpec,
     SandboxState,
@@ -226,6 +226,7 @@ fn of_two_that_want_a_name_one_is_made_and_the_name_is_found_until_it_ends() {
     world.gone(server, "done", Duration::ZERO);
 }
 
+/// Whoever wants the sandbox of this name, as it is or a new one.
 fn named(name: Option<&str>, key: Option<&str>, auto_resume: bool) -> CreateSandbox {
     CreateSandbox {
         spec: SandboxSpec {
@@ -238,6 +239,134 @@ fn named(name: Option<&str>, key: Option<&str>, auto_resume: bool) -> CreateSand
         resources_given: true,
         idempotency_key: key.map(str::to_owned),
     }
+}
+
+async fn obtain(server: &Server, request: CreateSandbox) -> Result<(bool, Sandbox), Fault> {
+    match server.sandboxes.find_or_create(&server.caller, request).await? {
+        Obtained::Made(sandbox) => Ok((true, sandbox)),
+        Obtained::Found(sandbox) => Ok((false, sandbox)),
+    }
+}
+
+#[test]
+fn of_ten_who_want_the_sandbox_of_a_name_one_makes_it_and_all_get_it() {
+    let home = Home::new();
+    // Each begins to boot before it knows whether it is the first.
+    let mut world = world(&home, [(Step::Start, 5000, How::Works)]);
+    let server = world.start().unwrap();
+    server.runtime.block_on(async {
+        let want = || obtain(&server, named(Some("agent"), None, false));
+        let got: Vec<_> = futures_util::future::join_all((0..10).map(|_| want())).await;
+        let got: Vec<_> = got.into_iter().map(Result::unwrap).collect();
+        assert_eq!(got.iter().filter(|(made, _)| *made).count(), 1);
+        let one = &got[0].1.id;
+        assert!(
+            got.iter()
+                .all(|(_, it)| it.id == *one && it.state == SandboxState::Running)
+        );
+        // There is no room for another one, and none is needed.
+        while make(&server, None).await.is_ok() {}
+        let (made, found) = want().await.unwrap();
+        assert!(!made && found.id == *one);
+        let other = obtain(&server, named(Some("other"), None, false)).await;
+        assert_eq!(other.unwrap_err().code, Code::TooManySandboxes);
+        let nameless = obtain(&server, named(None, None, false)).await;
+        assert_eq!(nameless.unwrap_err().code, Code::ContradictingFields);
+    });
+    world.gone(server, "done", Duration::ZERO);
+}
+
+#[test]
+fn who_wants_the_sandbox_of_a_name_makes_one_where_the_other_fails_or_goes() {
+    let home = Home::new();
+    // Whoever is the first fails; the other one has begun to boot in vain.
+    let mut world = world(&home, [(Step::Start, 5000, How::Fails); 2]);
+    let server = world.start().unwrap();
+    server.runtime.block_on(async {
+        let want = || obtain(&server, named(Some("agent"), None, false));
+        let (one, other) = tokio::join!(want(), want());
+        let ((made, first), failed) = match (one, other) {
+            (Ok(got), Err(failed)) | (Err(failed), Ok(got)) => (got, failed),
+            both => panic!("{both:?}"),
+        };
+        assert_eq!(failed.code, Code::RuntimeFailed);
+        assert!(made && first.state == SandboxState::Running);
+        // One that is on its way out has the name until it is gone.
+        world.machine.follow(|step, _: &_| Answer {
+            after: Duration::from_secs(if step == Step::Destroy { 3 } else { 0 }),
+            how: How::Works,
+        });
+        let (killed, next) = tokio::join!(server.sandboxes.kill(&server.caller, &first.id), async {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            want().await
+        });
+        assert_eq!(killed.unwrap().state, SandboxState::Deleted);
+        let (made, next) = next.unwrap();
+        assert!(made && next.id != first.id);
+    });
+    world.gone(server, "done", Duration::ZERO);
+}
+
+#[test]
+fn a_sandbox_that_is_found_by_name_is_as_it_was_and_wakes_if_it_asks_for_that() {
+    let home = Home::new();
+    let mut world = world(&home, []);
+    let server = world.start().unwrap();
+    server.runtime.block_on(async {
+        for (name, auto_resume, state) in [
+            ("sleeper", false, SandboxState::Paused),
+            ("waker", true, SandboxState::Running),
+        ] {
+            let (_, first) = obtain(&server, named(Some(name), None, auto_resume))
+                .await
+                .unwrap();
+            server
+                .sandboxes
+                .pause(&server.caller, &first.id, None)
+                .await
+                .unwrap();
+            // What else is asked for does not count.
+            let mut request = named(Some(name), None, !auto_resume);
+            request.spec.template = "no such template".into();
+            let (made, found) = obtain(&server, request).await.unwrap();
+            assert!(!made && found.id == first.id);
+            assert_eq!((found.state, found.spec.auto_resume), (state, auto_resume));
+        }
+    });
+    world.gone(server, "done", Duration::ZERO);
+}
+
+#[test]
+fn an_idempotency_key_finds_what_it_has_made_whatever_has_the_name_now() {
+    let home = Home::new();
+    let mut world = world(&home, []);
+    let server = world.start().unwrap();
+    server.runtime.block_on(async {
+        let want = |key| obtain(&server, named(Some("agent"), Some(key), false));
+        let kill = async |id: &SandboxId| server.sandboxes.kill(&server.caller, id).await.unwrap();
+        let (_, first) = want("a").await.unwrap();
+        let (made, again) = want("a").await.unwrap();
+        assert!(
+            made && again.id == first.id,
+            "the answer to the same request is the same"
+        );
+        // One that found its sandbox by name has not used its key.
+        let (made, found) = want("b").await.unwrap();
+        assert!(!made && found.id == first.id);
+        kill(&first.id).await;
+        let (made, second) = want("b").await.unwrap();
+        assert!(made && second.id != first.id);
+        let (made, over) = want("a").await.unwrap();
+        assert!(made && over.id == first.id);
+        assert_eq!(over.state, SandboxState::Deleted, "as without a name");
+        let mut other = named(Some("agent"), Some("a"), false);
+        other.spec.timeout_millis = Some(60_000);
+        assert_eq!(
+            obtain(&server, other).await.unwrap_err().code,
+            Code::IdempotencyConflict
+        );
+    });
+    world.gone(server, "done", Duration::ZERO);
 }
 
 /// Ends when it was idle for ten seconds.
