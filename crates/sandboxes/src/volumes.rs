@@ -264,8 +264,7 @@ impl Sandboxes {
     }
 
     fn expected_volumes(&self) -> MutexGuard<'_, Vec<String>> {
-        let expected = self.inner.expected_volumes.lock();
-        expected
+        self.inner.expected_volumes.lock()
     }
 
     /// Volumes that a sandbox with processes sees, or is about to.
