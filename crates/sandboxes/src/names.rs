@@ -94,6 +94,10 @@ impl Sandboxes {
             return Err(fault);
         }
         let row = cell.reachable().await;
+        if row.spec.name.as_ref() != Some(name) {
+            // It was given another one meanwhile.
+            return Ok(None);
+        }
         if row.record.end.is_none() {
             // Whoever wants it is about to use it.
             cell.touch(&*self.store().sandboxes, self.now());
