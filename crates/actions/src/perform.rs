@@ -6,7 +6,7 @@ use std::time::Instant;
 use atoll_identity::Caller;
 use atoll_memory::{Account, Memory};
 use atoll_models::Models;
-use atoll_sandboxes::{Sandbox, Sandboxes, keyed_command};
+use atoll_sandboxes::{Obtained, Sandbox, Sandboxes, keyed_command};
 use atoll_types::{CommandId, Fault, Owner, SandboxId, SandboxState, WorkflowOwner};
 use atoll_workflows::{Engine, Step};
 use futures_util::{FutureExt as _, stream};
@@ -16,7 +16,7 @@ use crate::catalogue::{Action, CreateSandbox, In};
 use crate::files::{self, ReadFile, WriteFile};
 use crate::outcome::{Failure, MOST, Outcome};
 use crate::words::command::{Attached, Ended, ExecRequest, Run};
-use crate::words::{ArtifactView, Copies, FileView, SandboxView, SnapshotView};
+use crate::words::{ArtifactView, Copies, FileView, IfExists, SandboxView, SnapshotView};
 use crate::{approval, model};
 
 /// How often a sandbox that an attempt before this one has made, and that is lost, is replaced.
@@ -158,6 +158,7 @@ impl Actions {
     }
 
     async fn create(&self, context: Context<'_>, input: CreateSandbox) -> Result<SandboxView, Failure> {
+        let if_exists = input.request.if_exists();
         let mut request = input.request.into_create(self.default_timeout_millis, None)?;
         if let Some(step) = context.step().filter(|_| !input.keep) {
             // With its workflow it goes (`steps`), and what programs in it pay models is the workflow's.
@@ -170,7 +171,15 @@ impl Actions {
         let made = make(context.key(), |key| {
             let mut request = request.clone();
             request.idempotency_key = key;
-            self.sandboxes.create(context.caller, request)
+            async move {
+                match if_exists {
+                    IfExists::Fail => self.sandboxes.create(context.caller, request).await,
+                    // One that is found stays whose it is.
+                    IfExists::Return => match self.sandboxes.find_or_create(context.caller, request).await? {
+                        Obtained::Made(sandbox) | Obtained::Found(sandbox) => Ok(sandbox),
+                    },
+                }
+            }
         });
         Ok(SandboxView::of(made.await?))
     }

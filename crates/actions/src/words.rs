@@ -14,7 +14,7 @@ mod saved;
 
 pub use creation::{CreateSandboxRequest, ResourcesRequest};
 pub use file::FileView;
-pub use life::{ActionName, Idle, IsolationName, StateName};
+pub use life::{ActionName, Idle, IfExists, IsolationName, StateName};
 pub use network::{PolicyWords, Ports, SecretUseWords};
 pub use rest::{Copies, ForkRequest, PauseRequest, ResumeRequest};
 pub use sandbox::{ResourcesView, SandboxView};

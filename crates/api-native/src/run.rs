@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use atoll_actions::words::command::{Attached, ExecRequest, ExecResult, Run};
-use atoll_actions::words::{CreateSandboxRequest, SandboxView};
+use atoll_actions::words::{CreateSandboxRequest, IfExists, SandboxView};
 use atoll_sandboxes::Ran;
 use atoll_types::Code;
 use axum::extract::State;
@@ -70,6 +70,12 @@ pub(crate) async fn run(
         return Err(Failure::new(
             Code::ContradictingFields,
             "`command.background`: a command in the background has no end to wait for; create a sandbox and run it there",
+        ));
+    }
+    if body.sandbox.if_exists() == IfExists::Return {
+        return Err(Failure::new(
+            Code::ContradictingFields,
+            "`sandbox.if_exists`: a run makes a sandbox of its own; create or find one and run the command there",
         ));
     }
     let request = body

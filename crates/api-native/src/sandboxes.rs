@@ -6,7 +6,8 @@ mod list;
 mod metrics;
 mod rest;
 
-use atoll_actions::words::{CreateSandboxRequest, SandboxView};
+use atoll_actions::words::{CreateSandboxRequest, IfExists, SandboxView};
+use atoll_sandboxes::Obtained;
 use atoll_types::Code;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -52,7 +53,7 @@ pub(crate) struct ExtendRequest {
     timeout_ms: u64,
 }
 
-/// Creates a sandbox and answers when it runs.
+/// Creates a sandbox and answers when it runs; or, with `if_exists`, finds the one that has the name.
 #[utoipa::path(
     post, path = "/v1/sandboxes", tag = "sandboxes",
     security(("key" = ["sandboxes.create"])),
@@ -60,8 +61,12 @@ pub(crate) struct ExtendRequest {
     params(("Idempotency-Key" = Option<String>, Header, min_length = 1, max_length = 255,
         description = "The same key with the same request finds the sandbox that was already made. \
             One that could not be started gives its key up.")),
-    responses((status = 201, description = "It runs.", body = SandboxView,
-        headers(("Location" = String, description = "Where it is found."))))
+    responses(
+        (status = 201, description = "It was made, and runs.", body = SandboxView,
+            headers(("Location" = String, description = "Where it is found."))),
+        (status = 200, description = "It was there, with `if_exists: return`; this is how it is now.", body = SandboxView,
+            headers(("Location" = String, description = "Where it is found.")))
+    )
 )]
 pub(crate) async fn create_sandbox(
     State(app): State<App>,
@@ -70,10 +75,18 @@ pub(crate) async fn create_sandbox(
     Json(body): Json<CreateSandboxRequest>,
 ) -> Answer<Response> {
     let key = idempotency_key(&headers)?;
+    let if_exists = body.if_exists();
     let request = body.into_create(app.options.default_timeout_millis, key)?;
-    let sandbox = app.sandboxes.create(&caller, request).await?;
+    let obtained = match if_exists {
+        IfExists::Fail => Obtained::Made(app.sandboxes.create(&caller, request).await?),
+        IfExists::Return => app.sandboxes.find_or_create(&caller, request).await?,
+    };
+    let (status, sandbox) = match obtained {
+        Obtained::Made(sandbox) => (StatusCode::CREATED, sandbox),
+        Obtained::Found(sandbox) => (StatusCode::OK, sandbox),
+    };
     let location = format!("/v1/sandboxes/{}", sandbox.id);
-    let mut response = (StatusCode::CREATED, axum::Json(SandboxView::of(sandbox))).into_response();
+    let mut response = (status, axum::Json(SandboxView::of(sandbox))).into_response();
     if let Ok(location) = HeaderValue::from_str(&location) {
         response.headers_mut().insert(header::LOCATION, location);
     }

@@ -45,6 +45,7 @@ use std::io;
 use std::iter;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use atoll_broker::{Broker, TrustId};
 use tokio::net::TcpListener;
@@ -184,6 +185,12 @@ impl Egress {
     pub fn used(&self, source: IpAddr) -> Option<Used> {
         let tenant = self.inner.shared.tenants.of(source)?;
         Some(tenant.allowance.used())
+    }
+
+    /// How long the sandbox behind `source` has had no flow open, of connections or datagrams: no time at all while it has
+    /// one, `None` if it has had none since it was admitted.
+    pub fn quiet_for(&self, source: IpAddr) -> Option<Duration> {
+        self.inner.shared.tenants.of(source)?.allowance.quiet_for()
     }
 }
 

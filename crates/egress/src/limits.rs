@@ -89,6 +89,8 @@ pub(crate) struct Allowance {
     /// Where the policy says nothing, and at most.
     most_connections: usize,
     open: AtomicUsize,
+    /// When the last one ended.
+    last_ended: Mutex<Option<Instant>>,
     bytes: AtomicU64,
     connections: AtomicU64,
     bandwidth: Mutex<Option<Bucket>>,
@@ -100,6 +102,7 @@ impl Allowance {
             limits: Mutex::new(limits),
             most_connections,
             open: AtomicUsize::new(0),
+            last_ended: Mutex::new(None),
             bytes: AtomicU64::new(used.bytes),
             connections: AtomicU64::new(used.connections),
             bandwidth: Mutex::new(None),
@@ -122,6 +125,14 @@ impl Allowance {
         Used {
             bytes: self.bytes.load(Ordering::Relaxed),
             connections: self.connections.load(Ordering::Relaxed),
+        }
+    }
+
+    /// How long it has had no connection open: no time at all while it has one, `None` if it never had.
+    pub(crate) fn quiet_for(&self) -> Option<Duration> {
+        match self.open.load(Ordering::Acquire) {
+            0 => self.last_ended.lock().map(|at| at.elapsed()),
+            _ => Some(Duration::ZERO),
         }
     }
 
@@ -187,7 +198,9 @@ pub(crate) struct Opened(Arc<Allowance>);
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        self.0.open.fetch_sub(1, Ordering::Relaxed);
+        // Noted first: whoever sees that none is open sees when the last one ended.
+        *self.0.last_ended.lock() = Some(Instant::now());
+        self.0.open.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -352,6 +365,21 @@ mod tests {
         let _held = allowance.open(Some(1)).unwrap();
         assert_eq!(allowance.open(Some(1)).unwrap_err(), Exhausted::Host);
         assert!(allowance.open(None).is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_is_quiet_from_the_end_of_its_last_connection_on() {
+        let allowance = allowance(NetworkLimits::default());
+        assert_eq!(allowance.quiet_for(), None);
+        let (first, second) = (allowance.open(None).unwrap(), allowance.open(None).unwrap());
+        assert_eq!(allowance.quiet_for(), Some(Duration::ZERO));
+        drop(second);
+        let later = Duration::from_secs(5);
+        tokio::time::advance(later).await;
+        assert_eq!(allowance.quiet_for(), Some(Duration::ZERO), "one is open still");
+        drop(first);
+        tokio::time::advance(later).await;
+        assert_eq!(allowance.quiet_for(), Some(later));
     }
 
     #[tokio::test]

@@ -5,9 +5,11 @@
 
 pub mod admission;
 mod machine;
+mod work;
 
 pub use admission::{Admitted, Limits, Missing, Tier, admit, admit_timeout};
 pub use machine::{
     Boot, DeadlineKind, Effect, Extension, Happening, Input, InstanceFate, Liveness, NewRecord, Policy,
     Record, Refused, Transition, change, create, next_deadline, step,
 };
+pub use work::{CpuMark, WORKS_FROM_PER_MILLE, Work};

@@ -40,7 +40,8 @@
 //! - While it is put to rest its instance is there, held still, until what was saved is committed.
 //! - A record names at most one instance. It comes back under a new id, and only once the old one is gone.
 //! - A deadline that has passed has passed: neither an extension nor a use undoes it, however late its reaper comes. One
-//!   that is to save and cannot is put off by a minute, and until then it has not passed.
+//!   that is to save and cannot is put off by a minute, and until then it has not passed. The end of an idle time is none
+//!   before the sandbox was looked at: until then a use undoes it, and so does work that is found.
 //! - An instance or a snapshot that turns up where none belongs (a start or a save that lost its race against a kill) is
 //!   destroyed, not kept.
 //! - Every sandbox ends with exactly one [`Happening::Ended`] or [`Happening::Failed`].
@@ -119,7 +120,14 @@ pub fn step(record: &Record, input: Input, now: Timestamp) -> Result<Transition,
         Input::DeadlineReached {
             snapshot,
             pause_keeps,
-        } => Ok(deadlines::deadline_reached(record, snapshot, pause_keeps, now)),
+            work,
+        } => Ok(deadlines::deadline_reached(
+            record,
+            snapshot,
+            pause_keeps,
+            work,
+            now,
+        )),
         Input::Recover(liveness) => Ok(recover(record, liveness, now)),
     }
 }
@@ -183,7 +191,7 @@ fn start_failed(record: &Record, why: String, now: Timestamp) -> Result<Transiti
 fn touched(record: &Record, now: Timestamp) -> Result<Transition, Refused> {
     let refused = |why: String, instead| Err(Refused::new(record, "use", why, instead));
     match record.state {
-        SandboxState::Running => match deadlines::expired(record, now) {
+        SandboxState::Running => match deadlines::is_over(record, now) {
             Some(kind) => Err(deadlines::too_late(record, "use", kind)),
             None => Ok(Transition::to(Record {
                 last_used_at: record.last_used_at.max(now),

@@ -14,6 +14,7 @@
 use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use atoll_egress::Egress;
@@ -73,6 +74,12 @@ impl Cables for LocalNode {
             self.guest(instance)?.call(&Request::Network(network)).await?;
         }
         Ok(())
+    }
+
+    async fn quiet_for(&self, instance: &InstanceId) -> Option<Duration> {
+        let way = self.way_out()?;
+        let link = way.links.adopt(instance)?;
+        way.egress.quiet_for(link.slot().v4().into())
     }
 
     async fn network_pending(&self, sandbox: &SandboxId) -> NetworkUsage {

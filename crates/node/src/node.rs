@@ -146,6 +146,10 @@ pub trait Cables {
     /// Tells a guest what it has to know of the way out.
     async fn tell_network(&self, instance: &InstanceId, admission: Option<Admission>) -> Result<(), Failed>;
 
+    /// How long an instance has had no connection to the world open: no time at all while it has one, `None` if it has had
+    /// none since its sandbox was admitted here.
+    async fn quiet_for(&self, instance: &InstanceId) -> Option<Duration>;
+
     /// What went through a sandbox's way out and was not taken yet.
     async fn network_pending(&self, sandbox: &SandboxId) -> NetworkUsage;
 

@@ -185,6 +185,13 @@ impl Scripted {
         self.machine.released.notify_waiters();
     }
 
+    /// What runs in an instance takes so much CPU time, this moment.
+    pub fn spend(&self, id: &InstanceId, micros: u64) {
+        if let Some(body) = self.machine.find(id) {
+            body.spend(micros);
+        }
+    }
+
     /// Ends an instance from outside, as the host sees it.
     pub fn end(&self, id: &InstanceId, how: InstanceEnd) {
         if let Some(body) = self.machine.find(id) {
@@ -303,7 +310,7 @@ impl Runtime for Scripted {
         let body = self.machine.find(id);
         let body = body.ok_or_else(|| Error::NotFound(id.clone()))?;
         Ok(Usage {
-            cpu_micros: 1000 * body.look().ran.len() as u64,
+            cpu_micros: body.cpu_micros(),
             memory_bytes: 1 << 20,
             ..Usage::default()
         })

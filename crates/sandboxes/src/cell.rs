@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use atoll_lifecycle::Record;
+use atoll_lifecycle::{CpuMark, Record};
 use atoll_store::{SandboxRow, SandboxStore};
 use atoll_types::{Code, Fault, InstanceId, ProjectId, SandboxId, SandboxState, Timestamp};
 
@@ -40,6 +40,8 @@ pub(crate) struct Cell {
     pub(crate) commands: OpenCommands,
     /// What the ledger has been told of its consumption.
     pub(crate) metered: Mutex<Metered>,
+    /// What its CPU time is counted from when it is looked at for work.
+    cpu_mark: Mutex<CpuMark>,
     /// Operations under way. A sandbox that is in use is not idle, however long the operation takes.
     active: AtomicUsize,
     /// When it was last used, as far as this server knows; the row learns of it later.
@@ -79,6 +81,7 @@ impl Cell {
             under_way: Mutex::default(),
             commands: OpenCommands::default(),
             metered: Mutex::default(),
+            cpu_mark: Mutex::new(CpuMark::NONE),
             active: AtomicUsize::new(0),
             last_used: AtomicI64::new(i64::MIN),
         })
@@ -143,8 +146,33 @@ impl Cell {
         under_way.clone().filter(|reply| *reply.attempt() == wanted)
     }
 
+    /// By an operation, or by a command that somebody started through an API and that runs still.
     pub(crate) fn is_in_use(&self) -> bool {
-        self.active.load(Ordering::Relaxed) > 0
+        self.active.load(Ordering::Relaxed) > 0 || self.commands.any_runs()
+    }
+
+    /// The host was asked for its CPU time, for whatever reason. The sooner after its last use the better.
+    pub(crate) fn note_cpu(&self, seen: CpuMark) {
+        let record = self.record();
+        let Some(idle) = record.policy.idle else {
+            return;
+        };
+        // While it is in use, no idle time runs.
+        let last_used_at = if self.is_in_use() {
+            seen.at
+        } else {
+            record.last_used_at
+        };
+        let mut mark = self.cpu_mark.lock();
+        *mark = mark.moved_to(seen, last_used_at, idle.after_millis);
+    }
+
+    pub(crate) fn cpu_mark(&self) -> CpuMark {
+        *self.cpu_mark.lock()
+    }
+
+    pub(crate) fn set_cpu_mark(&self, mark: CpuMark) {
+        *self.cpu_mark.lock() = mark;
     }
 
     pub(crate) fn metered(&self) -> Metered {

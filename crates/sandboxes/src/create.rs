@@ -484,6 +484,7 @@ impl Sandboxes {
         cell.set_instance(guest.clone());
         // The host's counters begin anew with each instance.
         cell.set_metered(crate::cell::Metered::default());
+        cell.set_cpu_mark(atoll_lifecycle::CpuMark::NONE);
         self.resume_commands(cell, &guest);
         guest
     }
@@ -565,7 +566,7 @@ impl Drop for Held {
     }
 }
 
-fn idempotency(key: String, spec: &SandboxSpec) -> Result<Idempotency, Fault> {
+pub(crate) fn idempotency(key: String, spec: &SandboxSpec) -> Result<Idempotency, Fault> {
     crate::keyed::check(&key)?;
     let request =
         serde_json::to_vec(spec).map_err(|e| Fault::internal(format!("a spec has no JSON form: {e}")))?;

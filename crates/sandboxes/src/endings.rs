@@ -97,6 +97,11 @@ impl OpenCommands {
         Ok(())
     }
 
+    /// Whether one is known to run. Of one that has not been confirmed, whoever starts it uses the sandbox.
+    pub(crate) fn any_runs(&self) -> bool {
+        self.lock().values().any(|open| open.start.is_none())
+    }
+
     /// It could not be started, so there is nothing to record.
     pub(crate) fn never_began(&self, id: &CommandId) {
         self.lock().remove(id);
@@ -243,6 +248,8 @@ impl Sandboxes {
             return;
         };
         drop(open);
+        // It was in use until now.
+        cell.touch(&*self.store().sandboxes, self.now());
         if let Some(start) = ended.start {
             self.append(cell, start);
         }

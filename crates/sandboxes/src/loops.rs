@@ -1,4 +1,5 @@
-//! What the server does while nobody calls: deadlines, metering, the ledger's queue, housekeeping.
+//! What the server does while nobody calls: deadlines, metering, the ledger's queue, housekeeping. What it looks at before
+//! it takes a sandbox for idle is in `idleness`.
 //!
 //! None of them ticks per sandbox: a thousand idle sandboxes cost one sleeping task each, and a
 //! second one where a command has run.
@@ -7,10 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use atoll_lifecycle::Input;
+use atoll_lifecycle::{CpuMark, Input};
 use atoll_node::Event;
 use atoll_store::{Fact, NetworkTotal, NewFact};
-use atoll_types::Timestamp;
+use atoll_types::{SandboxState, Timestamp};
 use tokio::sync::mpsc;
 
 use crate::Sandboxes;
@@ -88,10 +89,13 @@ impl Sandboxes {
             cell.touch(&*self.store().sandboxes, self.now());
         }
         let mut failed = false;
-        for row in self.store().sandboxes.due_sandboxes(self.now(), 256).await? {
-            let Some(cell) = self.live_cell(&row.id) else {
-                continue;
-            };
+        let due = self.store().sandboxes.due_sandboxes(self.now(), 256).await?;
+        let looks = due.into_iter().filter_map(|row| {
+            let cell = self.live_cell(&row.id)?;
+            Some(async move { (self.work_of(&cell, row.isolation).await, row, cell) })
+        });
+        // Side by side: one that is slow to answer does not make the others wait for longer than itself.
+        for (work, row, cell) in futures_util::future::join_all(looks).await {
             let can_keep_memory = self.saves(row.isolation).is_ok_and(|saves| saves.memory);
             let reached = Input::DeadlineReached {
                 snapshot: crate::entropy::id(),
@@ -100,10 +104,20 @@ impl Sandboxes {
                 } else {
                     atoll_types::SaveKind::Filesystem
                 },
+                work,
             };
-            if let Err(fault) = self.apply(&cell, reached).await {
-                tracing::error!(sandbox = %cell.id, %fault, "a deadline could not be kept; trying again");
-                failed = true;
+            match self.apply(&cell, reached).await {
+                Ok(row) if row.record.state == SandboxState::Running => {
+                    // What was decided about is not looked at again. Before that is written down it would be lost.
+                    if let Some(work) = work {
+                        cell.set_cpu_mark(work.cpu.1);
+                    }
+                }
+                Ok(_) => {}
+                Err(fault) => {
+                    tracing::error!(sandbox = %cell.id, %fault, "a deadline could not be kept; trying again");
+                    failed = true;
+                }
             }
         }
         if failed {
@@ -165,6 +179,10 @@ impl Sandboxes {
         let Ok(usage) = self.node().usage(row.isolation, &instance.id).await else {
             return;
         };
+        cell.note_cpu(CpuMark {
+            at: self.now(),
+            micros: usage.cpu_micros,
+        });
         let before = cell.metered();
         let wall_total = self.now().millis_since(started_at);
         let wall_millis = wall_total.saturating_sub(before.wall_millis);

@@ -7,7 +7,7 @@ use atoll_types::{DiskBacking, Fault, IdlePolicy, Resources, SandboxSpec};
 use serde::{Deserialize, Deserializer};
 use utoipa::ToSchema;
 
-use super::life::{ActionName, BackingName, HooksWords, Idle, IsolationName, VolumeMountWords};
+use super::life::{ActionName, BackingName, HooksWords, Idle, IfExists, IsolationName, VolumeMountWords};
 use super::network::{PolicyWords, SecretUseWords};
 use crate::spelling;
 
@@ -40,6 +40,11 @@ pub struct CreateSandboxRequest {
         pattern = "^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"
     )]
     name: Option<String>,
+    /// What to do if a living sandbox of the project has the name. `return` answers with that one as it is, with status 200;
+    /// of the request nothing else counts then. It is resumed first if it rests and has `auto_resume`; one that is being
+    /// deleted is waited for. Of all who ask at once one makes it, and all get the same. Only with a `name`.
+    #[serde(default)]
+    if_exists: IfExists,
     /// Name or id of a template or of a snapshot; `base` if absent.
     #[schema(examples("base"), min_length = 1, max_length = 255)]
     template: Option<String>,
@@ -108,6 +113,10 @@ fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<u
 }
 
 impl CreateSandboxRequest {
+    pub fn if_exists(&self) -> IfExists {
+        self.if_exists
+    }
+
     pub fn into_create(
         self,
         default_timeout_millis: u64,

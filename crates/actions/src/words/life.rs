@@ -148,14 +148,32 @@ impl ActionName {
     }
 }
 
-/// What happens to a sandbox that nobody has used for a while.
+/// What happens to a sandbox that nobody uses and that does not work, for a while.
+///
+/// Use is whatever comes through an API: a call, an open stream, a connection to one of its ports, and a command until it
+/// ends, also in the background. Work is a connection of its own to the world, and CPU time: 2 % of one CPU or more on average.
+/// The agent, the template's start command and programs that a command left behind count by their work alone. A sandbox is
+/// looked at when its idle time is over, so what it computed before its last use may keep it for one idle time more. Nothing
+/// keeps it beyond its timeout.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Idle {
+    /// For how long. A use, or work that is found, starts it anew.
     #[schema(minimum = 1, maximum = 9_007_199_254_740_991_i64)]
     pub after_ms: u64,
     #[serde(default)]
     pub action: ActionName,
+}
+
+/// What a request to create does where a living sandbox has the name.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum IfExists {
+    /// It is refused with `name_taken`.
+    #[default]
+    Fail,
+    /// It is answered with that sandbox.
+    Return,
 }
 
 /// A command that the server runs in the sandbox.

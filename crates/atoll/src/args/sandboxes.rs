@@ -76,7 +76,7 @@ pub(crate) struct LifeArgs {
     #[arg(long, value_parser = ACTIONS, value_name = "kill|pause|stop", hide_possible_values = true,
         help_heading = "Lifetime")]
     pub(crate) on_timeout: Option<String>,
-    /// How long nobody may use it
+    /// How long nobody may use it while it does no work: no command running, no connection, less than 2 % of a CPU
     #[arg(long, value_parser = parse_duration, value_name = "TIME", help_heading = "Lifetime")]
     pub(crate) idle: Option<u64>,
     /// What happens then [default: kill]
@@ -147,10 +147,16 @@ Examples:
   atoll create --template node --memory 1G --timeout 1h --label team=search
   atoll create --timeout 1h --on-timeout pause --auto-resume --retention 7d
   atoll create --template my-snapshot --volume data:/data --volume inputs:/inputs:ro
+  atoll create --name my-agent --if-exists return --auto-resume
   atoll create --net none --allow api.example.com --secret example=API_KEY")]
 pub(crate) struct CreateArgs {
     #[command(flatten)]
     pub(crate) spec: SpecArgs,
+    /// What to do if a living sandbox has the name; `return` prints that one, resumed if it rests and resumes when used
+    /// [default: fail]
+    #[arg(long, value_parser = ["fail", "return"], value_name = "fail|return", hide_possible_values = true,
+        requires = "name")]
+    pub(crate) if_exists: Option<String>,
 }
 
 /// Run a command in a sandbox
@@ -312,7 +318,7 @@ pub(crate) struct UpdateArgs {
     #[arg(long, value_parser = ACTIONS, value_name = "kill|pause|stop", hide_possible_values = true,
         help_heading = "Lifetime")]
     pub(crate) on_timeout: Option<String>,
-    /// How long nobody may use it, or `never` to wait for ever
+    /// How long nobody may use it while it does no work, or `never` to wait for ever
     #[arg(long, value_parser = parse_span, value_name = "TIME", help_heading = "Lifetime")]
     pub(crate) idle: Option<Span>,
     /// What happens then [default: kill]

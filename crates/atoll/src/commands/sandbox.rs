@@ -12,7 +12,11 @@ use crate::args::{CreateArgs, ExtendArgs, Global, InspectArgs, KillArgs, LsArgs,
 
 pub(crate) async fn create(global: &Global, output: Output, args: CreateArgs) -> Result<()> {
     let client = global.client()?;
-    let sandbox = client.post("/v1/sandboxes", &create_body(&args.spec)?).await?;
+    let mut body = create_body(&args.spec)?;
+    if let Some(what) = args.if_exists {
+        body["if_exists"] = json!(what);
+    }
+    let sandbox = client.post("/v1/sandboxes", &body).await?;
     output.json(&sandbox);
     output.line(text(&sandbox, "id"));
     note_wall(output, &sandbox);

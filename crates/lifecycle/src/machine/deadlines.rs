@@ -1,42 +1,53 @@
 //! When a sandbox's time is over, and what happens to it then.
 
-use atoll_types::{IdleAction, SandboxState, SaveKind, SnapshotId, TimeLeft, TimeoutAction, Timestamp};
+use atoll_types::{
+    IdleAction, SandboxState, SaveKind, Saved, SnapshotId, TimeLeft, TimeoutAction, Timestamp,
+};
 
 use super::ending::delete;
 use super::saving::begin_saving;
 use super::words::{DeadlineKind, Extension, Happening, Policy, Record, Refused, Transition};
+use crate::Work;
 
 /// How long a deadline waits before it asks again for a save that failed: what stood in the way (a full disk, say) is
 /// not gone in a moment, and trying costs.
 const HOLD_OFF_MILLIS: u64 = 60_000;
 
-/// The next moment at which something is done to the sandbox unless something happens first, and why.
+/// The next moment at which something is done to the sandbox unless something happens first, and why. At that of its idle
+/// time it is looked at first: see [`Work`].
 pub fn next_deadline(record: &Record) -> Option<(Timestamp, DeadlineKind)> {
+    let (one, other) = deadlines(record);
+    one.into_iter().chain(other).min_by_key(|(at, _)| *at)
+}
+
+type Deadline = Option<(Timestamp, DeadlineKind)>;
+
+/// What is final, and its idle time.
+fn deadlines(record: &Record) -> (Deadline, Deadline) {
     match record.state {
         // Nobody can use a sandbox that is still starting, so it is not idle.
-        SandboxState::Starting => record.deadline.map(|at| (at, DeadlineKind::Timeout)),
+        SandboxState::Starting => (record.deadline.map(|at| (at, DeadlineKind::Timeout)), None),
         SandboxState::Running => {
             let timeout = record.deadline.map(|at| (at, DeadlineKind::Timeout));
             let idle = record.policy.idle.map(|policy| {
                 let at = record.last_used_at.plus_millis(policy.after_millis);
                 (at, DeadlineKind::Idle)
             });
-            [timeout, idle]
-                .into_iter()
-                .flatten()
-                .map(|(at, kind)| (held_off(record, at, kind), kind))
-                .min_by_key(|(at, _)| *at)
+            let held_off = |(at, kind)| (held_off(record, at, kind), kind);
+            (timeout.map(held_off), idle.map(held_off))
         }
         SandboxState::Paused | SandboxState::Stopped => {
-            let saved = record.saved.as_ref()?;
-            let retention = record.policy.retention_millis?;
-            Some((saved.at.plus_millis(retention), DeadlineKind::Retention))
+            let kept = record.saved.as_ref().zip(record.policy.retention_millis);
+            let over = |(saved, retention): (&Saved, u64)| {
+                (saved.at.plus_millis(retention), DeadlineKind::Retention)
+            };
+            (kept.map(over), None)
         }
         // These end by themselves, well or not; whoever performs them sees to that.
         SandboxState::Pausing | SandboxState::Stopping | SandboxState::Resuming | SandboxState::Deleting => {
-            None
+            (None, None)
         }
-        SandboxState::Deleted | SandboxState::Failed => None,
+        SandboxState::Deleted | SandboxState::Failed => (None, None),
     }
 }
 
@@ -52,6 +63,13 @@ pub(super) fn expired(record: &Record, now: Timestamp) -> Option<DeadlineKind> {
     next_deadline(record)
         .filter(|(at, _)| *at <= now)
         .map(|(_, kind)| kind)
+}
+
+/// The deadline that has passed for good. That of its idle time has not: whether it is idle is found out when it is looked
+/// at, and who uses it before that is in time.
+pub(super) fn is_over(record: &Record, now: Timestamp) -> Option<DeadlineKind> {
+    let (last, _idle) = deadlines(record);
+    last.filter(|(at, _)| *at <= now).map(|(_, kind)| kind)
 }
 
 /// What the sandbox asks for at this deadline.
@@ -80,8 +98,14 @@ pub(super) fn deadline_reached(
     record: &Record,
     snapshot: SnapshotId,
     pause_keeps: SaveKind,
+    work: Option<Work>,
     now: Timestamp,
 ) -> Transition {
+    let record = match expired(record, now) {
+        Some(DeadlineKind::Idle) => &after_work(record, work, now),
+        _ => record,
+    };
+    // Its lifetime may be over all the same.
     let Some(kind) = expired(record, now) else {
         return Transition::unchanged(record);
     };
@@ -100,6 +124,19 @@ pub(super) fn deadline_reached(
         (_, TimeoutAction::Kill | TimeoutAction::Pause | TimeoutAction::Stop) => {
             delete(record, kind.into(), false, now)
         }
+    }
+}
+
+/// Its idle time begins again with the last moment of its work. One that nobody could look at stays: to end what works
+/// cannot be undone.
+fn after_work(record: &Record, work: Option<Work>, now: Timestamp) -> Record {
+    let worked_at = match work {
+        Some(work) => work.last_at(record.last_used_at).map(|at| at.min(now)),
+        None => Some(now),
+    };
+    Record {
+        last_used_at: record.last_used_at.max(worked_at.unwrap_or(record.last_used_at)),
+        ..record.clone()
     }
 }
 
@@ -135,7 +172,7 @@ pub(super) fn extend(record: &Record, extension: Extension, now: Timestamp) -> R
             return refused("create a new sandbox");
         }
     }
-    if let Some(kind) = expired(record, now) {
+    if let Some(kind) = is_over(record, now) {
         return Err(too_late(record, "extend", kind));
     }
     let deadline = match extension {

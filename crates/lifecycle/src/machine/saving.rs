@@ -17,7 +17,7 @@ use atoll_types::{
     EndReason, InstanceId, SandboxState, SaveKind, Saved, Saving, SnapshotId, TimeoutAction, Timestamp,
 };
 
-use super::deadlines::{action, deadline_after, expired, hold_off, time_left, too_late};
+use super::deadlines::{action, deadline_after, hold_off, is_over, time_left, too_late};
 use super::ending::delete;
 use super::words::{Effect, Happening, Record, Refused, Transition};
 
@@ -48,7 +48,7 @@ fn may_rest(record: &Record, input: &'static str, now: Timestamp) -> Result<(), 
         Err(Refused::new(record, input, why, instead))
     };
     match record.state {
-        SandboxState::Running => match expired(record, now) {
+        SandboxState::Running => match is_over(record, now) {
             // Where its deadline keeps it, a person may as well.
             Some(kind) if action(record, kind) == TimeoutAction::Kill => Err(too_late(record, input, kind)),
             _ => Ok(()),
@@ -197,7 +197,7 @@ pub(super) fn resume(
             _,
         ) => return refused(state(), "create a new sandbox"),
     };
-    if let Some(kind) = expired(record, now) {
+    if let Some(kind) = is_over(record, now) {
         return Err(too_late(record, "resume", kind));
     }
     // A record names one instance; with two, a crash would forget the first.

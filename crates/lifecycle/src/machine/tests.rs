@@ -10,6 +10,8 @@ use atoll_types::{
     Code, Fault, IdleAction, IdlePolicy, SaveKind, Saved, SnapshotId, TimeLeft, TimeoutAction,
 };
 
+use crate::{CpuMark, Work};
+
 mod histories;
 mod resting;
 
@@ -27,8 +29,14 @@ fn deadline_reached() -> Input {
     Input::DeadlineReached {
         snapshot: snapshot(1),
         pause_keeps: SaveKind::Memory,
+        work: Some(NO_WORK),
     }
 }
+
+const NO_WORK: Work = Work {
+    connected_at: None,
+    cpu: (CpuMark::NONE, CpuMark::NONE),
+};
 
 fn saved() -> Input {
     Input::Saved {

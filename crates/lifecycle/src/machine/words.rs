@@ -7,6 +7,8 @@ use atoll_types::{
     SnapshotId, TimeoutAction, Timestamp,
 };
 
+use crate::Work;
+
 /// What the decisions need to know of a sandbox. [`super::create`] makes one, [`super::step`] makes the next one of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
@@ -137,6 +139,8 @@ pub enum Input {
         snapshot: SnapshotId,
         /// What a pause keeps on its tier.
         pause_keeps: SaveKind,
+        /// What it was seen to do of its own, if its idle time is what is over. `None`: nobody could find out.
+        work: Option<Work>,
     },
     /// The server came back after a restart and looked for the instance.
     Recover(Liveness),

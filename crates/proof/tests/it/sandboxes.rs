@@ -12,6 +12,7 @@ on_every_tier!(
     a_deadline_can_be_moved,
     labels_times_and_limits_can_be_changed,
     a_name_stands_for_the_id_of_the_one_that_has_it,
+    whoever_wants_the_sandbox_of_a_name_gets_the_one_that_has_it,
     the_environment_is_given_to_every_command,
     many_at_once_all_run,
     the_agent_is_small,
@@ -314,6 +315,72 @@ async fn the_strongest_wall_is_not_the_only_answer(server: &Server) {
             .await
             .is_empty()
     );
+}
+
+async fn whoever_wants_the_sandbox_of_a_name_gets_the_one_that_has_it(server: &Server) {
+    let client = server.client();
+    let wanted = |more: Value| {
+        let mut body = server.request(&json!({"name": "shared", "if_exists": "return"}));
+        body.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        body
+    };
+    let asked = wanted(json!({"auto_resume": true}));
+    let wanting = (0..10).map(|_| client.post("/v1/sandboxes", &asked));
+    let answers = futures_util::future::join_all(wanting).await;
+    let made: Vec<_> = answers.iter().filter(|answer| answer.status == 201).collect();
+    assert_eq!(made.len(), 1, "{answers:?}");
+    let id = made[0].json()["id"].clone();
+    for answer in &answers {
+        assert!([200, 201].contains(&answer.status), "{answer:?}");
+        assert_eq!(
+            (&answer.json()["id"], &answer.json()["state"]),
+            (&id, &json!("running"))
+        );
+    }
+    // It is as it was made, awake, and there is one of it.
+    let sandbox = atoll_proof::Sandbox::of(client, &answers[0].json());
+    sandbox.write("/home/user/kept", b"kept").await;
+    sandbox.ask("/pause", json!({})).await.ok();
+    let found = client
+        .post("/v1/sandboxes", &wanted(json!({"labels": {"not": "this"}})))
+        .await
+        .expect(200)
+        .json();
+    assert_eq!(
+        (&found["id"], &found["state"], &found["labels"]),
+        (&id, &json!("running"), &json!({}))
+    );
+    assert_eq!(sandbox.read("/home/user/kept").await, b"kept");
+    assert_eq!(server.list(&[]).await.len(), 1);
+    client
+        .post("/v1/sandboxes", &wanted(json!({"if_exists": "fail"})))
+        .await
+        .refused(409, "name_taken");
+    // Whoever may use one sandbox alone does not come by another by its name.
+    let other = server.sandbox().await;
+    let key = json!({"name": "one", "role": "member", "scopes": [format!("sandbox:{}", other.id)]});
+    let key = client.post("/v1/keys", &key).await.expect(201).json();
+    client
+        .with_key(key["secret"].as_str())
+        .post("/v1/sandboxes", &asked)
+        .await
+        .refused(403, "not_allowed");
+    // What can be found has a name, and a run has a sandbox of its own.
+    client
+        .post("/v1/sandboxes", &server.request(&json!({"if_exists": "return"})))
+        .await
+        .refused(400, "contradicting_fields");
+    client
+        .post("/v1/run", &json!({"sandbox": asked, "command": {"cmd": "true"}}))
+        .await
+        .refused(400, "contradicting_fields");
+    let made = server.atoll(&["create", "--name", "shared", "--if-exists", "return"]);
+    assert_eq!(atoll_proof::printed(&made).trim(), id.as_str().unwrap());
+    sandbox.kill().await;
+    let next = client.post("/v1/sandboxes", &asked).await.expect(201).json();
+    assert_ne!(next["id"], id);
 }
 
 async fn a_name_stands_for_the_id_of_the_one_that_has_it(server: &Server) {

@@ -13,6 +13,7 @@ in_a_world!(
     requests_end_with_the_sandbox,
     only_a_rule_that_names_it_opens_the_way_to_the_models,
     connections_to_the_models_end_with_the_sandbox,
+    a_sandbox_with_an_open_connection_is_not_idle,
 );
 
 const VALUE: &str = "sk-live-4f9a6d2e8b7c1a5f3e0d9c8b7a6f5e4d";
@@ -259,4 +260,30 @@ END";
         (host::open_files(server.pid()) <= before).then_some(())
     })
     .await;
+}
+
+/// A program that nobody waits for and that takes no CPU time, with a connection on which nothing is said.
+async fn a_sandbox_with_an_open_connection_is_not_idle(server: &mut Server, _: &World) {
+    let request = json!({
+        "idle": {"after_ms": 1500},
+        "network": {"rules": [{"action": "allow", "to": "203.0.113.0/24"}]},
+    });
+    let left_behind = |line: &str| {
+        format!(
+            "mkfifo /tmp/end; setsid bash -c '{line}; echo begun >/tmp/begun; read -r end </tmp/end' \
+             </dev/null >/dev/null 2>&1 & until [ -s /tmp/begun ]; do sleep 0.05; done"
+        )
+    };
+    let connected = server.sandbox_with(&request).await;
+    let connect = "exec 3<>/dev/tcp/203.0.113.10/2222; read -r line <&3";
+    connected.sh(&left_behind(connect)).await.ok();
+    // Each lasts for an idle time at least.
+    for _ in 0..2 {
+        let alone = server.sandbox_with(&request).await;
+        alone.sh(&left_behind("true")).await.ok();
+        assert_eq!(alone.until_state("deleted").await["end"]["reason"], "idle");
+    }
+    assert_eq!(connected.state().await, "running");
+    connected.sh("echo >/tmp/end").await.ok();
+    assert_eq!(connected.until_state("deleted").await["end"]["reason"], "idle");
 }

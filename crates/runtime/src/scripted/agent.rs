@@ -50,6 +50,8 @@ struct State {
     whole: bool,
     still: bool,
     saving: bool,
+    /// CPU time that was spent in it, beside that of its commands.
+    spent_micros: u64,
     hostname: Option<String>,
     memory: Memory,
     /// Who tells the channel that the instance is over.
@@ -119,6 +121,15 @@ impl Body {
                 ..memory
             },
         }
+    }
+
+    pub(super) fn spend(&self, micros: u64) {
+        self.lock().spent_micros += micros;
+    }
+
+    pub(super) fn cpu_micros(&self) -> u64 {
+        let state = self.lock();
+        state.spent_micros + 1000 * state.memory.ran.len() as u64
     }
 
     pub(super) fn ending(&self) -> watch::Receiver<Option<InstanceEnd>> {

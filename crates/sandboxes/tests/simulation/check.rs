@@ -5,6 +5,7 @@
 //!   rest comes back from has a row and is whole; who was told that a sandbox was killed never sees it live.
 //! - When all has settled: no row is on its way; one that runs has its instance, which runs, knows its name, and has seen
 //!   every command that a caller was told of; one at rest has none; no other instance is there.
+//! - None ends for being idle that has computed within the second half of its idle time.
 //! - The ledger: every sandbox was created once and has ended once, or lives; every command that was started has one end.
 //! - Instances: one that runs has one without an end, which is its own; all others have ended.
 //! - When all were killed and all snapshots deleted: no instance, no live row, no saved bytes.
@@ -13,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use atoll_store::{Fact, FactQuery, InstanceQuery, SandboxRow};
-use atoll_types::{InstanceId, SandboxId, SandboxState};
+use atoll_types::{EndReason, InstanceId, SandboxId, SandboxState, Timestamp};
 
 use crate::world::{MAX_LIVE, Server, World, project};
 
@@ -33,7 +34,7 @@ pub(crate) fn misuses(world: &World<'_>) -> Result<(), String> {
     }
 }
 
-async fn rows(server: &Server) -> Result<Vec<SandboxRow>, String> {
+pub(crate) async fn rows(server: &Server) -> Result<Vec<SandboxRow>, String> {
     let rows = server.store.sandboxes.live_sandboxes().await;
     rows.map_err(|error| error.to_string())
 }
@@ -164,7 +165,7 @@ async fn times_that_it_ran<'a>(
     Ok(())
 }
 
-async fn ledger(server: &Server, live: &[SandboxRow]) -> Result<(), String> {
+async fn ledger(world: &World<'_>, server: &Server, live: &[SandboxRow]) -> Result<(), String> {
     let mut facts = Vec::new();
     let mut after = Some(0);
     while let Some(after_seq) = after {
@@ -189,7 +190,12 @@ async fn ledger(server: &Server, live: &[SandboxRow]) -> Result<(), String> {
         };
         match &row.fact {
             Fact::SandboxCreated { .. } => *created.entry(sandbox).or_default() += 1,
-            Fact::SandboxEnded { .. } | Fact::SandboxFailed { .. } => *ended.entry(sandbox).or_default() += 1,
+            Fact::SandboxEnded { end } | Fact::SandboxFailed { end } => {
+                if *end == EndReason::Idle {
+                    was_idle(world, server, &sandbox, row.at).await?;
+                }
+                *ended.entry(sandbox).or_default() += 1;
+            }
             Fact::CommandStarted { command, .. } => {
                 commands.entry((sandbox, command.clone())).or_default().0 += 1;
             }
@@ -223,6 +229,26 @@ async fn ledger(server: &Server, live: &[SandboxRow]) -> Result<(), String> {
     Ok(())
 }
 
+async fn was_idle(
+    world: &World<'_>,
+    server: &Server,
+    sandbox: &SandboxId,
+    ended_at: Timestamp,
+) -> Result<(), String> {
+    let Some(computed_at) = world.told.lock().computed.get(sandbox).copied() else {
+        return Ok(());
+    };
+    let row = server.store.sandboxes.sandbox(&project(server), sandbox).await;
+    let row = row.map_err(|error| error.to_string())?;
+    // One that ended long ago may have been forgotten.
+    match row.and_then(|row| row.record.policy.idle) {
+        Some(idle) if ended_at.millis_since(computed_at) < idle.after_millis / 2 => Err(format!(
+            "{sandbox} ended for being idle at {ended_at:?}, and computed at {computed_at:?}: {idle:?}"
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// After a kill of all.
 pub(crate) async fn all_killed(world: &World<'_>, server: &Server) -> Result<(), String> {
     // Also those that nobody was told of.
@@ -241,7 +267,7 @@ pub(crate) async fn all_killed(world: &World<'_>, server: &Server) -> Result<(),
     tokio::time::sleep(Duration::from_secs(10)).await;
     settled(world, server).await?;
     let left = rows(server).await?;
-    ledger(server, &left).await?;
+    ledger(world, server, &left).await?;
     if !left.is_empty() {
         return Err(format!("{} rows live on", left.len()));
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use atoll_identity::Caller;
 use atoll_runtime::InstanceEnd;
-use atoll_sandboxes::{CreateSandbox, ExecSpec, ForkSandbox, Sandbox, Sandboxes, TakeSnapshot};
+use atoll_sandboxes::{CreateSandbox, ExecSpec, ForkSandbox, Obtained, Sandbox, Sandboxes, TakeSnapshot};
 use atoll_types::{Code, Fault, IdleAction, IdlePolicy, SandboxId, SandboxSpec, SaveKind, TimeoutAction};
 
 use crate::chance::Chance;
@@ -99,7 +99,12 @@ async fn live(
     asked: &mut u64,
     most: u64,
 ) -> Result<End, String> {
-    for _ in 0..(2 + chance.below(most)) {
+    for step in 0..(2 + chance.below(most)) {
+        if step % 2 == 1 {
+            // Of these some, always the same.
+            let rows = check::rows(server).await?;
+            rows.iter().step_by(2).for_each(|row| world.compute(row));
+        }
         match chance.below(24) {
             0 => {
                 let ids: Vec<_> = world.machine.instances().into_keys().collect();
@@ -239,24 +244,39 @@ fn choose(
 ) -> Option<(String, Work)> {
     let kind = chance.below(20);
     let (Some(id), true) = (id, kind > 3) else {
-        let request = wanted(chance, snapshot.filter(|_| kind == 3), number);
-        let what = format!("create {}", request.spec.template);
+        let mut request = wanted(chance, snapshot.filter(|_| kind == 3), number);
+        // Several want the same one, whoever makes it.
+        if number % 3 == 2 {
+            request.spec.name = Some(format!("name-{}", number / 6 % 2).parse().unwrap());
+        }
+        let what = format!("create {} {:?}", request.spec.template, request.spec.name);
         let work = async move {
-            let made = sandboxes.create(&caller, request).await;
-            if let Ok(sandbox) = &made {
+            let made = match request.spec.name {
+                Some(_) => sandboxes.find_or_create(&caller, request).await,
+                None => sandboxes.create(&caller, request).await.map(Obtained::Made),
+            };
+            shown(&made, |made| {
+                let (how, sandbox) = match made {
+                    Obtained::Made(sandbox) => ("made", sandbox),
+                    Obtained::Found(sandbox) => ("found", sandbox),
+                };
                 born(&told, sandbox);
-            }
-            shown(&made, |made| format!("{} {}", made.id, made.state))
+                format!("{how} {} {}", sandbox.id, sandbox.state)
+            })
         };
         return Some((what, Box::pin(work)));
     };
     Some(match kind {
         4..=6 => {
-            let word = format!("c{number}");
+            // Some go on until their sandbox ends.
+            let word = match number % 4 {
+                0 => format!("sleep c{number}"),
+                _ => format!("c{number}"),
+            };
             let what = format!("exec {word} in {id}");
             let spec = ExecSpec {
                 background: true,
-                ..ExecSpec::new([word.as_bytes()])
+                ..ExecSpec::new(word.split(' '))
             };
             let work = async move {
                 let ran = sandboxes.exec(&caller, &id, spec).await;

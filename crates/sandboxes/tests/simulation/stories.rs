@@ -7,8 +7,11 @@ use std::time::Duration;
 
 use atoll_runtime::InstanceEnd;
 use atoll_runtime::scripted::{Answer, How, Step};
-use atoll_sandboxes::{CreateSandbox, ExecSpec, ForkSandbox, ListSandboxes, Sandbox};
-use atoll_types::{Code, Fault, InstanceId, KeyId, Owner, SandboxId, SandboxSpec, SandboxState};
+use atoll_sandboxes::{CreateSandbox, ExecSpec, ForkSandbox, ListSandboxes, Obtained, Sandbox};
+use atoll_types::{
+    Code, EndReason, Fault, IdleAction, IdlePolicy, InstanceId, KeyId, Owner, SandboxId, SandboxSpec,
+    SandboxState,
+};
 
 use crate::world::{Home, Server, TEMPLATE, Trace, World};
 
@@ -33,16 +36,7 @@ async fn make(server: &Server, key: Option<&str>) -> Result<Sandbox, Fault> {
 }
 
 async fn make_named(server: &Server, name: Option<&str>, key: Option<&str>) -> Result<Sandbox, Fault> {
-    let request = CreateSandbox {
-        spec: SandboxSpec {
-            name: name.map(|name| name.parse().unwrap()),
-            template: TEMPLATE.into(),
-            timeout_millis: Some(3_600_000),
-            ..SandboxSpec::default()
-        },
-        resources_given: true,
-        idempotency_key: key.map(str::to_owned),
-    };
+    let request = named(name, key, false);
     server.sandboxes.create(&server.caller, request).await
 }
 
@@ -229,6 +223,246 @@ fn of_two_that_want_a_name_one_is_made_and_the_name_is_found_until_it_ends() {
         .runtime
         .block_on(server.sandboxes.named(&server.caller, "agent"));
     assert_eq!(found.unwrap(), id);
+    world.gone(server, "done", Duration::ZERO);
+}
+
+/// Whoever wants the sandbox of this name, as it is or a new one.
+fn named(name: Option<&str>, key: Option<&str>, auto_resume: bool) -> CreateSandbox {
+    CreateSandbox {
+        spec: SandboxSpec {
+            name: name.map(|name| name.parse().unwrap()),
+            template: TEMPLATE.into(),
+            timeout_millis: Some(3_600_000),
+            auto_resume,
+            ..SandboxSpec::default()
+        },
+        resources_given: true,
+        idempotency_key: key.map(str::to_owned),
+    }
+}
+
+async fn obtain(server: &Server, request: CreateSandbox) -> Result<(bool, Sandbox), Fault> {
+    match server.sandboxes.find_or_create(&server.caller, request).await? {
+        Obtained::Made(sandbox) => Ok((true, sandbox)),
+        Obtained::Found(sandbox) => Ok((false, sandbox)),
+    }
+}
+
+#[test]
+fn of_ten_who_want_the_sandbox_of_a_name_one_makes_it_and_all_get_it() {
+    let home = Home::new();
+    // Each begins to boot before it knows whether it is the first.
+    let mut world = world(&home, [(Step::Start, 5000, How::Works)]);
+    let server = world.start().unwrap();
+    server.runtime.block_on(async {
+        let want = || obtain(&server, named(Some("agent"), None, false));
+        let got: Vec<_> = futures_util::future::join_all((0..10).map(|_| want())).await;
+        let got: Vec<_> = got.into_iter().map(Result::unwrap).collect();
+        assert_eq!(got.iter().filter(|(made, _)| *made).count(), 1);
+        let one = &got[0].1.id;
+        assert!(
+            got.iter()
+                .all(|(_, it)| it.id == *one && it.state == SandboxState::Running)
+        );
+        // There is no room for another one, and none is needed.
+        while make(&server, None).await.is_ok() {}
+        let (made, found) = want().await.unwrap();
+        assert!(!made && found.id == *one);
+        let other = obtain(&server, named(Some("other"), None, false)).await;
+        assert_eq!(other.unwrap_err().code, Code::TooManySandboxes);
+        let nameless = obtain(&server, named(None, None, false)).await;
+        assert_eq!(nameless.unwrap_err().code, Code::ContradictingFields);
+    });
+    world.gone(server, "done", Duration::ZERO);
+}
+
+#[test]
+fn who_wants_the_sandbox_of_a_name_makes_one_where_the_other_fails_or_goes() {
+    let home = Home::new();
+    // Whoever is the first fails; the other one has begun to boot in vain.
+    let mut world = world(&home, [(Step::Start, 5000, How::Fails); 2]);
+    let server = world.start().unwrap();
+    server.runtime.block_on(async {
+        let want = || obtain(&server, named(Some("agent"), None, false));
+        let (one, other) = tokio::join!(want(), want());
+        let ((made, first), failed) = match (one, other) {
+            (Ok(got), Err(failed)) | (Err(failed), Ok(got)) => (got, failed),
+            both => panic!("{both:?}"),
+        };
+        assert_eq!(failed.code, Code::RuntimeFailed);
+        assert!(made && first.state == SandboxState::Running);
+        // One that is on its way out has the name until it is gone.
+        world.machine.follow(|step, _: &_| Answer {
+            after: Duration::from_secs(if step == Step::Destroy { 3 } else { 0 }),
+            how: How::Works,
+        });
+        let (killed, next) = tokio::join!(server.sandboxes.kill(&server.caller, &first.id), async {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            want().await
+        });
+        assert_eq!(killed.unwrap().state, SandboxState::Deleted);
+        let (made, next) = next.unwrap();
+        assert!(made && next.id != first.id);
+    });
+    world.gone(server, "done", Duration::ZERO);
+}
+
+#[test]
+fn a_sandbox_that_is_found_by_name_is_as_it_was_and_wakes_if_it_asks_for_that() {
+    let home = Home::new();
+    let mut world = world(&home, []);
+    let server = world.start().unwrap();
+    server.runtime.block_on(async {
+        for (name, auto_resume, state) in [
+            ("sleeper", false, SandboxState::Paused),
+            ("waker", true, SandboxState::Running),
+        ] {
+            let (_, first) = obtain(&server, named(Some(name), None, auto_resume))
+                .await
+                .unwrap();
+            server
+                .sandboxes
+                .pause(&server.caller, &first.id, None)
+                .await
+                .unwrap();
+            // What else is asked for does not count.
+            let mut request = named(Some(name), None, !auto_resume);
+            request.spec.template = "no such template".into();
+            let (made, found) = obtain(&server, request).await.unwrap();
+            assert!(!made && found.id == first.id);
+            assert_eq!((found.state, found.spec.auto_resume), (state, auto_resume));
+        }
+    });
+    world.gone(server, "done", Duration::ZERO);
+}
+
+#[test]
+fn an_idempotency_key_finds_what_it_has_made_whatever_has_the_name_now() {
+    let home = Home::new();
+    let mut world = world(&home, []);
+    let server = world.start().unwrap();
+    server.runtime.block_on(async {
+        let want = |key| obtain(&server, named(Some("agent"), Some(key), false));
+        let kill = async |id: &SandboxId| server.sandboxes.kill(&server.caller, id).await.unwrap();
+        let (_, first) = want("a").await.unwrap();
+        let (made, again) = want("a").await.unwrap();
+        assert!(
+            made && again.id == first.id,
+            "the answer to the same request is the same"
+        );
+        // One that found its sandbox by name has not used its key.
+        let (made, found) = want("b").await.unwrap();
+        assert!(!made && found.id == first.id);
+        kill(&first.id).await;
+        let (made, second) = want("b").await.unwrap();
+        assert!(made && second.id != first.id);
+        let (made, over) = want("a").await.unwrap();
+        assert!(made && over.id == first.id);
+        assert_eq!(over.state, SandboxState::Deleted, "as without a name");
+        let mut other = named(Some("agent"), Some("a"), false);
+        other.spec.timeout_millis = Some(60_000);
+        assert_eq!(
+            obtain(&server, other).await.unwrap_err().code,
+            Code::IdempotencyConflict
+        );
+    });
+    world.gone(server, "done", Duration::ZERO);
+}
+
+/// Ends when it was idle for ten seconds.
+async fn make_idle(server: &Server) -> SandboxId {
+    let mut request = named(None, None, false);
+    request.spec.idle = Some(IdlePolicy {
+        after_millis: 10_000,
+        action: IdleAction::Kill,
+    });
+    let made = server.sandboxes.create(&server.caller, request).await;
+    made.unwrap().id
+}
+
+async fn seen(server: &Server, id: &SandboxId) -> (SandboxState, Option<EndReason>) {
+    let sandbox = server.sandboxes.get(&server.caller, id).await.unwrap();
+    (sandbox.state, sandbox.end)
+}
+
+const RUNS: (SandboxState, Option<EndReason>) = (SandboxState::Running, None);
+const WAS_IDLE: (SandboxState, Option<EndReason>) = (SandboxState::Deleted, Some(EndReason::Idle));
+
+#[test]
+fn one_that_computes_is_not_idle_until_it_stops() {
+    let home = Home::new();
+    let mut world = world(&home, []);
+    let server = world.start().unwrap();
+    server.runtime.block_on(async {
+        let seconds = |count| tokio::time::sleep(Duration::from_secs(count));
+        let (works, dozes) = (make_idle(&server).await, make_idle(&server).await);
+        let instance_of = |id: &SandboxId| {
+            let instances = world.machine.instances();
+            let mut its = instances.into_iter();
+            its.find(|(_, look)| look.hostname.as_deref() == Some(id.bare()))
+                .unwrap()
+                .0
+        };
+        let (busy, quiet) = (instance_of(&works), instance_of(&dozes));
+        for second in 1..=60 {
+            seconds(1).await;
+            // Two percent of a processor, and what an agent and a kernel take by themselves.
+            world.machine.spend(&busy, 20_000);
+            if second <= 9 {
+                world.machine.spend(&quiet, 2_000);
+            }
+            if second == 9 {
+                assert_eq!(seen(&server, &dozes).await, RUNS, "not before its time");
+            }
+        }
+        assert_eq!(seen(&server, &works).await, RUNS);
+        assert_eq!(seen(&server, &dozes).await, WAS_IDLE);
+        // Looked at when its idle time is over, and then once more.
+        seconds(21).await;
+        assert_eq!(seen(&server, &works).await, WAS_IDLE);
+    });
+    world.gone(server, "done", Duration::ZERO);
+}
+
+#[test]
+fn one_in_which_a_command_runs_is_in_use_until_the_command_ends_also_under_the_next_server() {
+    let home = Home::new();
+    let mut world = world(&home, []);
+    let server = world.start().unwrap();
+    let minute = Duration::from_secs(60);
+    let start = async |server: &Server, id: &SandboxId, program: &str| {
+        let spec = ExecSpec {
+            background: true,
+            ..ExecSpec::new([program])
+        };
+        let begun = server.sandboxes.exec(&server.caller, id, spec).await;
+        begun.unwrap().command
+    };
+    let (id, command) = server.runtime.block_on(async {
+        let (busy, done) = (make_idle(&server).await, make_idle(&server).await);
+        let command = start(&server, &busy, "sleep").await;
+        start(&server, &done, "true").await;
+        tokio::time::sleep(minute).await;
+        assert_eq!(seen(&server, &busy).await, RUNS);
+        assert_eq!(seen(&server, &done).await, WAS_IDLE);
+        (busy, command)
+    });
+    world.gone(server, "killed", Duration::from_secs(1));
+    let server = world.start().unwrap();
+    server.runtime.block_on(async {
+        tokio::time::sleep(minute).await;
+        assert_eq!(seen(&server, &id).await, RUNS);
+        let ended = server.sandboxes.signal(&server.caller, &id, &command, 9).await;
+        ended.unwrap();
+        tokio::time::sleep(Duration::from_secs(9)).await;
+        assert_eq!(
+            seen(&server, &id).await,
+            RUNS,
+            "its idle time begins with the end"
+        );
+        tokio::time::sleep(Duration::from_secs(12)).await;
+        assert_eq!(seen(&server, &id).await, WAS_IDLE);
+    });
     world.gone(server, "done", Duration::ZERO);
 }
 

@@ -29,6 +29,8 @@ use crate::chance::Chance;
 
 pub(crate) const TEMPLATE: &str = "base";
 pub(crate) const MAX_LIVE: u64 = 5;
+/// More than counts as work over any time that is looked at.
+const COMPUTES_MICROS: u64 = 60_000_000;
 
 thread_local! {
     /// When the server of now was started, in simulated milliseconds.
@@ -121,6 +123,8 @@ pub(crate) struct Told {
     pub(crate) sandboxes: Vec<SandboxId>,
     pub(crate) snapshots: Vec<String>,
     pub(crate) broken: Vec<String>,
+    /// When each has last computed.
+    pub(crate) computed: BTreeMap<SandboxId, Timestamp>,
 }
 
 pub(crate) struct World<'a> {
@@ -185,6 +189,20 @@ impl<'a> World<'a> {
             "the disk has room"
         });
         self.store.fill_disk(full);
+    }
+
+    /// A program that nobody asked for takes a processor for a while, in one of these.
+    pub(crate) fn compute(&self, row: &SandboxRow) {
+        let runs = row.record.running_instance();
+        let Some((instance, look)) = runs.and_then(|id| Some((id, self.machine.instances().remove(id)?)))
+        else {
+            return;
+        };
+        if look.whole && look.alive && !look.still {
+            self.trace.note(format!("{} computes", row.id));
+            self.machine.spend(instance, COMPUTES_MICROS);
+            self.told.lock().computed.insert(row.id.clone(), now());
+        }
     }
 
     /// Waits for something that may hang, but not for ever.

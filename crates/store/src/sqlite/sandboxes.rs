@@ -253,10 +253,11 @@ fn insert(db: &Connection, new: NewSandbox) -> Result<Inserted, Error> {
             &[&row.project.as_str(), &idempotency.key],
         )?;
     }
+    // Whoever wants the sandbox that has this name finds it, however many there are.
+    check_name(db, &row)?;
     if let Some(limit) = max_live {
         limit_live(db, &row.project, limit)?;
     }
-    check_name(db, &row)?;
     row.version = 1;
     let record = &row.record;
     sql::execute(

@@ -61,9 +61,12 @@ fn any_input() -> impl Strategy<Value = Input> {
         ]
         .prop_map(Input::Extend),
         Just(Input::Touched),
-        (any_snapshot(), any_kind()).prop_map(|(snapshot, pause_keeps)| Input::DeadlineReached {
-            snapshot,
-            pause_keeps
+        (any_snapshot(), any_kind(), any_work()).prop_map(|(snapshot, pause_keeps, work)| {
+            Input::DeadlineReached {
+                snapshot,
+                pause_keeps,
+                work,
+            }
         }),
         prop_oneof![
             Just(Liveness::Alive),
@@ -72,6 +75,14 @@ fn any_input() -> impl Strategy<Value = Input> {
         ]
         .prop_map(Input::Recover),
     ]
+}
+
+/// At moments around those of a history.
+fn any_work() -> impl Strategy<Value = Option<Work>> {
+    let moment = || (0u64..60_000).prop_map(|millis| T0.plus_millis(millis));
+    let mark = move || (moment(), 0u64..1_000_000).prop_map(|(at, micros)| CpuMark { at, micros });
+    let work = (proptest::option::of(moment()), (mark(), mark()));
+    proptest::option::of(work.prop_map(|(connected_at, cpu)| Work { connected_at, cpu }))
 }
 
 fn any_policy() -> impl Strategy<Value = Policy> {
@@ -176,7 +187,10 @@ proptest! {
                     |effect| matches!(effect, Effect::DestroyInstance(_) | Effect::DropSnapshot(_))
                 ));
             }
-            if let (Input::DeadlineReached { .. }, Some(kind)) = (&input, due_before) {
+            if let (Input::DeadlineReached { work, .. }, Some(kind)) = (&input, due_before)
+                && (kind != DeadlineKind::Idle
+                    || work.is_some_and(|work| work.last_at(record.last_used_at).is_none()))
+            {
                 let expected: &[SandboxState] = match (record.state, deadlines::action(&record, kind)) {
                     (Running, TimeoutAction::Pause) => &[Pausing],
                     (Running, TimeoutAction::Stop) => &[Stopping],
@@ -278,8 +292,10 @@ proptest! {
         inputs in proptest::collection::vec(any_input(), 0..20),
     ) {
         let Transition { next: mut record, .. } = create(new, T0);
+        // Of its idle time a use is the end.
+        record.policy.idle = None;
         let Some((at, _)) = next_deadline(&record) else { return Ok(()) };
-        // A restart is the one thing that counts as a use; only the timeout survives it. A save that fails puts off.
+        // A save that fails puts off.
         let spares = |input: &Input| matches!(
             input,
             Input::Recover(_) | Input::Started { .. } | Input::SaveFailed { .. } | Input::Resume { .. }
@@ -327,6 +343,7 @@ proptest! {
                 4 => Input::DeadlineReached {
                     snapshot: Id::from_entropy(unused(fresh)),
                     pause_keeps: SaveKind::Memory,
+                    work: Some(NO_WORK),
                 },
                 // The server dies: what it was about to do is forgotten, what is on the host stays. It may die in the
                 // middle of a save, too.

@@ -519,6 +519,7 @@ fn a_deadline_does_what_the_sandbox_asks_for() {
         let input = Input::DeadlineReached {
             snapshot: snapshot(1),
             pause_keeps,
+            work: Some(NO_WORK),
         };
         step(record, input, idle).unwrap().next.saving.unwrap().kind
     };
@@ -535,13 +536,108 @@ fn a_deadline_does_what_the_sandbox_asks_for() {
     assert_eq!(at(&starting, both), "deleting destroy");
 
     // Whoever comes too late is told what will become of it.
-    let late = step(&pauses, Input::Touched, idle).unwrap_err();
+    let late = step(&pauses, Input::Touched, both).unwrap_err();
     assert_eq!(late.instead, "resume it once it rests");
     // And may ask for what happens anyway.
     let stop = Input::Stop {
         snapshot: snapshot(1),
     };
-    assert_eq!(outcome_of(&pauses, stop, idle), "stopping save");
+    assert_eq!(outcome_of(&pauses, stop, both), "stopping save");
+}
+
+#[test]
+fn whoever_comes_before_the_look_at_its_idle_time_is_in_time() {
+    let idle = |action| Record {
+        policy: Policy {
+            idle: Some(IdlePolicy {
+                after_millis: 1000,
+                action,
+            }),
+            ..policy()
+        },
+        ..record(Running)
+    };
+    let now = T0.plus_millis(5000);
+    for action in [IdleAction::Kill, IdleAction::Pause, IdleAction::Stop] {
+        let used = step(&idle(action), Input::Touched, now).unwrap().next;
+        assert_eq!(outcome_of(&used, deadline_reached(), now), "running");
+        assert_eq!(
+            next_deadline(&used),
+            Some((now.plus_millis(1000), DeadlineKind::Idle))
+        );
+        let extended = Input::Extend(Extension::For { timeout_millis: 1 });
+        assert_eq!(outcome_of(&idle(action), extended, now), "running +extended");
+        let stop = Input::Stop {
+            snapshot: snapshot(1),
+        };
+        assert_eq!(outcome_of(&idle(action), stop, now), "stopping save");
+    }
+}
+
+#[test]
+fn one_that_works_is_not_idle_and_its_lifetime_ends_all_the_same() {
+    let kills = Record {
+        policy: Policy {
+            idle: Some(IdlePolicy {
+                after_millis: 1000,
+                action: IdleAction::Kill,
+            }),
+            ..policy()
+        },
+        ..record(Running)
+    };
+    let reached = |record: &Record, work, now| {
+        let reached = Input::DeadlineReached {
+            snapshot: snapshot(1),
+            pause_keeps: SaveKind::Memory,
+            work,
+        };
+        step(record, reached, now).unwrap()
+    };
+    let look = |record: &Record, work, now| reached(record, Some(work), now);
+    let mark = |millis, micros| CpuMark {
+        at: T0.plus_millis(millis),
+        micros,
+    };
+    let computing = |until: u64| Work {
+        connected_at: None,
+        cpu: (mark(0, 0), mark(until, until * 1000)),
+    };
+    let stays = look(&kills, computing(1000), T0.plus_millis(1000));
+    assert_eq!((stays.next.state, stays.facts.len()), (Running, 0));
+    assert_eq!(
+        next_deadline(&stays.next),
+        Some((T0.plus_millis(2000), DeadlineKind::Idle))
+    );
+    // Its connection has ended in between: the idle time is counted from there, and may be over.
+    let connected = |millis| Work {
+        connected_at: Some(T0.plus_millis(millis)),
+        ..NO_WORK
+    };
+    let stays = look(&kills, connected(400), T0.plus_millis(1000));
+    assert_eq!(
+        next_deadline(&stays.next),
+        Some((T0.plus_millis(1400), DeadlineKind::Idle))
+    );
+    let late = look(&kills, connected(400), T0.plus_millis(1400));
+    assert_eq!(late.next.end, Some(EndReason::Idle));
+    // A clock that is ahead of the decision puts nothing off for longer than work would.
+    let ahead = look(&kills, connected(5000), T0.plus_millis(1000));
+    assert_eq!(ahead.next.last_used_at, T0.plus_millis(1000));
+    // Nothing that it does outlasts its timeout, whichever of the two is over first.
+    let both = look(&kills, computing(60_000), T0.plus_millis(60_000));
+    assert_eq!(both.next.end, Some(EndReason::TimedOut));
+    // What nobody could look at stays, as long as it may.
+    let unknown = reached(&kills, None, T0.plus_millis(1000)).next;
+    assert_eq!(
+        (unknown.state, unknown.last_used_at),
+        (Running, T0.plus_millis(1000))
+    );
+    let unknown = reached(&kills, None, T0.plus_millis(60_000)).next;
+    assert_eq!(unknown.end, Some(EndReason::TimedOut));
+    // And what rests, works not.
+    let rests = look(&record(Paused), computing(60_000), T0.plus_millis(60_000));
+    assert_eq!(rests.next.end, Some(EndReason::Expired));
 }
 
 #[test]
