@@ -13,6 +13,7 @@ use atoll_links::{Links, LinksConfig};
 use atoll_node::{Outside, Recorder, WayOut};
 use atoll_policy::{Decision, Floor, FloorConfig, Name};
 use atoll_types::NetworkPolicy;
+use rustix::process::{Resource, getrlimit};
 
 use crate::config::{Config, NetworkConfig};
 
@@ -98,6 +99,12 @@ fn refused(decision: Option<Decision>) -> std::result::Result<(), String> {
     }
 }
 
+/// Connections of all sandboxes to the outside: two descriptors each, and the API's own connections may take half of all.
+fn most_connections(descriptors: Option<u64>) -> usize {
+    let most = descriptors.map_or(usize::MAX, |all| usize::try_from(all / 5).unwrap_or(usize::MAX));
+    most.clamp(256, 8192)
+}
+
 /// The key of the secrets: given, or made when there is none.
 pub(crate) fn master_key(config: &Config, data: &Path) -> Result<MasterKey> {
     let given = std::env::var_os(KEY).filter(|key| !key.is_empty());
@@ -140,6 +147,7 @@ async fn way_out(
     let settings = atoll_egress::Config {
         resolvers: config.resolvers.clone(),
         service,
+        max_connections: most_connections(getrlimit(Resource::Nofile).current),
         ..atoll_egress::Config::new(InterceptConfig {
             key,
             extra_roots: config.extra_roots.clone(),

@@ -38,7 +38,7 @@ pub(crate) use copy::Pool;
 
 use crate::Shared;
 use crate::events::{EgressProtocol, Note};
-use crate::limits::Opened;
+use crate::limits::{Opened, Place};
 use crate::sever::reset;
 use crate::tenants::TenantState;
 
@@ -49,7 +49,6 @@ const BREATH: Duration = Duration::from_millis(50);
 pub(crate) async fn listen(shared: Arc<Shared>, listener: TcpListener) {
     let mut flows = JoinSet::new();
     loop {
-        let room = shared.total.room().await;
         let accepted = loop {
             tokio::select! {
                 accepted = listener.accept() => break accepted,
@@ -58,10 +57,10 @@ pub(crate) async fn listen(shared: Arc<Shared>, listener: TcpListener) {
         };
         match accepted {
             Ok((stream, peer)) => {
-                if let Some((tenant, open)) = admitted(&shared, &stream, peer) {
+                if let Some((tenant, held)) = admitted(&shared, &stream, peer) {
                     let shared = Arc::clone(&shared);
                     flows.spawn(async move {
-                        let _held = (room, open);
+                        let _held = held;
                         serve(&shared, tenant, stream, peer).await;
                     });
                 } else {
@@ -77,10 +76,17 @@ pub(crate) async fn listen(shared: Arc<Shared>, listener: TcpListener) {
     }
 }
 
-fn admitted(shared: &Shared, stream: &TcpStream, peer: SocketAddr) -> Option<(Arc<TenantState>, Opened)> {
+/// Whose connection it is, and what it holds until it ends. Those for whom there is no room are told so at once, for if they
+/// waited, others would wait behind them.
+fn admitted(
+    shared: &Shared,
+    stream: &TcpStream,
+    peer: SocketAddr,
+) -> Option<(Arc<TenantState>, (Opened, Place))> {
     let tenant = shared.tenants.of(peer.ip())?;
-    match tenant.allowance.open(shared.total.crowded()) {
-        Ok(open) => Some((tenant, open)),
+    let open = tenant.allowance.open(shared.total.crowded());
+    match open.and_then(|open| Ok((open, shared.total.place(&tenant.now().project)?))) {
+        Ok(held) => Some((tenant, held)),
         Err(exhausted) => {
             let port = stream
                 .local_addr()

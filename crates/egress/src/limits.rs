@@ -7,13 +7,14 @@ mod bucket;
 mod metered;
 
 use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use atoll_policy::Decision;
-use atoll_types::{EgressVerdict, NetworkLimits};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use atoll_types::{EgressVerdict, NetworkLimits, ProjectId};
 use tokio::time::Instant;
 
 pub(crate) use bucket::Bucket;
@@ -75,7 +76,8 @@ impl Exhausted {
                 )
             }
             Self::Host => {
-                "the host has too many connections and this sandbox holds many of them; close some".to_owned()
+                "the host has too many connections, and this sandbox or its project holds many of them; close some"
+                    .to_owned()
             }
         }
     }
@@ -259,44 +261,62 @@ impl Meter {
     }
 }
 
-/// Connections of all sandboxes together.
+/// Connections of all sandboxes together, and which projects they are of.
+#[derive(Debug, Clone)]
+pub(crate) struct Total(Arc<Places>);
+
 #[derive(Debug)]
-pub(crate) struct Total {
-    room: Arc<Semaphore>,
+struct Places {
     size: usize,
+    taken: Mutex<Taken>,
+}
+
+#[derive(Debug, Default)]
+struct Taken {
+    all: usize,
+    projects: HashMap<ProjectId, usize>,
+}
+
+/// One place of a project, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Place {
+    total: Total,
+    project: ProjectId,
 }
 
 impl Total {
     pub(crate) fn new(size: usize) -> Self {
-        let size = size.clamp(1, Semaphore::MAX_PERMITS);
-        Self {
-            room: Arc::new(Semaphore::new(size)),
-            size,
+        Self(Arc::new(Places {
+            size: size.max(1),
+            taken: Mutex::default(),
+        }))
+    }
+
+    /// A place for a connection. No project has more than half of them; and when three quarters are taken, those who have few
+    /// still get some. So one project, however many sandboxes it has, does not shut out the others.
+    pub(crate) fn place(&self, project: &ProjectId) -> Result<Place, Exhausted> {
+        let Places { size, taken } = &*self.0;
+        let mut taken = taken.lock();
+        let of_project = taken.projects.get(project).copied().unwrap_or(0);
+        let share = match taken.all >= size - size / 4 {
+            true => size / 16,
+            false => size / 2,
+        };
+        if taken.all >= *size || of_project >= share.max(1) {
+            return Err(Exhausted::Host);
         }
+        taken.all += 1;
+        *taken.projects.entry(project.clone()).or_default() += 1;
+        Ok(Place {
+            total: self.clone(),
+            project: project.clone(),
+        })
     }
 
-    /// Waits for room: nothing is accepted that could not be held, and whoever comes meanwhile waits in the kernel.
-    pub(crate) async fn room(&self) -> OwnedSemaphorePermit {
-        loop {
-            // The semaphore is never closed; were it, there would be no room.
-            match Arc::clone(&self.room).acquire_owned().await {
-                Ok(permit) => return permit,
-                Err(_) => tokio::time::sleep(Duration::from_secs(1)).await,
-            }
-        }
-    }
-
-    /// The same for what cannot wait.
-    pub(crate) fn try_room(&self) -> Result<OwnedSemaphorePermit, Exhausted> {
-        Arc::clone(&self.room)
-            .try_acquire_owned()
-            .map_err(|_| Exhausted::Host)
-    }
-
-    /// Completes when nobody holds any room but the listener that waits for the next.
+    /// Completes when nobody holds any place.
     #[cfg(test)]
     pub(crate) async fn empty(&self) {
-        while self.room.available_permits() + 1 < self.size {
+        while self.0.taken.lock().all > 0 {
             tokio::task::yield_now().await;
         }
     }
@@ -304,7 +324,21 @@ impl Total {
     /// When three quarters are taken, the most that one sandbox may then open: a few greedy ones shall not shut out the
     /// others.
     pub(crate) fn crowded(&self) -> Option<usize> {
-        (self.room.available_permits() < self.size / 4).then_some((self.size / 64).max(1))
+        let Places { size, taken } = &*self.0;
+        (taken.lock().all > size - size / 4).then_some((size / 64).max(1))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut taken = self.total.0.taken.lock();
+        taken.all -= 1;
+        if let Entry::Occupied(mut of_project) = taken.projects.entry(self.project.clone()) {
+            *of_project.get_mut() -= 1;
+            if *of_project.get() == 0 {
+                of_project.remove();
+            }
+        }
     }
 }
 
@@ -382,15 +416,23 @@ mod tests {
         assert_eq!(allowance.quiet_for(), Some(later));
     }
 
-    #[tokio::test]
-    async fn the_host_has_room_for_so_many() {
-        let total = Total::new(8);
-        let mut held = Vec::new();
-        for _ in 0..6 {
-            assert_eq!(total.crowded(), None);
-            held.push(total.room().await);
-        }
-        held.push(total.room().await);
+    #[test]
+    fn no_project_takes_the_places_of_others() {
+        let project = |n: u8| ProjectId::from_entropy([n; 20]);
+        let total = Total::new(64);
+        let take = |n: u8| -> Vec<Place> { std::iter::from_fn(|| total.place(&project(n)).ok()).collect() };
+        let greedy = take(1);
+        assert_eq!(greedy.len(), 32);
+        assert_eq!(total.crowded(), None);
+        let second = take(2);
+        assert_eq!(second.len(), 16, "then it is crowded");
+        let few: Vec<_> = (3..7).map(take).collect();
+        assert!(few.iter().all(|places| places.len() == 4), "{few:?}");
         assert_eq!(total.crowded(), Some(1));
+        assert_eq!(take(8).len(), 0, "all are taken");
+        drop((greedy, second, few));
+        assert!(total.0.taken.lock().projects.is_empty());
+        assert_eq!(total.0.taken.lock().all, 0);
+        assert_eq!(Total::new(1).place(&project(1)).iter().count(), 1);
     }
 }

@@ -126,7 +126,7 @@ impl World {
     }
 
     pub(crate) async fn with(timeouts: Timeouts) -> Self {
-        Self::sized(timeouts, 1000).await
+        Self::sized(timeouts, 2000).await
     }
 
     /// One with room for so many connections in all.

@@ -23,7 +23,7 @@ use crate::datagram::{Arrival, Datagrams};
 use crate::dial::DialError;
 use crate::dns::Target;
 use crate::events::{EgressProtocol, EventKind, Note};
-use crate::limits::{Direction, Exhausted, Meter, Opened};
+use crate::limits::{Direction, Exhausted, Meter, Opened, Place};
 use crate::tenants::{DATAGRAM_FLOWS, TenantState};
 
 /// The longest datagram that is relayed.
@@ -87,7 +87,7 @@ pub(crate) async fn relay(shared: Arc<Shared>, socket: Datagrams) {
 }
 
 /// What a flow holds while it lasts: of its sandbox, and of the host.
-type Held = (OwnedSemaphorePermit, Opened, OwnedSemaphorePermit);
+type Held = (OwnedSemaphorePermit, Opened, Place);
 
 /// Forgets a flow when it ends, however it ends.
 struct Entry {
@@ -134,7 +134,7 @@ fn admitted(shared: &Shared, tenant: &Arc<TenantState>, destination: SocketAddr)
         return None;
     };
     let open = tenant.allowance.open(shared.total.crowded());
-    match open.and_then(|open| Ok((open, shared.total.try_room()?))) {
+    match open.and_then(|open| Ok((open, shared.total.place(&tenant.now().project)?))) {
         Ok((open, total)) => Some((room, open, total)),
         Err(exhausted) => {
             note(&exhausted.decision(), name.as_ref(), address);

@@ -34,7 +34,6 @@ pub mod proxy;
 pub mod query;
 pub mod range;
 pub mod serve;
-mod slots;
 pub mod status;
 mod unread;
 pub mod upload;
@@ -46,11 +45,10 @@ use std::time::Duration;
 pub use atoll_memory as memory;
 
 pub use apis::{Api, Apis, Asked};
-pub use atoll_memory::{Account, Memory, Permit};
+pub use atoll_memory::{Account, Memory, Permit, Slot, Slots};
 pub use body::{Held, Refused};
 pub use connections::{Connections, Line, Peer};
 pub use guarded::Guarded;
-pub use slots::{Slot, Slots};
 pub use unread::{Unread, Watched};
 pub use visit::Visit;
 

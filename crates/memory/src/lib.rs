@@ -1,10 +1,12 @@
 //! Who holds how many buffered bytes: the server as a whole, each project, each sandbox. Whoever buffers what others send or
-//! ask for takes a permit here first, in front of the APIs and below them.
+//! ask for takes a permit here first, in front of the APIs and below them. And who holds how many [`Slots`] of something else that
+//! is scarce.
 //!
 //! What must hold: a permit is counted in all places that it concerns or in none, and given back in all of them when it is
 //! dropped, however its holder ended. Nothing is remembered of those who hold nothing.
 
 mod json;
+mod slots;
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
@@ -16,6 +18,7 @@ use atoll_types::{Code, Fault, ProjectId, SandboxId};
 use bytes::Bytes;
 
 pub use json::json_weight;
+pub use slots::{Slot, Slots};
 
 const MIB: u64 = 1024 * 1024;
 

@@ -54,6 +54,7 @@ mod sessions;
 mod settings;
 mod shown;
 mod snapshots;
+mod streams;
 mod uploads;
 mod views;
 mod volume_files;
@@ -158,6 +159,7 @@ struct Inner {
     facts: mpsc::Sender<NewFact>,
     artifact_lock: tokio::sync::Mutex<()>,
     uploads: Arc<uploads::Uploads>,
+    streams: atoll_memory::Slots,
     usage: views::Summed,
     identity: Identity,
     tasks: TaskTracker,
@@ -209,6 +211,7 @@ impl Sandboxes {
                 held_secrets: Mutex::default(),
                 facts,
                 uploads: Arc::default(),
+                streams: streams::slots(),
                 usage: views::Summed::default(),
                 artifact_lock: tokio::sync::Mutex::new(()),
                 identity,

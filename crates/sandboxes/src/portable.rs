@@ -12,6 +12,7 @@ use atoll_types::{Code, Fault, Isolation, SandboxSpec, SaveKind, SnapshotId, Sna
 use serde::{Deserialize, Serialize};
 
 use crate::snapshots::{Unfinished, check_name};
+use crate::streams::holding;
 use crate::{ByteStream, Caller, Sandboxes, Snapshot, entropy};
 
 /// What an exported file says of itself.
@@ -49,7 +50,8 @@ impl Sandboxes {
         };
         let header = serde_json::to_vec(&header)
             .map_err(|e| Fault::internal(format!("a snapshot's description has no JSON form: {e}")))?;
-        self.node().export_saved(&row.id, header).await
+        let slot = self.transfer(caller.project())?;
+        Ok(holding(slot, self.node().export_saved(&row.id, header).await?))
     }
 
     /// Takes in what `export_snapshot` made, here or elsewhere.

@@ -4,6 +4,7 @@ use atoll_types::{Code, Fault};
 
 pub use atoll_node::{EntryKind, VolumeEntry, VolumeMetadata, WriteInVolume};
 
+use crate::streams::holding;
 use crate::{ByteStream, Caller, Pay, Sandboxes};
 
 impl Sandboxes {
@@ -73,7 +74,9 @@ impl Sandboxes {
         path: String,
     ) -> Result<(VolumeEntry, ByteStream), Fault> {
         let id = self.volume_row(caller.project(), which).await?.id;
-        self.node().read_from_volume(&id, path).await
+        let slot = self.transfer(caller.project())?;
+        let (entry, bytes) = self.node().read_from_volume(&id, path).await?;
+        Ok((entry, holding(slot, bytes)))
     }
 
     /// Whole or not at all.
@@ -86,6 +89,7 @@ impl Sandboxes {
         body: ByteStream,
     ) -> Result<VolumeEntry, Fault> {
         let id = self.volume_row(caller.project(), which).await?.id;
+        let _slot = self.transfer(caller.project())?;
         self.node().write_into_volume(&id, path, how, body).await
     }
 }

@@ -20,6 +20,7 @@ use tempfile::TempPath;
 
 use crate::faults::from_store;
 use crate::snapshots::check_name;
+use crate::streams::holding;
 use crate::{ByteStream, Caller, Page, Sandboxes, entropy};
 
 #[derive(Debug, Clone)]
@@ -211,7 +212,8 @@ impl Sandboxes {
     /// All that is in it, as a tar archive; possible while sandboxes use it, then as a crash would find it.
     pub async fn export_volume(&self, caller: &Caller, which: &str) -> Result<ByteStream, Fault> {
         let row = self.volume_row(caller.project(), which).await?;
-        self.node().export_volume(&row.id).await
+        let slot = self.transfer(caller.project())?;
+        Ok(holding(slot, self.node().export_volume(&row.id).await?))
     }
 
     /// Adds what is in a tar archive; returns how many entries that were.
@@ -222,6 +224,7 @@ impl Sandboxes {
         archive: impl Read + Send + 'static,
     ) -> Result<u64, Fault> {
         let row = self.volume_row(caller.project(), which).await?;
+        let _slot = self.transfer(caller.project())?;
         self.node().import_volume(&row.id, Box::new(archive)).await
     }
 

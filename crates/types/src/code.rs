@@ -178,7 +178,7 @@ codes! {
         TooMuchBuffered LimitExceeded "too_much_buffered"
             "Requests and answers of this caller on their way hold all the memory that they may."
             "Read answers that are waiting, or send fewer requests at a time.";
-        TooManyUploads Unavailable "too_many_uploads" "As many uploads as the server takes at a time are under way."
+        TooManyUploads Unavailable "too_many_uploads" "As many uploads, or transfers of volumes and snapshots, as may be at a time are under way."
             "Try again when one of them has ended.";
         ServerBusy Unavailable "server_busy" "The server has no memory or connection left for this request now."
             "Try again in a moment.";

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use atoll_proof::{MIB, Sandbox, Server, json};
+use atoll_proof::{MIB, Sandbox, Server, json, wait};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 
@@ -163,6 +163,54 @@ pub(crate) async fn listings_that_nobody_reads_are_paid_for(server: &Server) {
     assert_eq!(listed["items"].as_array().unwrap().len(), 40_000);
     attacker.kill().await;
     own.kill().await;
+    neighbour.kill().await;
+}
+
+/// Downloads that stand still, of which each has a thread: others need threads, too.
+pub(crate) async fn downloads_that_nobody_reads_leave_threads_for_others(server: &Server) {
+    let neighbour = neighbour(server).await;
+    let before = server.memory();
+    let client = server.client();
+    let volume = json!({"name": "large", "size_bytes": 128 * MIB});
+    client.post("/v1/volumes", &volume).await.expect(201);
+    let with = json!({"volumes": [{"volume": "large", "path": "/large"}]});
+    let writer = server.sandbox_with(&with).await;
+    writer
+        .sh("dd if=/dev/urandom of=/large/file bs=1M count=64 status=none && sync")
+        .await
+        .ok();
+    let request = format!(
+        "GET /v1/volumes/large/content HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\n\r\n",
+        client.key().unwrap(),
+    );
+    let attack = async {
+        let mut crowd = Vec::new();
+        for _ in 0..60 {
+            let mut tcp = TcpStream::connect(client.authority()).await.unwrap();
+            tcp.write_all(request.as_bytes()).await.unwrap();
+            crowd.push(tcp);
+        }
+        let mut heads = Vec::new();
+        for tcp in &crowd {
+            let mut head = [0; 12];
+            tcp.readable().await.unwrap();
+            let read = tcp.try_read(&mut head).unwrap();
+            heads.push(String::from_utf8_lossy(&head[..read]).into_owned());
+        }
+        let told = |status: &str| heads.iter().filter(|head| head.ends_with(status)).count();
+        assert_eq!((told("200"), told("503")), (32, 28), "{heads:?}");
+        // Threads are there for whoever starts something.
+        server.sandbox().await.kill().await;
+        crowd
+    };
+    let crowd = meanwhile(server, &neighbour, attack).await;
+    drop(crowd);
+    assert_nothing_held(server, before).await;
+    writer.kill().await;
+    wait::until("the volume is free", Duration::from_secs(60), || async {
+        (client.delete("/v1/volumes/large").await.status == 204).then_some(())
+    })
+    .await;
     neighbour.kill().await;
 }
 

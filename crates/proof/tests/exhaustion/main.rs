@@ -20,9 +20,9 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 
 use answers::{
-    answers_that_nobody_reads_are_paid_for, listings_that_nobody_reads_are_paid_for,
-    readers_of_events_pay_for_what_was_read_for_them, short_messages_that_stand_for_much_are_not_decoded,
-    what_is_kept_for_a_sandbox_is_bounded,
+    answers_that_nobody_reads_are_paid_for, downloads_that_nobody_reads_leave_threads_for_others,
+    listings_that_nobody_reads_are_paid_for, readers_of_events_pay_for_what_was_read_for_them,
+    short_messages_that_stand_for_much_are_not_decoded, what_is_kept_for_a_sandbox_is_bounded,
 };
 use raw::{ATTACKS, Attack, Outcome, attack, until_closed};
 
@@ -34,6 +34,7 @@ on_every_tier!(
     answers_that_nobody_reads_are_paid_for,
     listings_that_nobody_reads_are_paid_for,
     readers_of_events_pay_for_what_was_read_for_them,
+    downloads_that_nobody_reads_leave_threads_for_others,
     what_is_kept_for_a_sandbox_is_bounded,
     connections_do_not_run_out,
     large_calls_of_models_stay_within_limits,

@@ -55,20 +55,24 @@ async fn connections_at_once() {
 }
 
 #[tokio::test]
-async fn where_the_host_has_no_room_a_connection_waits_for_it() {
-    let world = World::sized(Timeouts::default(), 3).await;
+async fn where_a_project_has_half_of_the_hosts_room_it_gets_no_more() {
+    let world = World::sized(Timeouts::default(), 8).await;
     let server = Server::start().await;
     world.resolver.address_for("a.example", "127.0.0.1");
     world.admit(GUEST, &allow("a.example", &[server.port]));
     let mut held = Vec::new();
-    for _ in 0..3 {
+    for _ in 0..4 {
         held.push(open(&world, &server).await);
     }
-    let mut waiting = world.connect(GUEST, known(&world, &server).await).await;
-    waiting.write_all(&hello_for("a.example")).await.unwrap();
-    assert!(server.is_untouched().await);
-    held.pop();
-    server.accept().await;
+    assert!(is_turned_away(&world, GUEST, known(&world, &server).await).await);
+    let event = world
+        .seen
+        .find(|event| event.verdict == EgressVerdict::Denied)
+        .await;
+    assert_eq!(event.rule, "host: connections");
+    held.clear();
+    world.egress.inner.shared.total.empty().await;
+    open(&world, &server).await;
 }
 
 #[tokio::test]
