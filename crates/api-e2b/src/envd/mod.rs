@@ -66,7 +66,8 @@ pub(crate) async fn serve(app: &App, target: &Target, request: Request) -> Respo
     if request.method() == Method::OPTIONS {
         return any_origin(StatusCode::NO_CONTENT.into_response());
     }
-    let path = request.uri().path().to_owned();
+    // With a slash at the end of `E2B_SANDBOX_URL`, clients send two.
+    let path = format!("/{}", request.uri().path().trim_start_matches('/'));
     let visit = match Visit::of(request.extensions()) {
         Ok(visit) => visit,
         Err(fault) => return refused(&target.id, fault.into()),
@@ -95,13 +96,24 @@ pub(crate) async fn serve(app: &App, target: &Target, request: Request) -> Respo
     any_origin(answered.unwrap_or_else(|refusal| refused(&target.id, refusal)))
 }
 
-/// A link to a file that says nothing of the sandbox: its signature tells which.
+/// Whether this is the one path that both the agent and the API have, by which either says that it is there.
+pub(crate) fn is_health(path: &str) -> bool {
+    path.trim_start_matches('/') == "health"
+}
+
+/// A request for a file that says nothing of the sandbox: its signature tells which, or the token that comes with it (older
+/// SDKs for JavaScript send nothing else).
 pub(crate) async fn serve_signed(app: &App, request: Request) -> Response {
     let found = FileQuery::of(&request).map(|query| {
         let signed = query.signed(request.method() != Method::GET);
-        let id = app
-            .sandboxes
-            .find_living(|sandbox| signed.matches(&app.identity.token(&Opens::Agent { sandbox })));
+        let shown = shown(&request).filter(|_| signed.signature.is_none());
+        let id = app.sandboxes.find_living(|sandbox| {
+            let opens = Opens::Agent { sandbox };
+            match shown {
+                Some(shown) => app.identity.is_token(&opens, shown),
+                None => signed.matches(&app.identity.token(&opens)),
+            }
+        });
         (id, signed.signature.is_some())
     });
     match found {
