@@ -12,10 +12,10 @@ use std::time::Duration;
 
 use atoll_actions::Actions;
 use atoll_client::Client;
-use atoll_client::local::ServerFile;
+use atoll_client::local::{ServerFile, TlsFile};
 use atoll_client::output::{Doing, Error, OWN_FAILURE, Output, Result};
 use atoll_egress::Callers;
-use atoll_front::serve::{self, Door};
+use atoll_front::serve::{self, Door, Spoken};
 use atoll_front::{Apis, Front};
 use atoll_helper::front::Helper;
 use atoll_identity::{CreateKey, Identity, Role};
@@ -78,6 +78,9 @@ pub(crate) async fn run(global: &Global, config: &Config, start: Start) -> Resul
         admin_key = %server.data.path().join("admin.key").display(),
         "serving"
     );
+    if config.e2b_tls {
+        tracing::info!(domain = %config.domain, "serving TLS on the same port; `atoll e2b env` says how E2B's SDKs find it");
+    }
     if let Some(address) = server.secured {
         tracing::info!(url = %url_of(address).replacen("http:", "https:", 1), "serving TLS");
     }
@@ -153,15 +156,18 @@ impl Server {
         let listener = listen(config.listen).await?;
         let address = listener.local_addr().doing("cannot listen")?;
 
-        let secured = match &config.tls {
-            Some(tls) => {
-                let own = SocketAddr::from((Ipv4Addr::LOCALHOST, DEFAULT_TLS_PORT));
-                let listener = listen(tls.listen.unwrap_or(own)).await?;
-                Some((listener, crate::tls::acceptor(tls, &config.domain, data.path())?))
-            }
+        let tls = match config.certificate() {
+            Some(tls) => Some(crate::tls::acceptor(&tls, &config.domain, data.path())?),
             None => None,
         };
-
+        // By a port of its own, on which nothing else is spoken; workflows then do as well.
+        let secured = match (&config.tls, &tls) {
+            (Some(table), Some(tls)) => {
+                let own = SocketAddr::from((Ipv4Addr::LOCALHOST, DEFAULT_TLS_PORT));
+                Some((listen(table.listen.unwrap_or(own)).await?, tls.clone()))
+            }
+            _ => None,
+        };
         let secured_address = match &secured {
             Some((listener, _)) => Some(listener.local_addr().doing("cannot listen")?),
             None => None,
@@ -228,7 +234,7 @@ impl Server {
         };
         let engine = workflows.as_ref().map(|workflows| workflows.engine().clone());
         let native = options::api_options(config, data.path())?;
-        let e2b = options::e2b_options(config, &native);
+        let e2b = options::e2b_options(config, &native, secured_address);
         let domains = native.port_domains.clone();
         let default_timeout_millis = native.default_timeout_millis;
         let apis = Apis::new(
@@ -278,16 +284,19 @@ impl Server {
             for_sandboxes,
             stop.clone(),
         );
-        let anybody = Door::Anybody { tls: None };
-        let plain = serve::serve(listener, anybody, apis.clone(), stop.clone());
+        let spoken = match tls {
+            Some(tls) if config.e2b_tls => Spoken::Either(tls),
+            _ => Spoken::Plain,
+        };
+        let main = serve::serve(listener, Door::Anybody(spoken), apis.clone(), stop.clone());
         let secured = secured.map(|(listener, tls)| {
-            let anybody = Door::Anybody { tls: Some(tls) };
+            let anybody = Door::Anybody(Spoken::Tls(tls));
             serve::serve(listener, anybody, apis, stop.clone())
         });
         let serving = tokio::spawn(async move {
             match secured {
-                Some(secured) => drop(tokio::join!(plain, door, secured)),
-                None => drop(tokio::join!(plain, door)),
+                Some(secured) => drop(tokio::join!(main, door, secured)),
+                None => drop(tokio::join!(main, door)),
             }
         });
         let url = url_of(address);
@@ -297,6 +306,17 @@ impl Server {
             pid: std::process::id(),
             embedded: kind == Kind::Embedded,
             workflows: workflows.as_ref().map(Workflows::url),
+            tls: config.certificate().map(|tls| TlsFile {
+                domain: config.domain.clone(),
+                port: secured_address
+                    .filter(|_| !config.e2b_tls)
+                    .unwrap_or(address)
+                    .port(),
+                authority: tls
+                    .certificate
+                    .is_none()
+                    .then(|| crate::tls::authority(data.path())),
+            }),
         })?;
         Ok(Self {
             url,
