@@ -109,8 +109,8 @@ fn variables(url: &Url, key: &str, tls: Option<&TlsFile>, resolves: bool) -> Tol
     told.unset.extend(debug);
     match tls {
         Some(tls) if !resolves => told.notes.push(format!(
-            "note: names below {} do not resolve on this machine, so E2B_API_URL and E2B_SANDBOX_URL are set, which SDKs know \
-             from 2.3 on (Python 2.8). For all others, and for links to ports: {}",
+            "note: names below {} do not resolve on this machine, so E2B_API_URL and E2B_SANDBOX_URL are set, which \
+             SDKs know from 2.7 on (JavaScript 2.8). For older ones, and for links to ports: {}",
             tls.domain,
             match tls.domain.ends_with("localhost") {
                 true => "apt-get install libnss-myhostname",
@@ -118,8 +118,8 @@ fn variables(url: &Url, key: &str, tls: Option<&TlsFile>, resolves: bool) -> Tol
             }
         )),
         None if url.scheme() == "http" => told.notes.push(
-            "note: this server speaks no TLS, so E2B_API_URL and E2B_SANDBOX_URL are set, which SDKs know from 2.3 on (Python \
-             2.8). `atoll server --e2b` serves all others, too"
+            "note: this server speaks no TLS, so E2B_API_URL and E2B_SANDBOX_URL are set, which SDKs know from 2.7 on \
+             (JavaScript 2.8). `atoll server --e2b` serves older ones, too"
                 .to_owned(),
         ),
         _ => {}
