@@ -65,6 +65,13 @@ pub(crate) async fn edge(State(app): State<App>, request: Request, next: Next) -
     };
     match address {
         Address::Api if is_signed_file(request.uri().path()) => envd::serve_signed(&app, request).await,
+        Address::Api if envd::is_health(request.uri().path()) => match envd::shown(&request) {
+            Some(token) => match envd::whose(&app, token) {
+                Some(sandbox) => to_sandbox(&app, &sandbox, ENVD_PORT, true, request).await,
+                None => Refusal::new(StatusCode::BAD_GATEWAY, NOT_FOUND).into_response(),
+            },
+            None => next.run(request).await,
+        },
         Address::Api | Address::Nowhere => next.run(request).await,
         Address::Wrong(why) => (StatusCode::BAD_REQUEST, why).into_response(),
         Address::Port {
@@ -74,6 +81,9 @@ pub(crate) async fn edge(State(app): State<App>, request: Request, next: Next) -
         } => to_sandbox(&app, &sandbox, port, by_headers, request).await,
     }
 }
+
+/// What clients take for a sandbox that ended or rests.
+const NOT_FOUND: &str = "The sandbox was not found";
 
 /// A link to a file on the API's own address names no sandbox; its signature tells.
 fn is_signed_file(path: &str) -> bool {
@@ -96,11 +106,14 @@ fn address(target: &host::Target, uri: &Uri, headers: &HeaderMap) -> Address {
     if host::of_api(&name).is_some() {
         return Address::Api;
     }
-    // Two names are none: whoever stands before us may have looked at the other one.
-    if ["e2b-sandbox-id", "e2b-sandbox-port"]
-        .iter()
-        .any(|name| headers.get_all(*name).iter().count() > 1)
-    {
+    // Two names are none: whoever stands before us may have looked at the other one. One name twice is one (Python's SDK 2.8 to
+    // 2.20 sends it so after a `connect`).
+    let is_ambiguous = |name: &&str| {
+        let mut values = headers.get_all(*name).iter();
+        let first = values.next();
+        values.any(|value| Some(value) != first)
+    };
+    if ["e2b-sandbox-id", "e2b-sandbox-port"].iter().any(is_ambiguous) {
         return Address::Wrong("repeated header");
     }
     let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or_default());
@@ -305,9 +318,8 @@ fn port_failed(id: &SandboxId, port: u16, fault: &Fault) -> Response {
     refused(id, status, &fault.message, Some(port))
 }
 
-/// What clients take for a sandbox that ended or rests.
 pub(crate) fn not_found(id: &SandboxId) -> Response {
-    refused(id, StatusCode::BAD_GATEWAY, "The sandbox was not found", None)
+    refused(id, StatusCode::BAD_GATEWAY, NOT_FOUND, None)
 }
 
 fn refused(id: &SandboxId, status: StatusCode, message: &str, port: Option<u16>) -> Response {
@@ -395,6 +407,22 @@ mod tests {
                 assert_eq!(at(path, host, "49983"), port(49983), "{host} {path}");
             }
         }
+        // One name twice is one, and two are none.
+        let named = [
+            ("host", "localhost"),
+            ("e2b-sandbox-id", BARE),
+            ("e2b-sandbox-port", "80"),
+        ];
+        let twice = |other: &str| {
+            let mut headers: HeaderMap = named
+                .iter()
+                .map(|(name, value)| (header::HeaderName::from_static(name), value.parse().unwrap()))
+                .collect();
+            headers.append("e2b-sandbox-id", other.parse().unwrap());
+            address(&host::Target::Api, &Uri::from_static("/"), &headers)
+        };
+        assert_eq!(twice(BARE), port(80));
+        assert_eq!(twice("bbcdefghijkmnpqrstuv"), Address::Wrong("repeated header"));
         // A host that names a port is that port, whatever the path.
         let host = format!("49983-{BARE}.boxes.test");
         let by_host = Address::Port {

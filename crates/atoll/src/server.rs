@@ -5,7 +5,7 @@ mod options;
 mod storage;
 mod sweep;
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +25,7 @@ use atoll_runtime::probe::Verdict;
 use atoll_sandboxes::{BuildJobs, Processes, Sandboxes, Storage};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::args::Global;
@@ -156,6 +156,11 @@ impl Server {
         let listener = listen(config.listen).await?;
         let address = listener.local_addr().doing("cannot listen")?;
 
+        // Names below `localhost` lead to both loopback addresses, and some clients try one alone.
+        let twin = match config.e2b_tls && address.ip() == Ipv4Addr::LOCALHOST {
+            true => also_listen((Ipv6Addr::LOCALHOST, address.port()).into()).await,
+            false => None,
+        };
         let tls = match config.certificate() {
             Some(tls) => Some(crate::tls::acceptor(&tls, &config.domain, data.path())?),
             None => None,
@@ -278,27 +283,24 @@ impl Server {
             let mut callers = callers.lock();
             callers.remove(address)
         });
-        let door = serve::serve(
-            model_door,
-            Door::Sandboxes(announced),
-            for_sandboxes,
-            stop.clone(),
-        );
+        let mut doors = JoinSet::new();
+        let door = Door::Sandboxes(announced);
+        doors.spawn(serve::serve(model_door, door, for_sandboxes, stop.clone()));
         let spoken = match tls {
             Some(tls) if config.e2b_tls => Spoken::Either(tls),
             _ => Spoken::Plain,
         };
-        let main = serve::serve(listener, Door::Anybody(spoken), apis.clone(), stop.clone());
-        let secured = secured.map(|(listener, tls)| {
+        let anybody = Door::Anybody(spoken);
+        if let Some(listener) = twin {
+            let (door, apis, stop) = (anybody.clone(), apis.clone(), stop.clone());
+            doors.spawn(serve::serve(listener, door, apis, stop));
+        }
+        doors.spawn(serve::serve(listener, anybody, apis.clone(), stop.clone()));
+        if let Some((listener, tls)) = secured {
             let anybody = Door::Anybody(Spoken::Tls(tls));
-            serve::serve(listener, anybody, apis, stop.clone())
-        });
-        let serving = tokio::spawn(async move {
-            match secured {
-                Some(secured) => drop(tokio::join!(main, door, secured)),
-                None => drop(tokio::join!(main, door)),
-            }
-        });
+            doors.spawn(serve::serve(listener, anybody, apis, stop.clone()));
+        }
+        let serving = tokio::spawn(async move { while doors.join_next().await.is_some() {} });
         let url = url_of(address);
         let secured = secured_address;
         data.announce(&ServerFile {
@@ -434,6 +436,17 @@ async fn listen(address: SocketAddr) -> Result<TcpListener> {
             _ => failed,
         }
     })
+}
+
+/// The same where it is a help and no more: there may be no IPv6 on this machine.
+async fn also_listen(address: SocketAddr) -> Option<TcpListener> {
+    match TcpListener::bind(address).await {
+        Ok(listener) => Some(listener),
+        Err(error) => {
+            tracing::info!(%address, %error, "not listening there; clients that try no other address will not come");
+            None
+        }
+    }
 }
 
 /// Where clients on this machine reach a server that listens there.

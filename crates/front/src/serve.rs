@@ -462,6 +462,45 @@ mod tests {
         assert!(TcpStream::connect(address).await.is_err());
     }
 
+    /// TLS for which there is no certificate: it is spoken, and fails.
+    fn no_certificate() -> TlsAcceptor {
+        use tokio_rustls::rustls::server::ResolvesServerCertUsingSni;
+        use tokio_rustls::rustls::{ServerConfig, crypto};
+        let provider = Arc::new(crypto::aws_lc_rs::default_provider());
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_cert_resolver(Arc::new(ResolvesServerCertUsingSni::new()));
+        TlsAcceptor::from(Arc::new(config))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn at_one_door_each_client_speaks_as_it_begins() {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let stop = CancellationToken::new();
+        let door = Door::Anybody(Spoken::Either(no_certificate()));
+        let server = tokio::spawn(serve(listener, door, apis(), stop.clone()));
+        let answer = ask(TcpStream::connect(address).await.unwrap()).await;
+        assert!(answer.ends_with("here"), "{answer}");
+
+        let mut client = TcpStream::connect(address).await.unwrap();
+        // The head of a handshake that says nothing, and what TLS says to that: an alert.
+        client.write_all(&[22, 3, 1, 0, 4, 1, 0, 0, 0]).await.unwrap();
+        let mut answer = Vec::new();
+        let _cut = client.read_to_end(&mut answer).await;
+        assert_eq!(answer.first(), Some(&21), "{answer:?}");
+
+        // Whoever says nothing is not waited for without end, nor does it keep the server.
+        let mut silent = TcpStream::connect(address).await.unwrap();
+        assert_eq!(silent.read(&mut [0]).await.unwrap(), 0);
+        let _silent = TcpStream::connect(address).await.unwrap();
+        stop.cancel();
+        server.await.unwrap();
+    }
+
     #[tokio::test]
     async fn only_announced_sandboxes_come_by_their_door() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -16,6 +16,7 @@ mod watch;
 
 use atoll_front::Visit;
 use atoll_identity::Opens;
+use atoll_types::SandboxId;
 use axum::body::Body;
 use axum::extract::{Json, Request};
 use axum::http::{HeaderValue, Method, StatusCode, header};
@@ -106,14 +107,12 @@ pub(crate) fn is_health(path: &str) -> bool {
 pub(crate) async fn serve_signed(app: &App, request: Request) -> Response {
     let found = FileQuery::of(&request).map(|query| {
         let signed = query.signed(request.method() != Method::GET);
-        let shown = shown(&request).filter(|_| signed.signature.is_none());
-        let id = app.sandboxes.find_living(|sandbox| {
-            let opens = Opens::Agent { sandbox };
-            match shown {
-                Some(shown) => app.identity.is_token(&opens, shown),
-                None => signed.matches(&app.identity.token(&opens)),
-            }
-        });
+        let id = match shown(&request).filter(|_| signed.signature.is_none()) {
+            Some(token) => whose(app, token),
+            None => app
+                .sandboxes
+                .find_living(|sandbox| signed.matches(&app.identity.token(&Opens::Agent { sandbox }))),
+        };
         (id, signed.signature.is_some())
     });
     match found {
@@ -129,8 +128,14 @@ pub(crate) async fn serve_signed(app: &App, request: Request) -> Response {
     }
 }
 
+/// Which sandbox an agent's token is of, for clients that say nothing else.
+pub(crate) fn whose(app: &App, token: &str) -> Option<SandboxId> {
+    app.sandboxes
+        .find_living(|sandbox| app.identity.is_token(&Opens::Agent { sandbox }, token))
+}
+
 /// What the caller shows.
-fn shown(request: &Request) -> Option<&str> {
+pub(crate) fn shown(request: &Request) -> Option<&str> {
     request
         .headers()
         .get("x-access-token")

@@ -226,11 +226,20 @@ async fn what_opens_one_sandbox_opens_no_other(server: &Server) {
 
     // Whoever says nothing but the token (older SDKs for JavaScript) gets the files of that sandbox.
     let by_token = |token: &str| {
-        let request = client.with_key(None).request("GET".parse().unwrap(), "/files?path=/etc/hostname");
+        let request = client
+            .with_key(None)
+            .request("GET".parse().unwrap(), "/files?path=/etc/hostname");
         client.send(request.header("x-access-token", token))
     };
     by_token(&my_token).await.expect(200);
     by_token(&traffic).await.expect(401);
+    let health = |token: &str| {
+        let request = client.with_key(None).request("GET".parse().unwrap(), "/health");
+        client.send(request.header("x-access-token", token))
+    };
+    health(&my_token).await.expect(204);
+    health("ate_of-one-that-is-gone").await.expect(502);
+    client.with_key(None).get("/health").await.expect(200);
 
     // A link that was signed for one is none for the other, with or without a name on it.
     let signature = signed(&format!("/etc/hostname:read::{my_token}"));
@@ -270,7 +279,8 @@ async fn what_opens_one_sandbox_opens_no_other(server: &Server) {
     let with_token = asked().header("x-access-token", text(&yours, "envdAccessToken"));
     client.send(with_token).await.expect(401);
     // By its own host, and on ports of its own, nothing of the API answers, whatever the path.
-    let asked = to_port(server, "POST", &connect, &your_id, "8080").header("x-api-key", client.key().unwrap());
+    let asked =
+        to_port(server, "POST", &connect, &your_id, "8080").header("x-api-key", client.key().unwrap());
     client.send(asked).await.expect(403);
     let host = format!("49983-{your_id}.localhost");
     for path in ["/sandboxes", "/v2/sandboxes", "/v1/keys"] {

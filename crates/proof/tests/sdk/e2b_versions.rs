@@ -7,12 +7,12 @@
 use std::path::{Path, PathBuf};
 use std::process::Command as Blocking;
 
-use atoll_proof::{Options, Server, Value, on_every_tier, printed};
+use atoll_proof::{Server, Value, on_every_tier, printed};
 use tokio::process::Command;
 
 use crate::e2b::{finished, installed, script};
 
-on_every_tier!(with Options::default().own_templates().args(&["--e2b"]);
+on_every_tier!(with atoll_proof::Options::default().own_templates().args(&["--e2b"]);
     every_version_works_by_the_domain_alone,
     versions_that_know_addresses_work_by_them,
     frameworks_work_with_the_versions_that_they_pin,
@@ -22,7 +22,10 @@ on_every_tier!(with Options::default().own_templates().args(&["--e2b"]);
 fn preload(dir: &Path) -> PathBuf {
     let library = dir.join("localhost.so");
     let mut compiler = Blocking::new("cc");
-    compiler.args(["-shared", "-fPIC", "-o"]).arg(&library).arg(script("localhost.c"));
+    compiler
+        .args(["-shared", "-fPIC", "-o"])
+        .arg(&library)
+        .arg(script("localhost.c"));
     let output = compiler.output().expect("a C compiler runs: Rust needs one, too");
     assert!(output.status.success(), "{output:?}");
     library
@@ -35,7 +38,8 @@ fn connected(server: &Server, dir: &Path, preload: Option<&Path>) -> Vec<(String
     if let Some(library) = preload {
         told.env("LD_PRELOAD", library);
     }
-    let told: Value = serde_json::from_str(&printed(&told.output().expect("the program runs"))).expect("JSON");
+    let told: Value =
+        serde_json::from_str(&printed(&told.output().expect("the program runs"))).expect("JSON");
     let told = told.as_object().expect("an object").iter();
     let mut variables: Vec<(String, String)> = told
         .filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())))
@@ -52,7 +56,9 @@ async fn run(server: &Server, mut command: Command, variables: &[(String, String
             command.env_remove(name);
         }
     }
-    command.envs(variables.iter().cloned()).env("ATOLL_TIER", server.tier.name());
+    command
+        .envs(variables.iter().cloned())
+        .env("ATOLL_TIER", server.tier.name());
     finished(command).await;
 }
 
@@ -72,10 +78,21 @@ async fn every_version_works_by_the_domain_alone(server: &Server) {
     let dir = tempfile::tempdir().expect("a directory");
     let variables = connected(server, dir.path(), Some(&preload(dir.path())));
     let names: Vec<&str> = variables.iter().map(|(name, _)| name.as_str()).collect();
-    let expected = ["E2B_API_KEY", "E2B_DOMAIN", "NODE_EXTRA_CA_CERTS", "SSL_CERT_FILE", "LD_PRELOAD"];
+    let expected = [
+        "E2B_API_KEY",
+        "E2B_DOMAIN",
+        "NODE_EXTRA_CA_CERTS",
+        "SSL_CERT_FILE",
+        "LD_PRELOAD",
+    ];
     assert_eq!(names, expected, "nothing else is needed");
     for interpreter in installed("ATOLL_TEST_E2B_VERSION_PYTHONS") {
-        run(server, python(&interpreter, "through_e2b_versions.py"), &variables).await;
+        run(
+            server,
+            python(&interpreter, "through_e2b_versions.py"),
+            &variables,
+        )
+        .await;
     }
     for directory in installed("ATOLL_TEST_E2B_VERSION_NODES") {
         run(server, node(&directory), &variables).await;
@@ -99,7 +116,12 @@ async fn versions_that_know_addresses_work_by_them(server: &Server) {
     let knows = |path: &PathBuf, least: [u32; 2]| version(path).is_none_or(|version| version >= least);
     for interpreter in installed("ATOLL_TEST_E2B_VERSION_PYTHONS") {
         if knows(&interpreter, [2, 7]) {
-            run(server, python(&interpreter, "through_e2b_versions.py"), &variables).await;
+            run(
+                server,
+                python(&interpreter, "through_e2b_versions.py"),
+                &variables,
+            )
+            .await;
         }
     }
     for directory in installed("ATOLL_TEST_E2B_VERSION_NODES") {

@@ -87,7 +87,8 @@ try {
     console.log(`ok ${name} ${Date.now() - began}ms`)
   }
 } finally {
-  assert.equal(await sandbox.kill(), true)
+  await sandbox.kill()
 }
+assert.equal(await Sandbox.kill(sandbox.sandboxId), false)
 console.log('all ok')
 process.exit(0)
