@@ -45,7 +45,12 @@ pub(crate) enum Address {
 /// Whether a request is this wire's: one of its paths, or a port of a sandbox that was made through it.
 pub(crate) fn claims(app: &App, asked: &Asked<'_>) -> bool {
     match address(asked.target, &asked.head.uri, &asked.head.headers) {
-        Address::Api => is_signed_file(asked.head.uri.path()) || control::is_ours(asked.head.uri.path()),
+        Address::Api => {
+            let path = asked.head.uri.path();
+            is_signed_file(path)
+                || control::is_ours(path)
+                || is_by_token(&asked.head.uri, &asked.head.headers)
+        }
         Address::Wrong(_) | Address::Port { by_headers: true, .. } => true,
         Address::Port { port: ENVD_PORT, .. } => true,
         Address::Port { sandbox, .. } => match app.sandboxes.has_label(&sandbox, extras::LABEL) {
@@ -65,13 +70,13 @@ pub(crate) async fn edge(State(app): State<App>, request: Request, next: Next) -
     };
     match address {
         Address::Api if is_signed_file(request.uri().path()) => envd::serve_signed(&app, request).await,
-        Address::Api if envd::is_health(request.uri().path()) => match envd::shown(&request) {
-            Some(token) => match envd::whose(&app, token) {
+        Address::Api if is_by_token(request.uri(), request.headers()) => {
+            let sandbox = envd::shown(request.headers()).and_then(|token| envd::whose(&app, token));
+            match sandbox {
                 Some(sandbox) => to_sandbox(&app, &sandbox, ENVD_PORT, true, request).await,
                 None => Refusal::new(StatusCode::BAD_GATEWAY, NOT_FOUND).into_response(),
-            },
-            None => next.run(request).await,
-        },
+            }
+        }
         Address::Api | Address::Nowhere => next.run(request).await,
         Address::Wrong(why) => (StatusCode::BAD_REQUEST, why).into_response(),
         Address::Port {
@@ -90,6 +95,12 @@ fn is_signed_file(path: &str) -> bool {
     path == "/files"
 }
 
+/// Neither does what some clients send that were told a sandbox's address (`E2B_SANDBOX_URL`): the agent's token tells. Python's SDK
+/// 2.8 to 2.20 does so after a `connect`, older ones for JavaScript always.
+fn is_by_token(uri: &Uri, headers: &HeaderMap) -> bool {
+    envd::is_agents(uri.path()) && envd::shown(headers).is_some()
+}
+
 fn address(target: &host::Target, uri: &Uri, headers: &HeaderMap) -> Address {
     match target {
         host::Target::Port { sandbox, port } => {
@@ -106,14 +117,11 @@ fn address(target: &host::Target, uri: &Uri, headers: &HeaderMap) -> Address {
     if host::of_api(&name).is_some() {
         return Address::Api;
     }
-    // Two names are none: whoever stands before us may have looked at the other one. One name twice is one (Python's SDK 2.8 to
-    // 2.20 sends it so after a `connect`).
-    let is_ambiguous = |name: &&str| {
-        let mut values = headers.get_all(*name).iter();
-        let first = values.next();
-        values.any(|value| Some(value) != first)
-    };
-    if ["e2b-sandbox-id", "e2b-sandbox-port"].iter().any(is_ambiguous) {
+    // Two names are none: whoever stands before us may have looked at the other one.
+    if ["e2b-sandbox-id", "e2b-sandbox-port"]
+        .iter()
+        .any(|name| headers.get_all(*name).iter().count() > 1)
+    {
         return Address::Wrong("repeated header");
     }
     let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or_default());
@@ -407,22 +415,6 @@ mod tests {
                 assert_eq!(at(path, host, "49983"), port(49983), "{host} {path}");
             }
         }
-        // One name twice is one, and two are none.
-        let named = [
-            ("host", "localhost"),
-            ("e2b-sandbox-id", BARE),
-            ("e2b-sandbox-port", "80"),
-        ];
-        let twice = |other: &str| {
-            let mut headers: HeaderMap = named
-                .iter()
-                .map(|(name, value)| (header::HeaderName::from_static(name), value.parse().unwrap()))
-                .collect();
-            headers.append("e2b-sandbox-id", other.parse().unwrap());
-            address(&host::Target::Api, &Uri::from_static("/"), &headers)
-        };
-        assert_eq!(twice(BARE), port(80));
-        assert_eq!(twice("bbcdefghijkmnpqrstuv"), Address::Wrong("repeated header"));
         // A host that names a port is that port, whatever the path.
         let host = format!("49983-{BARE}.boxes.test");
         let by_host = Address::Port {

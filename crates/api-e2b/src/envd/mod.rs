@@ -19,7 +19,7 @@ use atoll_identity::Opens;
 use atoll_types::SandboxId;
 use axum::body::Body;
 use axum::extract::{Json, Request};
-use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
 pub(crate) use watch::Watchers;
@@ -102,12 +102,18 @@ pub(crate) fn is_health(path: &str) -> bool {
     path.trim_start_matches('/') == "health"
 }
 
+/// Whether a path is one that nobody but the agent has, or [its health](is_health).
+pub(crate) fn is_agents(path: &str) -> bool {
+    let path = path.trim_start_matches('/');
+    is_health(path) || path.starts_with("process.Process/") || path.starts_with("filesystem.Filesystem/")
+}
+
 /// A request for a file that says nothing of the sandbox: its signature tells which, or the token that comes with it (older
 /// SDKs for JavaScript send nothing else).
 pub(crate) async fn serve_signed(app: &App, request: Request) -> Response {
     let found = FileQuery::of(&request).map(|query| {
         let signed = query.signed(request.method() != Method::GET);
-        let id = match shown(&request).filter(|_| signed.signature.is_none()) {
+        let id = match shown(request.headers()).filter(|_| signed.signature.is_none()) {
             Some(token) => whose(app, token),
             None => app
                 .sandboxes
@@ -135,9 +141,8 @@ pub(crate) fn whose(app: &App, token: &str) -> Option<SandboxId> {
 }
 
 /// What the caller shows.
-pub(crate) fn shown(request: &Request) -> Option<&str> {
-    request
-        .headers()
+pub(crate) fn shown(headers: &HeaderMap) -> Option<&str> {
+    headers
         .get("x-access-token")
         .and_then(|value| value.to_str().ok())
 }
@@ -150,7 +155,7 @@ fn is_open(target: &Target) -> bool {
 /// Whether the caller holds the agent's token, or needs none.
 fn admitted(app: &App, target: &Target, request: &Request) -> Answer<()> {
     let opens = Opens::Agent { sandbox: &target.id };
-    match shown(request) {
+    match shown(request.headers()) {
         Some(shown) if app.identity.is_token(&opens, shown) => Ok(()),
         _ if is_open(target) => Ok(()),
         shown => Err(auth::refused(
@@ -175,7 +180,7 @@ fn admitted_to_file(app: &App, target: &Target, request: &Request, signed: Signe
         return Ok(Admitted::Owner);
     }
     let opens = Opens::Agent { sandbox: &target.id };
-    match shown(request) {
+    match shown(request.headers()) {
         Some(shown) if app.identity.is_token(&opens, shown) => Ok(Admitted::Owner),
         Some(shown) => Err(auth::refused(
             "access token present in header but does not match",

@@ -239,6 +239,14 @@ async fn what_opens_one_sandbox_opens_no_other(server: &Server) {
     };
     health(&my_token).await.expect(204);
     health("ate_of-one-that-is-gone").await.expect(502);
+    let processes = |token: &str| {
+        let request = client
+            .with_key(None)
+            .request("POST".parse().unwrap(), "//process.Process/List");
+        client.send(request.header("x-access-token", token).json(&json!({})))
+    };
+    processes(&my_token).await.expect(200);
+    processes(&traffic).await.expect(502);
     client.with_key(None).get("/health").await.expect(200);
 
     // A link that was signed for one is none for the other, with or without a name on it.
