@@ -3,7 +3,7 @@
 
 use atoll_front::Visit;
 use atoll_front::extract::bearer;
-use atoll_identity::Caller;
+use atoll_identity::{Caller, looks_like_key};
 use atoll_types::Fault;
 use axum::extract::{FromRequestParts, MatchedPath, RawPathParams};
 use axum::http::request::Parts;
@@ -30,7 +30,8 @@ impl FromRequestParts<App> for Auth {
                 "no API key: send one of this server's as `X-API-Key` (E2B_API_KEY)",
             ));
         };
-        match app.identity.authenticate(&secret).await? {
+        let admitted = app.identity.authenticate(secret).await?;
+        match admitted {
             Some(caller) => {
                 admit(&parts.extensions, &caller)?;
                 may(&caller, parts).await?;
@@ -38,7 +39,7 @@ impl FromRequestParts<App> for Auth {
             }
             None => Err(refused(
                 "this API key is unknown, was revoked or has expired; `atoll key create` makes one",
-                Some(secret.as_str()).filter(|secret| !secret.starts_with("atl_")),
+                Some(secret).filter(|secret| !looks_like_key(secret)),
             )),
         }
     }
@@ -66,22 +67,10 @@ pub(crate) fn admit(extensions: &Extensions, caller: &Caller) -> Answer<Visit> {
     Ok(visit)
 }
 
-/// The key of a request, in our own form.
-pub(crate) fn key(headers: &HeaderMap) -> Option<String> {
-    let given = headers
-        .get("x-api-key")
-        .and_then(|value| value.to_str().ok())
-        .or_else(|| bearer(headers))?;
-    Some(own_form(given.trim()))
-}
-
-/// Some clients insist on keys of the form `e2b_<hex>`: that is one of ours, in hexadecimal.
-fn own_form(given: &str) -> String {
-    given
-        .strip_prefix("e2b_")
-        .and_then(|digits| hex::decode(digits).ok())
-        .and_then(|bytes| String::from_utf8(bytes).ok())
-        .unwrap_or_else(|| given.to_owned())
+/// The key of a request.
+pub(crate) fn key(headers: &HeaderMap) -> Option<&str> {
+    let named = headers.get("x-api-key").and_then(|value| value.to_str().ok());
+    named.or_else(|| bearer(headers)).map(str::trim)
 }
 
 /// The user that an in-sandbox request acts as: the name of a Basic header, whose password is empty.
@@ -175,14 +164,6 @@ impl SignedBy {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn keys_may_come_in_the_other_form() {
-        let ours = "atl_abc";
-        assert_eq!(own_form(&format!("e2b_{}", hex::encode(ours))), ours);
-        assert_eq!(own_form(ours), ours);
-        assert_eq!(own_form("e2b_xyz"), "e2b_xyz");
-    }
 
     #[test]
     fn a_signature_is_for_one_path_one_direction_one_user_and_a_time() {

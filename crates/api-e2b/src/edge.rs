@@ -1,7 +1,9 @@
 //! Which sandbox a request is for, if any, and the way there.
 //!
-//! What must hold: a request that names a sandbox's port, by headers or by host, never reaches a route of the API; a
-//! sandbox that does not run is answered in words from which the clients conclude that it is gone.
+//! What must hold: a request that names a sandbox's port by its host never reaches a route of the API, and one that names it by
+//! headers does only where it cannot mean the sandbox: on the host of the API, or by a path of the API to the agent, which has no
+//! such paths (Python's SDK 2.8 to 2.26 asks that way for `connect`). A sandbox that does not run is answered in words from which
+//! the clients conclude that it is gone.
 
 use atoll_front::proxy::{self, Passing, Secrets};
 use atoll_front::serve;
@@ -10,7 +12,7 @@ use atoll_identity::{Caller, Opens, kind_of_secret};
 use atoll_sandboxes::Sandbox;
 use atoll_types::{Code, Fault, SandboxId, SandboxState};
 use axum::extract::{Json, Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
@@ -42,8 +44,13 @@ pub(crate) enum Address {
 
 /// Whether a request is this wire's: one of its paths, or a port of a sandbox that was made through it.
 pub(crate) fn claims(app: &App, asked: &Asked<'_>) -> bool {
-    match address(asked.target, &asked.head.headers) {
-        Address::Api => is_signed_file(asked.head.uri.path()) || control::is_ours(asked.head.uri.path()),
+    match address(asked.target, &asked.head.uri, &asked.head.headers) {
+        Address::Api => {
+            let path = asked.head.uri.path();
+            is_signed_file(path)
+                || control::is_ours(path)
+                || is_by_token(&asked.head.uri, &asked.head.headers)
+        }
         Address::Wrong(_) | Address::Port { by_headers: true, .. } => true,
         Address::Port { port: ENVD_PORT, .. } => true,
         Address::Port { sandbox, .. } => match app.sandboxes.has_label(&sandbox, extras::LABEL) {
@@ -58,11 +65,18 @@ pub(crate) fn claims(app: &App, asked: &Asked<'_>) -> bool {
 pub(crate) async fn edge(State(app): State<App>, request: Request, next: Next) -> Response {
     let target = request.extensions().get::<host::Target>();
     let address = match target {
-        Some(target) => address(target, request.headers()),
+        Some(target) => address(target, request.uri(), request.headers()),
         None => Address::Api,
     };
     match address {
         Address::Api if is_signed_file(request.uri().path()) => envd::serve_signed(&app, request).await,
+        Address::Api if is_by_token(request.uri(), request.headers()) => {
+            let sandbox = envd::shown(request.headers()).and_then(|token| envd::whose(&app, token));
+            match sandbox {
+                Some(sandbox) => to_sandbox(&app, &sandbox, ENVD_PORT, true, request).await,
+                None => Refusal::new(StatusCode::BAD_GATEWAY, NOT_FOUND).into_response(),
+            }
+        }
         Address::Api | Address::Nowhere => next.run(request).await,
         Address::Wrong(why) => (StatusCode::BAD_REQUEST, why).into_response(),
         Address::Port {
@@ -73,12 +87,21 @@ pub(crate) async fn edge(State(app): State<App>, request: Request, next: Next) -
     }
 }
 
+/// What clients take for a sandbox that ended or rests.
+const NOT_FOUND: &str = "The sandbox was not found";
+
 /// A link to a file on the API's own address names no sandbox; its signature tells.
 fn is_signed_file(path: &str) -> bool {
     path == "/files"
 }
 
-fn address(target: &host::Target, headers: &HeaderMap) -> Address {
+/// Neither does what some clients send that were told a sandbox's address (`E2B_SANDBOX_URL`): the agent's token tells. Python's SDK
+/// 2.8 to 2.20 does so after a `connect`, older ones for JavaScript always.
+fn is_by_token(uri: &Uri, headers: &HeaderMap) -> bool {
+    envd::is_agents(uri.path()) && envd::shown(headers).is_some()
+}
+
+fn address(target: &host::Target, uri: &Uri, headers: &HeaderMap) -> Address {
     match target {
         host::Target::Port { sandbox, port } => {
             return Address::Port {
@@ -89,6 +112,10 @@ fn address(target: &host::Target, headers: &HeaderMap) -> Address {
         }
         host::Target::Nowhere { .. } | host::Target::Ambiguous => return Address::Nowhere,
         host::Target::Api => {}
+    }
+    let (name, _) = host::split(host::authority(uri, headers).unwrap_or_default());
+    if host::of_api(&name).is_some() {
+        return Address::Api;
     }
     // Two names are none: whoever stands before us may have looked at the other one.
     if ["e2b-sandbox-id", "e2b-sandbox-port"]
@@ -104,6 +131,9 @@ fn address(target: &host::Target, headers: &HeaderMap) -> Address {
         (Some(id), Some(port)) => match (parse_id(id), host::parse_port(port)) {
             (None, _) => Address::Wrong("Invalid sandbox ID"),
             (_, None) => Address::Wrong("Invalid sandbox port"),
+            (_, Some(ENVD_PORT)) if control::is_ours(uri.path()) && !envd::is_health(uri.path()) => {
+                Address::Api
+            }
             (Some(sandbox), Some(port)) => Address::Port {
                 sandbox,
                 port,
@@ -181,9 +211,9 @@ async fn to_sandbox(app: &App, id: &SandboxId, port: u16, by_headers: bool, requ
     };
     if port == ENVD_PORT {
         // Asking whether it runs does not wake it.
-        let runs = match request.uri().path() {
-            "/health" => target.runs(),
-            _ => target.answers(),
+        let runs = match envd::is_health(request.uri().path()) {
+            true => target.runs(),
+            false => target.answers(),
         };
         return match runs {
             true => envd::serve(app, &target, request).await,
@@ -296,9 +326,8 @@ fn port_failed(id: &SandboxId, port: u16, fault: &Fault) -> Response {
     refused(id, status, &fault.message, Some(port))
 }
 
-/// What clients take for a sandbox that ended or rests.
 pub(crate) fn not_found(id: &SandboxId) -> Response {
-    refused(id, StatusCode::BAD_GATEWAY, "The sandbox was not found", None)
+    refused(id, StatusCode::BAD_GATEWAY, NOT_FOUND, None)
 }
 
 fn refused(id: &SandboxId, status: StatusCode, message: &str, port: Option<u16>) -> Response {
@@ -315,22 +344,85 @@ fn refused(id: &SandboxId, status: StatusCode, message: &str, port: Option<u16>)
 
 #[cfg(test)]
 mod tests {
-    use axum::http::{Uri, header};
+    use axum::http::header;
 
     use super::*;
 
     const BARE: &str = "abcdefghijkmnpqrstuv";
 
     fn found(pairs: &[(&'static str, &str)]) -> Address {
+        found_at("/", pairs)
+    }
+
+    fn found_at(path: &'static str, pairs: &[(&'static str, &str)]) -> Address {
         let headers = pairs
             .iter()
             .map(|(name, value)| (header::HeaderName::from_static(name), value.parse().unwrap()))
             .collect();
         let domains = ["localhost".into(), "boxes.test".into()];
-        address(
-            &host::target(&Uri::from_static("/"), &headers, &domains),
-            &headers,
-        )
+        let uri = Uri::from_static(path);
+        address(&host::target(&uri, &headers, &domains), &uri, &headers)
+    }
+
+    #[test]
+    fn what_is_asked_of_the_api_goes_there_whatever_headers_come_along() {
+        let connect = "/sandboxes/abcdefghijkmnpqrstuv/connect";
+        let port = |port| Address::Port {
+            sandbox: SandboxId::from_bare(BARE).unwrap(),
+            port,
+            by_headers: true,
+        };
+        let at = |path, host: &str, port: &str| {
+            let named = [
+                ("host", host),
+                ("e2b-sandbox-id", BARE),
+                ("e2b-sandbox-port", port),
+            ];
+            found_at(path, &named)
+        };
+        for host in [
+            "api.boxes.test",
+            "API.boxes.test:8443",
+            "api.localhost:7070",
+            "api.elsewhere.test",
+        ] {
+            for path in [connect, "/v2/sandboxes", "/health", "/process.Process/Start", "/"] {
+                assert_eq!(at(path, host, "49983"), Address::Api, "{host} {path}");
+            }
+            assert_eq!(
+                found_at(connect, &[("host", host), ("e2b-sandbox-id", "X Y")]),
+                Address::Api
+            );
+        }
+        for host in [
+            "127.0.0.1:7070",
+            "localhost:7070",
+            "sandbox.boxes.test",
+            "boxes.test",
+        ] {
+            for path in [connect, "/v2/sandboxes", "/v3/templates"] {
+                assert_eq!(at(path, host, "49983"), Address::Api, "{host} {path}");
+                // A server inside may have any path.
+                assert_eq!(at(path, host, "8000"), port(8000), "{host} {path}");
+            }
+            for path in [
+                "/health",
+                "/files",
+                "/process.Process/Start",
+                "//process.Process/Start",
+                "/v1/keys",
+            ] {
+                assert_eq!(at(path, host, "49983"), port(49983), "{host} {path}");
+            }
+        }
+        // A host that names a port is that port, whatever the path.
+        let host = format!("49983-{BARE}.boxes.test");
+        let by_host = Address::Port {
+            sandbox: SandboxId::from_bare(BARE).unwrap(),
+            port: ENVD_PORT,
+            by_headers: false,
+        };
+        assert_eq!(at(connect, &host, "49983"), by_host);
     }
 
     #[test]

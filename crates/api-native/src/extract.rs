@@ -2,7 +2,7 @@
 
 use atoll_front::Visit;
 use atoll_front::extract::{Declared, JsonRules, Wire};
-use atoll_identity::Caller;
+use atoll_identity::{Caller, looks_like_key};
 use atoll_types::{Code, Fault};
 use axum::extract::FromRequestParts;
 use axum::http::Extensions;
@@ -45,7 +45,7 @@ impl FromRequestParts<App> for As {
 
 /// Finds out who asks, by their key, or in a browser by their cookie.
 pub(crate) async fn authenticate(app: &App, parts: &Parts) -> Result<Caller, Failure> {
-    const HINT: &str = "send `Authorization: Bearer atl_…`; `atoll key create` makes a key";
+    const HINT: &str = "send `Authorization: Bearer e2b_…`; `atoll key create` makes a key";
     let Some(secret) = bearer(&parts.headers) else {
         if let Some(caller) = browser::by_cookie(app, parts).await? {
             admit(&parts.extensions, &caller)?;
@@ -63,7 +63,9 @@ pub(crate) async fn authenticate(app: &App, parts: &Parts) -> Result<Caller, Fai
         None => Err(Fault::new(
             Code::InvalidKey,
             match atoll_identity::kind_of_secret(secret) {
-                Some(kind) if !secret.starts_with("atl_") => format!("this is {kind}, not an API key"),
+                Some(kind) if !looks_like_key(secret) => {
+                    format!("this is {kind}, not an API key of this server")
+                }
                 _ => "this API key is unknown, was revoked or has expired".to_owned(),
             },
         )

@@ -182,7 +182,7 @@ mod tests {
     fn keys_and_tokens_of_every_kind_are_known_as_ours() {
         for ours in [
             "atl_key",
-            "e2b_61746c5f6b6579",
+            "e2b_0000000000000000000000000000000000000000",
             "atm_key",
             "atv_key",
             "ats_key",

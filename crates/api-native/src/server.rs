@@ -247,7 +247,7 @@ fn page(api: &OpenApi) -> String {
         "<!doctype html><html lang=en><meta charset=utf-8><title>Atoll API</title><style>body{font:16px/1.5 \
          system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}td{padding:.15rem .8rem .15rem 0;\
          vertical-align:top}code{white-space:nowrap}</style><h1>Atoll API</h1><p>Send <code>Authorization: Bearer \
-         atl_…</code> with everything below <code>/v1</code>. The machine-readable description is \
+         e2b_…</code> with everything below <code>/v1</code>. The machine-readable description is \
          <a href=\"/openapi.json\">openapi.json</a>.<table>",
     );
     for (path, item) in &api.paths.paths {

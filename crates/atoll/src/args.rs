@@ -1,5 +1,6 @@
 //! The command line: every subcommand, option and word of help. Doc comments are what users read.
 
+mod e2b;
 mod lasting;
 mod ledger;
 mod models;
@@ -16,6 +17,7 @@ use atoll_client::output::Result;
 use atoll_client::{Client, local};
 use clap::{Args, Parser, Subcommand};
 
+pub(crate) use e2b::{E2bCommand, E2bEnvArgs, EnvShell};
 pub(crate) use lasting::{
     ArtifactCommand, KeepRunningArgs, KeyCommand, ProjectCommand, TemplateBuildArgs, TemplateCommand,
     WhoseArgs,
@@ -105,6 +107,7 @@ What was done:
   events      Show what happens, as it happens
 
 More:
+  e2b         Connect E2B's SDKs and its command line
   gc          Free disk space that nothing refers to any more
   bench       Measure speed side by side with peers
   scripted-provider
@@ -168,7 +171,7 @@ pub(crate) struct Global {
 }
 
 impl Global {
-    fn data_dir(&self) -> PathBuf {
+    pub(crate) fn data_dir(&self) -> PathBuf {
         self.data.clone().unwrap_or_else(local::default_dir)
     }
 
@@ -237,6 +240,8 @@ pub(crate) enum Command {
     Ledger(LedgerArgs),
     Events(EventsArgs),
     Doctor(DoctorArgs),
+    #[command(subcommand)]
+    E2b(E2bCommand),
     Gc(GcArgs),
     #[command(subcommand)]
     Bench(BenchCommand),

@@ -8,7 +8,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use atoll_client::output::Result;
+use atoll_client::output::{Error, Result};
 use atoll_client::{find_in_path, local};
 use atoll_providers::Timeouts;
 use atoll_types::{Isolation, Preset};
@@ -60,6 +60,8 @@ pub(crate) struct Config {
     pub(crate) model_timeouts: Timeouts,
     pub(crate) keep_model_bodies: Option<Duration>,
     pub(crate) e2b_internet: bool,
+    /// Whether the API's own port speaks TLS, too.
+    pub(crate) e2b_tls: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,13 +109,11 @@ impl Config {
             .listen
             .or(file.listen)
             .unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, DEFAULT_PORT)));
+        let e2b_tls = args.e2b || file.e2b.tls.unwrap_or(false);
         Ok(Self {
             listen,
-            domain: args
-                .domain
-                .clone()
-                .or(file.domain)
-                .unwrap_or_else(|| "localhost".into()),
+            domain: domain(args.domain.clone().or(file.domain), e2b_tls)?,
+            e2b_tls,
             workflows_listen: match args.workflows_listen.or(file.workflows_listen) {
                 Some(WorkflowsListen::Off) => None,
                 Some(WorkflowsListen::At(address)) => Some(address),
@@ -164,6 +164,11 @@ impl Config {
         })
     }
 
+    /// The certificate to serve TLS with, wherever that is.
+    pub(crate) fn certificate(&self) -> Option<Tls> {
+        self.tls.clone().or_else(|| self.e2b_tls.then(Tls::default))
+    }
+
     /// For a server inside a CLI command: the same data, an ephemeral port on loopback, no pools.
     pub(crate) fn embedded(data: Option<&Path>) -> Result<Self> {
         let args = ServerArgs {
@@ -174,6 +179,20 @@ impl Config {
             ..ServerArgs::default()
         };
         Self::load(&args, data)
+    }
+}
+
+/// The domain that ports of sandboxes appear under. Clients that verify names take no certificate for `*.localhost`, nor for all
+/// below any other name without a dot.
+fn domain(given: Option<String>, with_tls: bool) -> Result<String> {
+    match given {
+        Some(domain) if with_tls && !domain.contains('.') => Err(Error::new(format!(
+            "no client takes a certificate for `*.{domain}`: a name below it is needed for TLS"
+        ))
+        .hint(format!("for example --domain e2b.{domain}"))),
+        Some(domain) => Ok(domain),
+        None if with_tls => Ok("e2b.localhost".into()),
+        None => Ok("localhost".into()),
     }
 }
 
@@ -231,6 +250,28 @@ mod tests {
         );
         assert_eq!(served(None, Some("off")), None);
         assert!(toml::from_str::<ConfigFile>("workflows_listen = \"on\"").is_err());
+    }
+
+    #[test]
+    fn tls_for_e2bs_clients_has_a_domain_that_a_certificate_can_be_for() {
+        let load = |e2b: bool, domain: Option<&str>| {
+            let args = ServerArgs {
+                e2b,
+                domain: domain.map(str::to_owned),
+                ..ServerArgs::default()
+            };
+            let config = Config::load(&args, None)?;
+            Ok::<_, Error>((config.domain.clone(), config.certificate().is_some()))
+        };
+        assert_eq!(load(false, None).unwrap(), ("localhost".into(), false));
+        assert_eq!(load(true, None).unwrap(), ("e2b.localhost".into(), true));
+        assert_eq!(
+            load(true, Some("boxes.test")).unwrap(),
+            ("boxes.test".into(), true)
+        );
+        assert_eq!(load(false, Some("boxes")).unwrap(), ("boxes".into(), false));
+        let refused = load(true, Some("localhost")).unwrap_err().to_string();
+        assert!(refused.contains("*.localhost"), "{refused}");
     }
 
     #[test]

@@ -228,6 +228,7 @@ mod tests {
             pid: std::process::id(),
             embedded: false,
             workflows: None,
+            tls: None,
         };
         data.announce(&me).unwrap();
         assert!(running_server(dir.path()).is_some());

@@ -125,6 +125,7 @@ async fn run(cli: Cli) -> Result<u8> {
         Command::Usage(args) => commands::ledger::usage(global, output, args).await?,
         Command::Ledger(args) => commands::ledger::ledger(global, output, args).await?,
         Command::Events(args) => commands::events::events(global, output, args).await?,
+        Command::E2b(command) => commands::e2b::run(global, output, command).await?,
         Command::Doctor(args) => return Box::pin(commands::doctor::run(global, output, args)).await,
         Command::Bench(command) => return Box::pin(commands::bench::run(global, output, command)).await,
         Command::Demo(_) => Box::pin(commands::demo::run(global, output)).await?,

@@ -167,8 +167,8 @@ async fn prepare(config: &Config, data: &Path) -> Result<()> {
     atoll_sandboxes::prepare(&Settings::new(data.to_owned()))?;
     atoll_identity::prepare(data)?;
     outside::master_key(config, data)?;
-    if let Some(tls) = &config.tls {
-        tls::acceptor(tls, &config.domain, data)?;
+    if let Some(tls) = config.certificate() {
+        tls::acceptor(&tls, &config.domain, data)?;
     }
     prepare_database(data.join("atoll.db"), |path| Ok(sqlite::open(path)?.database)).await?;
     if config.workflows_listen.is_some() {

@@ -5,17 +5,17 @@ mod options;
 mod storage;
 mod sweep;
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_actions::Actions;
 use atoll_client::Client;
-use atoll_client::local::ServerFile;
+use atoll_client::local::{ServerFile, TlsFile};
 use atoll_client::output::{Doing, Error, OWN_FAILURE, Output, Result};
 use atoll_egress::Callers;
-use atoll_front::serve::{self, Door};
+use atoll_front::serve::{self, Door, Spoken};
 use atoll_front::{Apis, Front};
 use atoll_helper::front::Helper;
 use atoll_identity::{CreateKey, Identity, Role};
@@ -25,7 +25,7 @@ use atoll_runtime::probe::Verdict;
 use atoll_sandboxes::{BuildJobs, Processes, Sandboxes, Storage};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::args::Global;
@@ -78,6 +78,9 @@ pub(crate) async fn run(global: &Global, config: &Config, start: Start) -> Resul
         admin_key = %server.data.path().join("admin.key").display(),
         "serving"
     );
+    if config.e2b_tls {
+        tracing::info!(domain = %config.domain, "serving TLS on the same port; `atoll e2b env` says how E2B's SDKs find it");
+    }
     if let Some(address) = server.secured {
         tracing::info!(url = %url_of(address).replacen("http:", "https:", 1), "serving TLS");
     }
@@ -153,15 +156,23 @@ impl Server {
         let listener = listen(config.listen).await?;
         let address = listener.local_addr().doing("cannot listen")?;
 
-        let secured = match &config.tls {
-            Some(tls) => {
-                let own = SocketAddr::from((Ipv4Addr::LOCALHOST, DEFAULT_TLS_PORT));
-                let listener = listen(tls.listen.unwrap_or(own)).await?;
-                Some((listener, crate::tls::acceptor(tls, &config.domain, data.path())?))
-            }
+        // Names below `localhost` lead to both loopback addresses, and some clients try one alone.
+        let twin = match config.e2b_tls && address.ip() == Ipv4Addr::LOCALHOST {
+            true => also_listen((Ipv6Addr::LOCALHOST, address.port()).into()).await,
+            false => None,
+        };
+        let tls = match config.certificate() {
+            Some(tls) => Some(crate::tls::acceptor(&tls, &config.domain, data.path())?),
             None => None,
         };
-
+        // By a port of its own, on which nothing else is spoken; workflows then do as well.
+        let secured = match (&config.tls, &tls) {
+            (Some(table), Some(tls)) => {
+                let own = SocketAddr::from((Ipv4Addr::LOCALHOST, DEFAULT_TLS_PORT));
+                Some((listen(table.listen.unwrap_or(own)).await?, tls.clone()))
+            }
+            _ => None,
+        };
         let secured_address = match &secured {
             Some((listener, _)) => Some(listener.local_addr().doing("cannot listen")?),
             None => None,
@@ -228,7 +239,7 @@ impl Server {
         };
         let engine = workflows.as_ref().map(|workflows| workflows.engine().clone());
         let native = options::api_options(config, data.path())?;
-        let e2b = options::e2b_options(config, &native);
+        let e2b = options::e2b_options(config, &native, secured_address);
         let domains = native.port_domains.clone();
         let default_timeout_millis = native.default_timeout_millis;
         let apis = Apis::new(
@@ -272,24 +283,24 @@ impl Server {
             let mut callers = callers.lock();
             callers.remove(address)
         });
-        let door = serve::serve(
-            model_door,
-            Door::Sandboxes(announced),
-            for_sandboxes,
-            stop.clone(),
-        );
-        let anybody = Door::Anybody { tls: None };
-        let plain = serve::serve(listener, anybody, apis.clone(), stop.clone());
-        let secured = secured.map(|(listener, tls)| {
-            let anybody = Door::Anybody { tls: Some(tls) };
-            serve::serve(listener, anybody, apis, stop.clone())
-        });
-        let serving = tokio::spawn(async move {
-            match secured {
-                Some(secured) => drop(tokio::join!(plain, door, secured)),
-                None => drop(tokio::join!(plain, door)),
-            }
-        });
+        let mut doors = JoinSet::new();
+        let door = Door::Sandboxes(announced);
+        doors.spawn(serve::serve(model_door, door, for_sandboxes, stop.clone()));
+        let spoken = match tls {
+            Some(tls) if config.e2b_tls => Spoken::Either(tls),
+            _ => Spoken::Plain,
+        };
+        let anybody = Door::Anybody(spoken);
+        if let Some(listener) = twin {
+            let (door, apis, stop) = (anybody.clone(), apis.clone(), stop.clone());
+            doors.spawn(serve::serve(listener, door, apis, stop));
+        }
+        doors.spawn(serve::serve(listener, anybody, apis.clone(), stop.clone()));
+        if let Some((listener, tls)) = secured {
+            let anybody = Door::Anybody(Spoken::Tls(tls));
+            doors.spawn(serve::serve(listener, anybody, apis, stop.clone()));
+        }
+        let serving = tokio::spawn(async move { while doors.join_next().await.is_some() {} });
         let url = url_of(address);
         let secured = secured_address;
         data.announce(&ServerFile {
@@ -297,6 +308,17 @@ impl Server {
             pid: std::process::id(),
             embedded: kind == Kind::Embedded,
             workflows: workflows.as_ref().map(Workflows::url),
+            tls: config.certificate().map(|tls| TlsFile {
+                domain: config.domain.clone(),
+                port: secured_address
+                    .filter(|_| !config.e2b_tls)
+                    .unwrap_or(address)
+                    .port(),
+                authority: tls
+                    .certificate
+                    .is_none()
+                    .then(|| crate::tls::authority(data.path())),
+            }),
         })?;
         Ok(Self {
             url,
@@ -414,6 +436,17 @@ async fn listen(address: SocketAddr) -> Result<TcpListener> {
             _ => failed,
         }
     })
+}
+
+/// The same where it is a help and no more: there may be no IPv6 on this machine.
+async fn also_listen(address: SocketAddr) -> Option<TcpListener> {
+    match TcpListener::bind(address).await {
+        Ok(listener) => Some(listener),
+        Err(error) => {
+            tracing::info!(%address, %error, "not listening there; clients that try no other address will not come");
+            None
+        }
+    }
 }
 
 /// Where clients on this machine reach a server that listens there.

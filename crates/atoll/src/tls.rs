@@ -5,14 +5,16 @@
 //! <data>/tls/ca.key    its key, mode 0600
 //! ```
 //!
+//! Whoever uses the machine may read the certificate; it is its key that is secret.
+//!
 //! What must hold: the authority's key never leaves the data directory, and the authority stays the same for as long as
 //! its files do. The server's own certificate is made anew at each start.
 
 use std::fs;
 use std::io::Write as _;
 use std::net::IpAddr;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
-use std::path::Path;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use atoll_client::output::{Doing, Error, Result};
@@ -63,17 +65,29 @@ fn read(certificate: &Path, key: &Path) -> Result<Pair> {
     Ok((chain, key))
 }
 
+/// The authority's certificate.
+pub(crate) fn authority(data: &Path) -> PathBuf {
+    data.join("tls/ca.pem")
+}
+
 /// A certificate for the domain, what is below it, and this machine, from an authority in the data directory.
 fn own(domain: &str, data: &Path) -> Result<Pair> {
     let dir = data.join("tls");
     fs::DirBuilder::new()
         .recursive(true)
-        .mode(0o700)
         .create(&dir)
         .doing("cannot make the directory of the TLS authority")?;
-    let (ca_pem, key_path) = (dir.join("ca.pem"), dir.join("ca.key"));
+    let (ca_pem, key_path) = (authority(data), dir.join("ca.key"));
     if !key_path.exists() || !ca_pem.exists() {
         make_authority(&ca_pem, &key_path)?;
+    }
+    // Confined, the server may only look; it has been here before.
+    for (path, mode) in [(&dir, 0o711), (&ca_pem, 0o644)] {
+        let is = fs::metadata(path).doing("cannot look at the TLS authority")?;
+        if is.permissions().mode() & 0o777 != mode {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode))
+                .doing("cannot let others read the certificate of the TLS authority")?;
+        }
     }
     let doing = "cannot use the TLS authority in the data directory";
     let authority_key = KeyPair::from_pem(&fs::read_to_string(&key_path).doing(doing)?).doing(doing)?;
@@ -166,6 +180,13 @@ mod tests {
         assert_eq!(fs::read(data.path().join("tls/ca.pem")).unwrap(), before);
         let key = fs::metadata(data.path().join("tls/ca.key")).unwrap();
         assert_eq!(key.mode() & 0o777, 0o600);
+        // What others must trust, they may read; also where an earlier version kept it to itself.
+        let (dir, certificate) = (data.path().join("tls"), authority(data.path()));
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o700)).unwrap();
+        fs::set_permissions(&certificate, fs::Permissions::from_mode(0o600)).unwrap();
+        acceptor(&tls, "boxes.test", data.path()).unwrap();
+        assert_eq!(fs::metadata(dir).unwrap().mode() & 0o777, 0o711);
+        assert_eq!(fs::metadata(certificate).unwrap().mode() & 0o777, 0o644);
     }
 
     #[test]

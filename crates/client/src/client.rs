@@ -62,6 +62,10 @@ impl Client {
         })
     }
 
+    pub fn key(&self) -> Option<&str> {
+        self.key.as_deref()
+    }
+
     pub fn base(&self) -> &Url {
         &self.base
     }

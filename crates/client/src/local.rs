@@ -16,6 +16,19 @@ pub struct ServerFile {
     /// Where workflows are served, if they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workflows: Option<String>,
+    /// Where TLS is spoken, if it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<TlsFile>,
+}
+
+/// How clients that want TLS find the server.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct TlsFile {
+    pub domain: String,
+    pub port: u16,
+    /// The certificate of the authority that they have to trust; `None`: the operator's own, which is trusted as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub authority: Option<PathBuf>,
 }
 
 /// Where the data are, unless the user says otherwise.

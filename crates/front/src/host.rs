@@ -80,6 +80,18 @@ pub fn parse_port(text: &str) -> Option<u16> {
     text.parse().ok().filter(|_| plain)
 }
 
+/// The name and the port of `host[:port]`; the name in small letters.
+pub fn split(authority: &str) -> (String, Option<u16>) {
+    let host = without_port(authority);
+    let port = authority[host.len()..].strip_prefix(':').and_then(parse_port);
+    (host.trim_end_matches('.').to_ascii_lowercase(), port)
+}
+
+/// What stands behind the `api.` of a host name, under which E2B's clients look for its API.
+pub fn of_api(name: &str) -> Option<&str> {
+    name.strip_prefix("api.")
+}
+
 /// The host name of `host[:port]`.
 fn without_port(authority: &str) -> &str {
     match authority.rsplit_once(':') {

@@ -1,6 +1,7 @@
 //! Serving HTTP: accepts connections and hands requests to the APIs.
 //!
-//! Without TLS that is HTTP/1.1; with it also HTTP/2, which clients choose in the handshake. A machine out of file descriptors
+//! Without TLS that is HTTP/1.1; with it also HTTP/2, which clients choose in the handshake. Where both may come, the first byte
+//! tells: a handshake begins with 22, which no request does. A machine out of file descriptors
 //! waits instead of spinning, and at the end open requests get a moment to finish.
 //!
 //! What must hold: every connection has a place ([`crate::Connections`]) for as long as anybody has it, and every wait for
@@ -42,6 +43,8 @@ use crate::{Front, Guarded, Limits, Line, Peer, Visit, connections};
 
 /// The largest head of a request.
 const HEAD_BYTES: u32 = 64 * 1024;
+/// The first byte of TLS.
+const TLS_HANDSHAKE: u8 = 22;
 /// How long a TLS handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// How long the other end of a silent connection of HTTP/2 may take to say that it is there.
@@ -56,11 +59,18 @@ const GRACE: Duration = Duration::from_secs(5);
 /// Who comes by a listener.
 #[derive(Clone)]
 pub enum Door {
-    Anybody {
-        tls: Option<TlsAcceptor>,
-    },
+    Anybody(Spoken),
     /// Only sandboxes: this says which one an address is, once.
     Sandboxes(Callers),
+}
+
+/// What is spoken at a listener.
+#[derive(Clone)]
+pub enum Spoken {
+    Plain,
+    Tls(TlsAcceptor),
+    /// As each client begins.
+    Either(TlsAcceptor),
 }
 
 /// Takes the sandbox that was announced to come from an address.
@@ -78,20 +88,29 @@ pub fn scheme<'a>(extensions: &Extensions, public: &'a str) -> &'a str {
     }
 }
 
-impl fmt::Debug for Door {
+impl fmt::Debug for Spoken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Anybody { tls: None } => "Anybody",
-            Self::Anybody { tls: Some(_) } => "Anybody, by TLS",
-            Self::Sandboxes(_) => "Sandboxes",
+            Self::Plain => "Plain",
+            Self::Tls(_) => "Tls",
+            Self::Either(_) => "Either",
         })
+    }
+}
+
+impl fmt::Debug for Door {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Anybody(spoken) => f.debug_tuple("Anybody").field(spoken).finish(),
+            Self::Sandboxes(_) => f.write_str("Sandboxes"),
+        }
     }
 }
 
 impl Door {
     fn peer(&self, address: SocketAddr) -> Option<Peer> {
         match self {
-            Self::Anybody { .. } => Some(Peer::Address(address.ip())),
+            Self::Anybody(_) => Some(Peer::Address(address.ip())),
             Self::Sandboxes(callers) => callers(&address).map(Peer::Sandbox),
         }
     }
@@ -115,13 +134,14 @@ pub async fn serve(listener: TcpListener, door: Door, apis: Apis, stop: Cancella
             front: front.clone(),
             address,
             line,
-            is_secured: matches!(door, Door::Anybody { tls: Some(_) }),
+            is_secured: false,
             unread: None,
         };
         let stop = stop.clone();
         match &door {
-            Door::Anybody { tls: Some(tls) } => connections.spawn(secured(tls.clone(), stream, api, stop)),
-            _ => connections.spawn(plain(stream, api, stop)),
+            Door::Anybody(Spoken::Tls(tls)) => connections.spawn(secured(tls.clone(), stream, api, stop)),
+            Door::Anybody(Spoken::Either(tls)) => connections.spawn(either(tls.clone(), stream, api, stop)),
+            Door::Anybody(Spoken::Plain) | Door::Sandboxes(_) => connections.spawn(plain(stream, api, stop)),
         };
     }
     drop(listener);
@@ -149,7 +169,7 @@ pub async fn serve_all(listener: TcpListener, router: Router, stop: Cancellation
         write: |response, _, _| response,
     };
     let apis = Apis::new(Front::new(limits), Vec::new(), [api]);
-    serve(listener, Door::Anybody { tls: None }, apis, stop).await;
+    serve(listener, Door::Anybody(Spoken::Plain), apis, stop).await;
 }
 
 /// The next connection, whatever becomes of others.
@@ -267,6 +287,23 @@ impl HttpBody for Answer {
     }
 }
 
+/// By TLS or not: whoever says nothing is waited for as long as for a request.
+async fn either(tls: TlsAcceptor, stream: TcpStream, api: Connected, stop: CancellationToken) {
+    let mut first = [0];
+    let peeked = tokio::select! {
+        peeked = tokio::time::timeout(api.front.patience.idle, stream.peek(&mut first)) => peeked,
+        () = api.line.cut().cancelled() => return,
+        () = stop.cancelled() => return,
+    };
+    match peeked {
+        Ok(Ok(1)) if first[0] == TLS_HANDSHAKE => secured(tls, stream, api, stop).await,
+        Ok(Ok(1)) => plain(stream, api, stop).await,
+        Ok(Ok(_)) => {}
+        Ok(Err(error)) => tracing::debug!(%error, "connection ended"),
+        Err(_) => tracing::debug!("a connection on which nothing came was closed"),
+    }
+}
+
 async fn plain(stream: TcpStream, api: Connected, stop: CancellationToken) {
     let stream = Guarded::new(stream, api.line.clone(), true);
     http1(stream, api, stop).await;
@@ -303,7 +340,8 @@ where
     }
 }
 
-async fn secured(tls: TlsAcceptor, stream: TcpStream, api: Connected, stop: CancellationToken) {
+async fn secured(tls: TlsAcceptor, stream: TcpStream, mut api: Connected, stop: CancellationToken) {
+    api.is_secured = true;
     let Some(stream) = handshake(tls, stream, api.line.clone()).await else {
         return;
     };
@@ -384,7 +422,7 @@ mod tests {
     const LARGE: usize = 1 << 20;
 
     fn anybody() -> Door {
-        Door::Anybody { tls: None }
+        Door::Anybody(Spoken::Plain)
     }
 
     fn apis() -> Apis {
@@ -423,6 +461,45 @@ mod tests {
         stop.cancel();
         server.await.unwrap();
         assert!(TcpStream::connect(address).await.is_err());
+    }
+
+    /// TLS for which there is no certificate: it is spoken, and fails.
+    fn no_certificate() -> TlsAcceptor {
+        use tokio_rustls::rustls::server::ResolvesServerCertUsingSni;
+        use tokio_rustls::rustls::{ServerConfig, crypto};
+        let provider = Arc::new(crypto::aws_lc_rs::default_provider());
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_cert_resolver(Arc::new(ResolvesServerCertUsingSni::new()));
+        TlsAcceptor::from(Arc::new(config))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn at_one_door_each_client_speaks_as_it_begins() {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let stop = CancellationToken::new();
+        let door = Door::Anybody(Spoken::Either(no_certificate()));
+        let server = tokio::spawn(serve(listener, door, apis(), stop.clone()));
+        let answer = ask(TcpStream::connect(address).await.unwrap()).await;
+        assert!(answer.ends_with("here"), "{answer}");
+
+        let mut client = TcpStream::connect(address).await.unwrap();
+        // The head of a handshake that says nothing, and what TLS says to that: an alert.
+        client.write_all(&[22, 3, 1, 0, 4, 1, 0, 0, 0]).await.unwrap();
+        let mut answer = Vec::new();
+        let _cut = client.read_to_end(&mut answer).await;
+        assert_eq!(answer.first(), Some(&21), "{answer:?}");
+
+        // Whoever says nothing is not waited for without end, nor does it keep the server.
+        let mut silent = TcpStream::connect(address).await.unwrap();
+        assert_eq!(silent.read(&mut [0]).await.unwrap(), 0);
+        let _silent = TcpStream::connect(address).await.unwrap();
+        stop.cancel();
+        server.await.unwrap();
     }
 
     #[tokio::test]

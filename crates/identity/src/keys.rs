@@ -1,9 +1,20 @@
 //! API keys.
 //!
-//! A key's secret is 200 random bits, shown once and stored as a SHA-256 hash: with that much entropy a slow hash would
-//! protect nothing. Tokens are derived rather than kept: [`crate::tokens`].
+//! ```text
+//!   e2b_ 9f86d081884c7d659a2feaa0c55ad015 3b0c4e1a      40 digits: 128 random bits, 32 bits of checksum
+//!   atl_ 20 + 20 letters                                as earlier versions made them: they stay valid,
+//!   e2b_ 88 digits                                      also in hexadecimal
+//! ```
+//!
+//! The form is that of E2B's keys, because its clients are the only ones that look at what a key looks like (`e2b_` and
+//! hexadecimal digits): one key opens every API. The checksum tells ours from E2B's own and from those with a typing error,
+//! without asking the store.
+//!
+//! A secret is shown once and stored as a SHA-256 hash: with that much entropy a slow hash would protect nothing. Tokens are
+//! derived rather than kept: [`crate::tokens`].
 
 use parking_lot::Mutex;
+use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -11,7 +22,7 @@ use atoll_types::{Code, Cursor, Fault, KeyId, Page, ProjectId, Timestamp};
 use sha2::{Digest as _, Sha256};
 
 use crate::rights::MOST_SCOPES;
-use crate::tokens::{KEY_PREFIX, MODEL_KEY_PREFIX};
+use crate::tokens::{KEY_PREFIX, MODEL_KEY_PREFIX, OLD_KEY_PREFIX};
 use crate::{Action, Caller, Identity, Role, Scope, entropy};
 
 /// How many keys of a project may work at a time; as many that do not work any more are remembered. More are a program that
@@ -19,6 +30,11 @@ use crate::{Action, Caller, Identity, Role, Scope, entropy};
 const MOST_KEYS: usize = 1_000;
 /// Longer ones are none of ours.
 const LONGEST: usize = 100;
+/// Hexadecimal digits of a key, and how many of them are its checksum.
+const DIGITS: usize = 40;
+const CHECK_DIGITS: usize = 8;
+/// How many letters the keys of earlier versions have.
+const OLD_LENGTH: usize = 44;
 
 /// A key as listed; the secret itself is shown once, when it is made.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -96,7 +112,17 @@ impl NewSecret {
     pub(crate) fn new(kind: &str) -> Self {
         let first: KeyId = entropy::id();
         let second: KeyId = entropy::id();
-        let text = format!("{kind}{}{}", first.bare(), second.bare());
+        Self::of(kind, format!("{kind}{}{}", first.bare(), second.bare()))
+    }
+
+    /// For a key of the API.
+    fn for_api() -> Self {
+        let random = hex::encode(entropy::bytes::<16>());
+        let text = format!("{KEY_PREFIX}{random}{}", checksum(&random));
+        Self::of(KEY_PREFIX, text)
+    }
+
+    fn of(kind: &str, text: String) -> Self {
         Self {
             hash: hash(&text),
             prefix: text[..kind.len() + 4].to_owned(),
@@ -113,10 +139,10 @@ impl NewSecret {
 impl Identity {
     /// Finds out who holds this secret. `None`: nobody (unknown, revoked or expired).
     pub async fn authenticate(&self, secret: &str) -> Result<Option<Caller>, Fault> {
-        if !looks_like(secret, KEY_PREFIX) {
+        let Some(secret) = as_made(secret) else {
             return Ok(None);
-        }
-        let hash = hash(secret);
+        };
+        let hash = hash(&secret);
         let (known, generation) = self.inner.known_keys.lookup(&hash);
         let key = match known {
             Some(known) => known,
@@ -212,7 +238,7 @@ impl Identity {
         self.check_role(caller, role, &wanted.project)?;
         let now = self.now();
         let expires_at = self.check_expiry(caller, wanted.expires_at)?;
-        let secret = NewSecret::new(KEY_PREFIX);
+        let secret = NewSecret::for_api();
         let key = NewKey {
             id: entropy::id(),
             project: wanted.project,
@@ -421,6 +447,38 @@ impl KnownKeys {
     }
 }
 
+/// Whether this may be a key of the API: it has the form, and no typing error that can be seen.
+pub fn looks_like_key(secret: &str) -> bool {
+    as_made(secret).is_some()
+}
+
+/// A key as it was made, however it is written; `None`: it is none of ours.
+fn as_made(shown: &str) -> Option<Cow<'_, str>> {
+    if looks_like(shown, OLD_KEY_PREFIX) {
+        return Some(shown.into());
+    }
+    let digits = shown.strip_prefix(KEY_PREFIX)?;
+    match digits.len() {
+        DIGITS => {
+            let (random, check) = digits.split_at_checked(DIGITS - CHECK_DIGITS)?;
+            (checksum(random) == check).then_some(shown.into())
+        }
+        length if length == 2 * OLD_LENGTH => {
+            let text = String::from_utf8(hex::decode(digits).ok()?).ok()?;
+            text.starts_with(OLD_KEY_PREFIX).then_some(text.into())
+        }
+        _ => None,
+    }
+}
+
+/// Anybody can compute it: it finds mistakes, and protects nothing.
+fn checksum(random: &str) -> String {
+    let mut hasher = Sha256::new();
+    hasher.update("atoll: checksum of a key\0");
+    hasher.update(random);
+    hex::encode(&hasher.finalize()[..CHECK_DIGITS / 2])
+}
+
 /// Whether a secret might be one of this kind.
 pub(crate) fn looks_like(secret: &str, prefix: &str) -> bool {
     secret.starts_with(prefix) && secret.len() <= LONGEST
@@ -428,4 +486,56 @@ pub(crate) fn looks_like(secret: &str, prefix: &str) -> bool {
 
 pub(crate) fn hash(secret: &str) -> [u8; 32] {
     Sha256::digest(secret.as_bytes()).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_one_for_every_client_and_knows_its_typing_errors() {
+        let made: Vec<String> = (0..100).map(|_| NewSecret::for_api().text).collect();
+        for (at, key) in made.iter().enumerate() {
+            // What E2B's clients ask for, with the length that its own keys have.
+            let digits = key.strip_prefix("e2b_").unwrap();
+            assert_eq!(digits.len(), 40);
+            assert!(
+                digits
+                    .bytes()
+                    .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')),
+                "{key}"
+            );
+            assert_eq!(as_made(key).as_deref(), Some(key.as_str()));
+            assert!(!made[at + 1..].contains(key), "twice");
+            for position in 4..key.len() {
+                let mut wrong = key.clone().into_bytes();
+                wrong[position] = if wrong[position] == b'0' { b'1' } else { b'0' };
+                assert_eq!(as_made(str::from_utf8(&wrong).unwrap()), None);
+            }
+        }
+        for none in [
+            "e2b_",
+            "e2b_0000000000000000000000000000000000000000",
+            "e2b_ffffffffffffffffffffffffffffffffffffffffff",
+            "e2b_é23456789012345678901234567890123456789",
+            "atm_x",
+            "",
+        ] {
+            assert_eq!(as_made(none), None, "{none}");
+        }
+        // The random part alone says which key it is.
+        assert_eq!(as_made(&made[0].to_uppercase()), None);
+    }
+
+    #[test]
+    fn keys_of_earlier_versions_stay_valid_in_both_forms() {
+        let old = NewSecret::new(OLD_KEY_PREFIX).text;
+        assert_eq!(old.len(), OLD_LENGTH);
+        assert_eq!(as_made(&old).as_deref(), Some(old.as_str()));
+        let in_hex = format!("e2b_{}", hex::encode(&old));
+        assert_eq!(as_made(&in_hex).as_deref(), Some(old.as_str()));
+        let other = format!("e2b_{}", hex::encode("x".repeat(OLD_LENGTH)));
+        assert_eq!(as_made(&other), None);
+        assert_eq!(as_made(&format!("{old}{}", "x".repeat(LONGEST))), None);
+    }
 }

@@ -35,7 +35,7 @@ use atoll_types::{Fault, ProjectId, Timestamp};
 
 pub use action::Action;
 pub use caller::Caller;
-pub use keys::{CreateKey, Key, ModelKey, NewKey, NewSecret};
+pub use keys::{CreateKey, Key, ModelKey, NewKey, NewSecret, looks_like_key};
 pub use projects::Project;
 pub use rights::{Role, Scope};
 pub use sessions::{NewSession, Session, SessionWord};

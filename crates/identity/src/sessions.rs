@@ -57,7 +57,7 @@ impl Identity {
                 Code::NotAllowed,
                 "a session begins with an API key, and not with another session",
             )
-            .hint("send the key as `Authorization: Bearer atl_…`"));
+            .hint("send the key as `Authorization: Bearer e2b_…`"));
         };
         let secret = NewSecret::new(SESSION_PREFIX);
         let now = self.now();

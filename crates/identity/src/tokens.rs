@@ -20,7 +20,7 @@ use atoll_types::{Fault, ProjectId, SandboxId, VolumeId};
 use aws_lc_rs::hmac;
 use subtle::ConstantTimeEq as _;
 
-use crate::{Caller, Identity, entropy};
+use crate::{Caller, Identity, entropy, looks_like_key};
 
 /// What a token is for. The purpose is part of its derivation and, as a prefix, of its text.
 #[derive(Debug, Clone, Copy)]
@@ -43,15 +43,19 @@ pub enum Opens<'a> {
     },
 }
 
-pub(crate) const KEY_PREFIX: &str = "atl_";
+pub(crate) const KEY_PREFIX: &str = "e2b_";
+pub(crate) const OLD_KEY_PREFIX: &str = "atl_";
 pub(crate) const SESSION_PREFIX: &str = "atb_";
 pub(crate) const MODEL_KEY_PREFIX: &str = "atm_";
 pub(crate) const MODEL_PREFIX: &str = "ats_";
 
 /// How the secrets begin that this server gives out, and what they are.
 const KINDS: [(&str, &str); 10] = [
-    (KEY_PREFIX, "an API key"),
-    ("e2b_", "an API key as E2B's clients write it"),
+    (OLD_KEY_PREFIX, "an API key"),
+    (
+        KEY_PREFIX,
+        "a key of E2B's own, or one of ours with a typing error",
+    ),
     (MODEL_KEY_PREFIX, "a key for models"),
     (SESSION_PREFIX, "the cookie of a session"),
     ("atp_", "the token of a sandbox's port"),
@@ -64,6 +68,9 @@ const KINDS: [(&str, &str); 10] = [
 
 /// What a secret is by its looks, in words for a refusal; `None`: nothing of this server's.
 pub fn kind_of_secret(secret: &str) -> Option<&'static str> {
+    if looks_like_key(secret) {
+        return Some("an API key");
+    }
     let known = KINDS.iter().find(|(prefix, _)| secret.starts_with(prefix));
     known.map(|(_, what)| *what)
 }

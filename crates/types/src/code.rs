@@ -123,7 +123,7 @@ codes! {
     }
     "Keys and projects" {
         MissingKey Unauthenticated "missing_key" "The request carries no API key."
-            "Send `Authorization: Bearer atl_…`; `atoll key create` makes a key.";
+            "Send `Authorization: Bearer e2b_…`; `atoll key create` makes a key.";
         InvalidKey Unauthenticated "invalid_key" "The key is unknown, of the wrong kind for this route, revoked or expired."
             "Send a key that is valid here; `atoll key create` makes one.";
         InvalidPortToken Unauthenticated "invalid_port_token" "The token does not open this port of this sandbox."

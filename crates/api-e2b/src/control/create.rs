@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use atoll_identity::Caller;
-use atoll_sandboxes::CreateSandbox;
+use atoll_sandboxes::{CreateSandbox, Sandbox};
 use atoll_types::{SandboxSpec, TimeoutAction, VolumeMount};
 use axum::extract::{Json, State};
 use axum::http::{HeaderMap, StatusCode};
@@ -11,6 +11,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::domain::Domain;
 use super::network::{self, NetworkConfig};
 use super::read::Read;
 use super::{snapshots, view};
@@ -73,16 +74,19 @@ const V2_TIMEOUT: i64 = 300;
 pub(crate) async fn v1(
     State(app): State<App>,
     Auth(caller): Auth,
+    domain: Domain,
     headers: HeaderMap,
     Read(request): Read<NewSandbox>,
 ) -> Answer<Response> {
     let open = !request.secure.unwrap_or(false);
-    create(&app, &caller, &headers, request, V1_TIMEOUT, open).await
+    let sandbox = create(&app, &caller, &headers, request, V1_TIMEOUT, open).await?;
+    Ok(created(&app, &domain, &sandbox))
 }
 
 pub(crate) async fn v2(
     State(app): State<App>,
     Auth(caller): Auth,
+    domain: Domain,
     headers: HeaderMap,
     Read(request): Read<NewSandbox>,
 ) -> Answer<Response> {
@@ -92,7 +96,12 @@ pub(crate) async fn v2(
             "every sandbox of this version is secured",
         ));
     }
-    create(&app, &caller, &headers, request, V2_TIMEOUT, false).await
+    let sandbox = create(&app, &caller, &headers, request, V2_TIMEOUT, false).await?;
+    Ok(created(&app, &domain, &sandbox))
+}
+
+fn created(app: &App, domain: &Domain, sandbox: &Sandbox) -> Response {
+    (StatusCode::CREATED, Json(view::created(app, domain, sandbox))).into_response()
 }
 
 async fn create(
@@ -102,7 +111,7 @@ async fn create(
     request: NewSandbox,
     default_timeout: i64,
     open: bool,
-) -> Answer<Response> {
+) -> Answer<Sandbox> {
     let template = snapshots::origin(app, caller, &request.template).await?;
     let usual = network::reaches_internet(app);
     let (mut spec, mut asked) = spec(request, template, default_timeout, open, usual)?;
@@ -119,8 +128,7 @@ async fn create(
         resources_given: false,
         idempotency_key,
     };
-    let sandbox = app.sandboxes.create(caller, request).await?;
-    Ok((StatusCode::CREATED, Json(view::created(app, &sandbox))).into_response())
+    Ok(app.sandboxes.create(caller, request).await?)
 }
 
 fn spec(

@@ -10,6 +10,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::create::millis;
+use super::domain::Domain;
 use super::read::{Id, Read};
 use super::view;
 use crate::App;
@@ -36,9 +37,14 @@ fn gone(id: &SandboxId, fault: Fault) -> Refusal {
     }
 }
 
-pub(crate) async fn get(State(app): State<App>, Auth(caller): Auth, Id(id): Id) -> Answer<Json<Value>> {
+pub(crate) async fn get(
+    State(app): State<App>,
+    Auth(caller): Auth,
+    domain: Domain,
+    Id(id): Id,
+) -> Answer<Json<Value>> {
     let sandbox = known(&app, &caller, &id).await?;
-    Ok(Json(view::detail(&app, &sandbox)))
+    Ok(Json(view::detail(&app, &domain, &sandbox)))
 }
 
 pub(crate) async fn kill(State(app): State<App>, Auth(caller): Auth, Id(id): Id) -> Answer<StatusCode> {
@@ -66,6 +72,7 @@ const CONNECT_TIMEOUT: i64 = 300;
 pub(crate) async fn connect(
     State(app): State<App>,
     Auth(caller): Auth,
+    domain: Domain,
     Id(id): Id,
     Read(request): Read<Connect>,
 ) -> Answer<Response> {
@@ -82,14 +89,16 @@ pub(crate) async fn connect(
                 .map_err(|fault| gone(&id, fault))?,
             _ => sandbox,
         };
-        return Ok(Json(view::created(&app, &sandbox)).into_response());
+        return Ok(Json(view::created(&app, &domain, &sandbox)).into_response());
     }
-    wake(&app, &caller, &sandbox, timeout, request).await
+    let resumed = wake(&app, &caller, &sandbox, timeout, request).await?;
+    Ok((StatusCode::CREATED, Json(view::created(&app, &domain, &resumed))).into_response())
 }
 
 pub(crate) async fn resume(
     State(app): State<App>,
     Auth(caller): Auth,
+    domain: Domain,
     Id(id): Id,
     Read(request): Read<Connect>,
 ) -> Answer<Response> {
@@ -101,7 +110,8 @@ pub(crate) async fn resume(
         ));
     }
     let timeout = millis("timeout", request.timeout.unwrap_or(CONNECT_TIMEOUT))?;
-    wake(&app, &caller, &sandbox, timeout, request).await
+    let resumed = wake(&app, &caller, &sandbox, timeout, request).await?;
+    Ok((StatusCode::CREATED, Json(view::created(&app, &domain, &resumed))).into_response())
 }
 
 async fn wake(
@@ -110,7 +120,7 @@ async fn wake(
     sandbox: &Sandbox,
     timeout: u64,
     request: Connect,
-) -> Answer<Response> {
+) -> Answer<Sandbox> {
     let with_memory = sandbox
         .saved
         .as_ref()
@@ -128,8 +138,7 @@ async fn wake(
         ));
     }
     let resumed = app.sandboxes.resume(caller, &sandbox.id, Some(timeout)).await;
-    let resumed = resumed.map_err(|fault| gone(&sandbox.id, fault))?;
-    Ok((StatusCode::CREATED, Json(view::created(app, &resumed))).into_response())
+    resumed.map_err(|fault| gone(&sandbox.id, fault))
 }
 
 #[derive(Debug, Deserialize)]

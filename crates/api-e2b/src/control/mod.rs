@@ -4,6 +4,7 @@ pub(crate) mod actions;
 mod build_files;
 pub(crate) mod builds;
 pub(crate) mod create;
+mod domain;
 pub(crate) mod life;
 mod list;
 mod logs;

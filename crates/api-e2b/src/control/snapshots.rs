@@ -10,6 +10,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::create::millis;
+use super::domain::Domain;
 use super::list::NEXT_TOKEN;
 use super::names::Name;
 use super::read::{Id, Query, Read};
@@ -139,6 +140,7 @@ const FORK_TIMEOUT: i64 = 15;
 pub(crate) async fn fork(
     State(app): State<App>,
     Auth(caller): Auth,
+    domain: Domain,
     Id(id): Id,
     Read(request): Read<Fork>,
 ) -> Answer<Response> {
@@ -173,7 +175,7 @@ pub(crate) async fn fork(
     };
     let views: Vec<Value> = copies
         .iter()
-        .map(|copy| json!({"sandbox": view::created(&app, copy)}))
+        .map(|copy| json!({"sandbox": view::created(&app, &domain, copy)}))
         .collect();
     Ok((StatusCode::CREATED, Json(views)).into_response())
 }

@@ -7,6 +7,7 @@ use atoll_sandboxes::Sandbox;
 use atoll_types::{MIB, SandboxState, SaveKind, TimeoutAction, Timestamp};
 use serde_json::{Value, json};
 
+use super::domain::Domain;
 use super::network;
 use crate::App;
 use crate::extras::{Extras, LABEL};
@@ -43,13 +44,13 @@ pub(crate) fn state(state: SandboxState) -> Option<&'static str> {
 }
 
 /// The answer of create, connect, resume and fork.
-pub(crate) fn created(app: &App, sandbox: &Sandbox) -> Value {
+pub(crate) fn created(app: &App, domain: &Domain, sandbox: &Sandbox) -> Value {
     let mut view = json!({
         "templateID": sandbox.template,
         "sandboxID": sandbox.id.bare(),
         "clientID": CLIENT,
         "envdVersion": ENVD_VERSION,
-        "domain": app.options.public_domain,
+        "domain": domain.0,
         "trafficAccessToken": null,
     });
     if let Some(alias) = alias(sandbox) {
@@ -109,10 +110,10 @@ pub(crate) fn listed(sandbox: &Sandbox) -> Value {
 }
 
 /// All that is told of one.
-pub(crate) fn detail(app: &App, sandbox: &Sandbox) -> Value {
+pub(crate) fn detail(app: &App, domain: &Domain, sandbox: &Sandbox) -> Value {
     let mut view = listed(sandbox);
     let extras = Extras::of(&sandbox.spec.labels).unwrap_or_default();
-    view["domain"] = json!(app.options.public_domain);
+    view["domain"] = json!(domain.0);
     let (internet, allowed, denied) = network::shown(sandbox.spec.network.as_ref());
     view["allowInternetAccess"] = json!(internet);
     let mut network = json!({

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use crate::App;
 use crate::auth::Auth;
+use crate::control::domain::Domain;
 use crate::control::read::Read;
 use crate::error::Answer;
 
@@ -30,16 +31,17 @@ fn info(volume: &Volume) -> Value {
 }
 
 /// With the token for its files.
-fn with_token(app: &App, volume: &Volume) -> Value {
+fn with_token(app: &App, domain: &Domain, volume: &Volume) -> Value {
     let mut view = info(volume);
     view["token"] = app.identity.token(&Opens::Volume { volume: &volume.id }).into();
-    view["domain"] = json!(app.options.public_domain);
+    view["domain"] = json!(domain.0);
     view
 }
 
 pub(crate) async fn create(
     State(app): State<App>,
     Auth(caller): Auth,
+    domain: Domain,
     Read(request): Read<NewVolume>,
 ) -> Answer<Response> {
     let request = CreateVolume {
@@ -47,7 +49,7 @@ pub(crate) async fn create(
         bytes: BYTES,
     };
     let volume = app.sandboxes.create_volume(&caller, request).await?;
-    Ok((StatusCode::CREATED, Json(with_token(&app, &volume))).into_response())
+    Ok((StatusCode::CREATED, Json(with_token(&app, &domain, &volume))).into_response())
 }
 
 pub(crate) async fn list(State(app): State<App>, Auth(caller): Auth) -> Answer<Json<Vec<Value>>> {
@@ -66,10 +68,11 @@ pub(crate) async fn list(State(app): State<App>, Auth(caller): Auth) -> Answer<J
 pub(crate) async fn get(
     State(app): State<App>,
     Auth(caller): Auth,
+    domain: Domain,
     At(id): At<String>,
 ) -> Answer<Json<Value>> {
     let volume = app.sandboxes.volume(&caller, &id).await?;
-    Ok(Json(with_token(&app, &volume)))
+    Ok(Json(with_token(&app, &domain, &volume)))
 }
 
 pub(crate) async fn delete(

@@ -16,9 +16,10 @@ mod watch;
 
 use atoll_front::Visit;
 use atoll_identity::Opens;
+use atoll_types::SandboxId;
 use axum::body::Body;
 use axum::extract::{Json, Request};
-use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
 pub(crate) use watch::Watchers;
@@ -65,7 +66,8 @@ pub(crate) async fn serve(app: &App, target: &Target, request: Request) -> Respo
     if request.method() == Method::OPTIONS {
         return any_origin(StatusCode::NO_CONTENT.into_response());
     }
-    let path = request.uri().path().to_owned();
+    // With a slash at the end of `E2B_SANDBOX_URL`, clients send two.
+    let path = format!("/{}", request.uri().path().trim_start_matches('/'));
     let visit = match Visit::of(request.extensions()) {
         Ok(visit) => visit,
         Err(fault) => return refused(&target.id, fault.into()),
@@ -94,14 +96,29 @@ pub(crate) async fn serve(app: &App, target: &Target, request: Request) -> Respo
     any_origin(answered.unwrap_or_else(|refusal| refused(&target.id, refusal)))
 }
 
-/// A link to a file that says nothing of the sandbox: its signature tells which.
+/// Whether this is the one path that both the agent and the API have, by which either says that it is there.
+pub(crate) fn is_health(path: &str) -> bool {
+    path.trim_start_matches('/') == "health"
+}
+
+/// Whether a path is one that nobody but the agent has, or [its health](is_health).
+pub(crate) fn is_agents(path: &str) -> bool {
+    let path = path.trim_start_matches('/');
+    is_health(path) || path.starts_with("process.Process/") || path.starts_with("filesystem.Filesystem/")
+}
+
+/// A request for a file that says nothing of the sandbox: its signature tells which, or the token that comes with it (older
+/// SDKs for JavaScript send nothing else).
 pub(crate) async fn serve_signed(app: &App, request: Request) -> Response {
     let found = FileQuery::of(&request).map(|query| {
         let signed = query.signed(request.method() != Method::GET);
-        let id = signed.by().and_then(|by| {
-            app.sandboxes
-                .find_living(|sandbox| by.matches(&app.identity.token(&Opens::Agent { sandbox })))
-        });
+        let id = match shown(request.headers()).filter(|_| signed.signature.is_none()) {
+            Some(token) => whose(app, token),
+            None => signed.by().and_then(|by| {
+                app.sandboxes
+                    .find_living(|sandbox| by.matches(&app.identity.token(&Opens::Agent { sandbox })))
+            }),
+        };
         (id, signed.signature.is_some())
     });
     match found {
@@ -117,10 +134,15 @@ pub(crate) async fn serve_signed(app: &App, request: Request) -> Response {
     }
 }
 
+/// Which sandbox an agent's token is of, for clients that say nothing else.
+pub(crate) fn whose(app: &App, token: &str) -> Option<SandboxId> {
+    app.sandboxes
+        .find_living(|sandbox| app.identity.is_token(&Opens::Agent { sandbox }, token))
+}
+
 /// What the caller shows.
-fn shown(request: &Request) -> Option<&str> {
-    request
-        .headers()
+pub(crate) fn shown(headers: &HeaderMap) -> Option<&str> {
+    headers
         .get("x-access-token")
         .and_then(|value| value.to_str().ok())
 }
@@ -133,7 +155,7 @@ fn is_open(target: &Target) -> bool {
 /// Whether the caller holds the agent's token, or needs none.
 fn admitted(app: &App, target: &Target, request: &Request) -> Answer<()> {
     let opens = Opens::Agent { sandbox: &target.id };
-    match shown(request) {
+    match shown(request.headers()) {
         Some(shown) if app.identity.is_token(&opens, shown) => Ok(()),
         _ if is_open(target) => Ok(()),
         shown => Err(auth::refused(
@@ -158,7 +180,7 @@ fn admitted_to_file(app: &App, target: &Target, request: &Request, signed: Signe
         return Ok(Admitted::Owner);
     }
     let opens = Opens::Agent { sandbox: &target.id };
-    match shown(request) {
+    match shown(request.headers()) {
         Some(shown) if app.identity.is_token(&opens, shown) => Ok(Admitted::Owner),
         Some(shown) => Err(auth::refused(
             "access token present in header but does not match",

@@ -13,6 +13,7 @@ use clap::{Args, Subcommand, ValueEnum};
 #[command(after_help = "\
 Examples:
   atoll server
+  atoll server --e2b
   atoll server --listen 0.0.0.0:7070 --domain sandboxes.example.com
   atoll server --pool base=4 --pool base=2:memory=2G,cpu=2
   atoll server --config /etc/atoll.toml")]
@@ -29,6 +30,10 @@ pub(crate) struct ServerArgs {
     /// Domain under which sandbox ports are served [default: localhost]
     #[arg(long)]
     pub(crate) domain: Option<String>,
+    /// Speak TLS on the same port, too, as every version of E2B's SDKs wants it; `atoll e2b env` says how they find it.
+    /// The domain is then `e2b.localhost` unless --domain names another
+    #[arg(long)]
+    pub(crate) e2b: bool,
     /// Configuration file; options on the command line win
     #[arg(long, value_name = "FILE.toml")]
     pub(crate) config: Option<PathBuf>,

@@ -7,6 +7,7 @@ pub(crate) mod bench;
 pub(crate) mod cp;
 pub(crate) mod demo;
 pub(crate) mod doctor;
+pub(crate) mod e2b;
 pub(crate) mod events;
 pub(crate) mod exec;
 pub(crate) mod instances;

@@ -195,6 +195,10 @@ pub(crate) struct E2bTable {
     /// request says otherwise, as they do at E2B: what the preset `all-public` allows. With `false`, the template and
     /// `default` of `[network]` decide, as for everybody else. Default: `true`.
     pub(crate) internet: Option<bool>,
+    /// Whether the API's own port speaks TLS beside plain HTTP, for the domain and all below it, which every version of E2B's
+    /// SDKs wants: with the certificate of `[tls]`, else with one of the local authority. The domain is then `e2b.localhost`
+    /// unless it is named. `atoll e2b env` says how clients find it. Default: `false`; `atoll server --e2b` is the same as `true`.
+    pub(crate) tls: Option<bool>,
 }
 
 /// The `[network]` table. Every key is optional.

@@ -1,5 +1,6 @@
 //! The operator's configuration in the words of those whom it concerns: sandboxes, and each API.
 
+use std::net::SocketAddr;
 use std::path::Path;
 
 use atoll_api_native::MetricsKey;
@@ -59,16 +60,20 @@ pub(super) fn api_options(config: &Config, data: &Path) -> Result<atoll_api_nati
     Ok(options)
 }
 
-/// The same, for E2B's wire. Its SDKs always come by `https` and the domain alone, so a port that is not the usual one
-/// is part of the domain.
-pub(super) fn e2b_options(config: &Config, native: &atoll_api_native::Options) -> atoll_api_e2b::Options {
-    let public_domain = (config.domain != "localhost").then(|| match config.public_port {
-        None | Some(443) => config.domain.clone(),
-        Some(port) => format!("{}:{port}", config.domain),
-    });
+/// The same, for E2B's wire.
+pub(super) fn e2b_options(
+    config: &Config,
+    native: &atoll_api_native::Options,
+    secured: Option<SocketAddr>,
+) -> atoll_api_e2b::Options {
     atoll_api_e2b::Options {
         public_scheme: native.public_scheme.clone(),
-        public_domain,
+        domains: native.port_domains.clone(),
+        public_port: config.public_port,
+        // Names below `localhost` alone have no certificate.
+        tls_port: secured
+            .filter(|_| config.domain != "localhost" && !config.e2b_tls)
+            .map(|address| address.port()),
         internet: config.e2b_internet,
         scratch: native.scratch.clone(),
     }

@@ -272,7 +272,7 @@ async fn the_servers_own_files(server: &Server) {
         "nothing inside tells where the server keeps its things"
     );
     let environment = scene.attacker.root_sh("cat /proc/1/environ; env").await.ok();
-    for secret in ["ATOLL", "atl_", "CARGO", "SSH_"] {
+    for secret in ["ATOLL", "e2b_", "CARGO", "SSH_"] {
         assert!(!environment.contains(secret), "{environment}");
     }
     scene.assert_unharmed().await;

@@ -113,7 +113,7 @@ async fn keys_are_made_and_revoked(server: &Server) {
     let made = printed(&server.atoll(&["key", "create", "ci"]));
     let secret = made.trim_end();
     assert!(
-        secret.starts_with("atl_") && !secret.contains('\n'),
+        secret.starts_with("e2b_") && !secret.contains('\n'),
         "only the secret: {made}"
     );
     let with_it = || {

@@ -204,6 +204,8 @@ async fn without_a_key_nothing_is_said(server: &Server) {
         "nonsense",
         "atl_",
         "atl_aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+        "e2b_",
+        "e2b_0000000000000000000000000000000000000000",
         &"x".repeat(5000),
     ] {
         let forger = server.client().with_key(Some(key));

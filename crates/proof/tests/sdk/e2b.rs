@@ -41,10 +41,14 @@ pub(crate) async fn run(server: &Server, mut command: Command) {
         .env("E2B_API_URL", client.url())
         .env("E2B_SANDBOX_URL", client.url())
         .env("E2B_VOLUME_API_URL", client.url())
-        .env("E2B_API_KEY", e2b_key(client.key().unwrap()))
-        .env("ATOLL_TIER", server.tier.name())
-        .stdin(Stdio::null())
-        .kill_on_drop(true);
+        .env("E2B_API_KEY", client.key().unwrap())
+        .env("ATOLL_TIER", server.tier.name());
+    finished(command).await;
+}
+
+/// Runs a script to its end, which must be a good one.
+pub(crate) async fn finished(mut command: Command) {
+    command.stdin(Stdio::null()).kill_on_drop(true);
     let output = command.output().await.expect("the SDK's interpreter runs");
     let (out, err) = (
         String::from_utf8_lossy(&output.stdout),
@@ -52,12 +56,6 @@ pub(crate) async fn run(server: &Server, mut command: Command) {
     );
     assert!(output.status.success(), "{out}\n{err}");
     assert!(out.trim_end().ends_with("all ok"), "{out}\n{err}");
-}
-
-/// The form that some clients insist on.
-fn e2b_key(key: &str) -> String {
-    let digits: String = key.bytes().map(|byte| format!("{byte:02x}")).collect();
-    format!("e2b_{digits}")
 }
 
 async fn python_goes_through_every_call(server: &Server) {
@@ -226,6 +224,31 @@ async fn what_opens_one_sandbox_opens_no_other(server: &Server) {
         client.send(request).await.expect(403);
     }
 
+    // Whoever says nothing but the token (older SDKs for JavaScript) gets the files of that sandbox.
+    let by_token = |token: &str| {
+        let request = client
+            .with_key(None)
+            .request("GET".parse().unwrap(), "/files?path=/etc/hostname");
+        client.send(request.header("x-access-token", token))
+    };
+    by_token(&my_token).await.expect(200);
+    by_token(&traffic).await.expect(401);
+    let health = |token: &str| {
+        let request = client.with_key(None).request("GET".parse().unwrap(), "/health");
+        client.send(request.header("x-access-token", token))
+    };
+    health(&my_token).await.expect(204);
+    health("ate_of-one-that-is-gone").await.expect(502);
+    let processes = |token: &str| {
+        let request = client
+            .with_key(None)
+            .request("POST".parse().unwrap(), "//process.Process/List");
+        client.send(request.header("x-access-token", token).json(&json!({})))
+    };
+    processes(&my_token).await.expect(200);
+    processes(&traffic).await.expect(502);
+    client.with_key(None).get("/health").await.expect(200);
+
     // A link that was signed for one is none for the other, with or without a name on it.
     let signature = signed(&format!("/etc/hostname:read::{my_token}"));
     let link = format!("/files?path=/etc/hostname&signature={signature}");
@@ -255,14 +278,25 @@ async fn what_opens_one_sandbox_opens_no_other(server: &Server) {
     let request =
         to_envd(server, "GET", "/health", &your_id).header("e2b-sandbox-id", text(&mine, "sandboxID"));
     client.send(request).await.expect(400);
-    // Nothing of the API answers behind the name of a sandbox, whatever the path.
-    for path in [
-        "/sandboxes",
-        "/v1/keys",
-        "/v2/sandboxes",
-        "//v1/keys",
-        "/files/../v1/keys",
-    ] {
+    // Some clients name a sandbox when they ask the API about it (Python 2.8 to 2.26): that is the API's, and opens to a key alone.
+    let connect = format!("/sandboxes/{your_id}/connect");
+    let asked = || to_envd(server, "POST", &connect, &your_id).json(&json!({"timeout": 60}));
+    let with_key = asked().header("x-api-key", client.key().unwrap());
+    let connected = client.send(with_key).await.expect(200).json();
+    assert_eq!(connected["sandboxID"], json!(your_id));
+    let with_token = asked().header("x-access-token", text(&yours, "envdAccessToken"));
+    client.send(with_token).await.expect(401);
+    // By its own host, and on ports of its own, nothing of the API answers, whatever the path.
+    let asked =
+        to_port(server, "POST", &connect, &your_id, "8080").header("x-api-key", client.key().unwrap());
+    client.send(asked).await.expect(403);
+    let host = format!("49983-{your_id}.localhost");
+    for path in ["/sandboxes", "/v2/sandboxes", "/v1/keys"] {
+        let request = client.request("GET".parse().unwrap(), path).header("host", &host);
+        let answer = client.send(request).await;
+        assert!(matches!(answer.status, 401 | 404), "{path}: {answer:?}");
+    }
+    for path in ["/v1/keys", "//v1/keys", "/files/../v1/keys"] {
         let request = to_envd(server, "GET", path, &your_id).header("x-api-key", client.key().unwrap());
         let answer = client.send(request).await;
         assert!(matches!(answer.status, 401 | 404), "{path}: {answer:?}");
