@@ -30,6 +30,7 @@ mod lending;
 mod listening;
 mod outgoing;
 mod reach;
+mod refusals;
 mod relay;
 mod reports;
 mod settlement;
@@ -43,7 +44,6 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use atoll_broker::Broker;
@@ -51,7 +51,7 @@ use atoll_gateway_core::{Books, Budget, MOST_SUBJECTS, Window};
 use atoll_identity::Identity;
 use atoll_policy::Floor;
 use atoll_providers::{Providers, Reach, Timeouts};
-use atoll_store::{Fact, ModelBudgetRow, NewFact, Stores};
+use atoll_store::{ModelBudgetRow, Stores};
 use atoll_types::{CallOutcome, Fault, Id, ProjectId, Timestamp};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -70,6 +70,7 @@ use conduct::Unheard;
 use faults::from_store;
 use health::{Healths, Retries};
 use keys::Keys;
+use refusals::Refusals;
 use setup::ProjectSetup;
 use work::Places;
 
@@ -119,8 +120,7 @@ struct Inner {
     /// Held while the setup changes, so that of two changes the later one stays.
     setup_lock: tokio::sync::Mutex<()>,
     metrics: Metrics,
-    /// Facts of refusals that are being written.
-    refusals: AtomicU64,
+    refusals: Refusals,
     tasks: TaskTracker,
     unheard: Unheard,
     /// Nobody is heard out from now on.
@@ -164,7 +164,7 @@ impl Models {
                 places: Places::default(),
                 setup_lock: tokio::sync::Mutex::default(),
                 metrics: Metrics::default(),
-                refusals: AtomicU64::new(0),
+                refusals: Refusals::default(),
                 tasks: TaskTracker::new(),
                 unheard: Unheard::default(),
                 stopping: CancellationToken::new(),
@@ -287,6 +287,7 @@ impl Models {
                 &row.project,
                 row.scope,
                 row.subject.as_deref(),
+                row.window,
                 from,
                 MOST_SUBJECTS,
             )
@@ -294,37 +295,6 @@ impl Models {
         let spent = spent.map_err(|e| from_store(&e))?;
         self.books().set(budget_of(row), spent, now);
         Ok(())
-    }
-
-    /// Writes down that the token of a sandbox was shown where it is not good: somebody has taken it elsewhere.
-    pub fn note_stray_token(&self, who: &Who, reason: &str) {
-        self.note_refusal(who, "", "token", reason);
-    }
-
-    /// Writes down that a call was refused, unless so many are being refused that this would be the larger harm.
-    fn note_refusal(&self, who: &Who, model: &str, code: &'static str, reason: &str) {
-        const AT_ONCE: u64 = 256;
-        if self.inner.refusals.fetch_add(1, Ordering::Relaxed) >= AT_ONCE {
-            self.inner.refusals.fetch_sub(1, Ordering::Relaxed);
-            return;
-        }
-        let fact = NewFact {
-            at: self.now(),
-            project: who.spender.project.clone(),
-            sandbox: who.spender.sandbox.clone(),
-            fact: Fact::ModelRefused {
-                model: model.chars().take(200).collect(),
-                code: code.into(),
-                reason: reason.to_owned(),
-            },
-        };
-        let models = self.clone();
-        self.spawn(async move {
-            if let Err(error) = models.store().ledger.append_facts(vec![fact]).await {
-                tracing::warn!(%error, "a refused model call could not be written down");
-            }
-            models.inner.refusals.fetch_sub(1, Ordering::Relaxed);
-        });
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 
 use atoll_store::{Cursor, ModelCallRow, Page, SpendQuery, SpendRow, UsageTotal};
-use atoll_types::{Code, Fault, ModelCallId, ProjectId, SandboxId, Usd};
+use atoll_types::{Code, Fault, ModelCallId, ProjectId, SandboxId, Timestamp, Usd};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -45,6 +45,12 @@ impl Models {
             .model_calls(project, sandbox, after, limit)
             .await
             .map_err(|e| from_store(&e))
+    }
+
+    /// Calls and usage from before this time may be missing in what is summed; `None`: none are.
+    pub async fn complete_from(&self, project: &ProjectId) -> Result<Option<Timestamp>, Fault> {
+        let from = self.store().ledger.complete_from(project).await;
+        from.map_err(|e| from_store(&e))
     }
 
     pub async fn spend(&self, query: SpendQuery) -> Result<Spend, Fault> {

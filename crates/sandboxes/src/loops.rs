@@ -28,6 +28,12 @@ const COUNTED_WITHIN: Duration = Duration::from_secs(1);
 const HOUSEKEEPING: Duration = Duration::from_secs(60);
 /// How many facts go at a time, so that others may write in between.
 const FACTS_FORGOTTEN: usize = 20_000;
+/// The same of model calls.
+const CALLS_FORGOTTEN: usize = 10_000;
+/// The same of sandboxes that ended.
+const SANDBOXES_FORGOTTEN: usize = 1000;
+/// How often it is looked for projects with too much in the ledger, while that grows.
+const LEDGER_MEASURED: Duration = Duration::from_secs(1);
 
 impl Sandboxes {
     pub(crate) fn start_loops(&self, facts: mpsc::Receiver<NewFact>, events: mpsc::Receiver<Event>) {
@@ -38,6 +44,8 @@ impl Sandboxes {
         tasks.spawn(async move { service.keep_metering().await });
         let service = self.clone();
         tasks.spawn(async move { service.keep_house().await });
+        let service = self.clone();
+        tasks.spawn(async move { service.keep_ledger().await });
         let service = self.clone();
         tasks.spawn(async move { service.write_facts(facts).await });
         let service = self.clone();
@@ -274,8 +282,16 @@ impl Sandboxes {
                 tracing::warn!(%fault, "expired artifacts could not be removed");
             }
             let old = self.before(self.settings().ended_retention_millis);
-            if let Err(error) = self.store().sandboxes.forget_sandboxes(old, 1000).await {
-                tracing::warn!(%error, "ended sandboxes could not be forgotten");
+            loop {
+                let forgotten = self.store().sandboxes.forget_sandboxes(old, SANDBOXES_FORGOTTEN);
+                match forgotten.await {
+                    Ok(SANDBOXES_FORGOTTEN) => {}
+                    Ok(_) => break,
+                    Err(error) => {
+                        tracing::warn!(%error, "ended sandboxes could not be forgotten");
+                        break;
+                    }
+                }
             }
             let old = self.before(self.settings().ledger_retention_millis);
             match self.store().ledger.expire_facts(old, FACTS_FORGOTTEN).await {
@@ -284,8 +300,52 @@ impl Sandboxes {
                 Ok(_) => self.forget_usage(),
                 Err(error) => tracing::warn!(%error, "old facts could not be forgotten"),
             }
+            if let Err(error) = self.store().models.expire_model_calls(old, CALLS_FORGOTTEN).await {
+                tracing::warn!(%error, "old model calls could not be forgotten");
+            }
             self.destroy_orphans().await;
         }
+    }
+
+    /// Keeps what is left of each project's doings to its size. Apart from those who write: they never wait for it but as for
+    /// anybody else who writes.
+    async fn keep_ledger(&self) {
+        let mut growth = self.store().ledger.ledger_growth();
+        loop {
+            if let Err(error) = self.trim_ledgers().await {
+                tracing::warn!(%error, "the ledger could not be trimmed");
+            }
+            tokio::select! {
+                biased;
+                () = self.inner.stop.cancelled() => return,
+                () = tokio::time::sleep(LEDGER_MEASURED) => {}
+            }
+            tokio::select! {
+                biased;
+                () = self.inner.stop.cancelled() => return,
+                grown = growth.changed() => if grown.is_err() { return },
+            }
+        }
+    }
+
+    async fn trim_ledgers(&self) -> Result<(), atoll_store::Error> {
+        let most = self.settings().max_ledger_bytes;
+        for project in self.store().ledger.oversized_ledgers(most).await? {
+            // A little more than it must, so that it is not to be done again at once.
+            let enough = most - most / 16;
+            while self
+                .store()
+                .ledger
+                .trim_ledger(&project, enough, self.now())
+                .await?
+            {
+                if self.inner.stop.is_cancelled() {
+                    return Ok(());
+                }
+            }
+            tracing::info!(%project, most, "the oldest of a project's ledger had to go");
+        }
+        Ok(())
     }
 
     /// So long ago.

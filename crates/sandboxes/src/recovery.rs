@@ -145,8 +145,11 @@ impl Sandboxes {
     }
 
     async fn metered_so_far(&self, row: &SandboxRow) -> Result<Metered, Fault> {
-        let scope = Scope::Sandbox(row.project.clone(), row.id.clone());
         // Counters of the host begin anew with each instance.
+        let Some(instance) = row.record.instance.clone() else {
+            return Ok(Metered::default());
+        };
+        let scope = Scope::Instance(row.project.clone(), row.id.clone(), instance);
         let since = row.record.started_at.unwrap_or(row.record.created_at);
         let total = self
             .store()

@@ -27,6 +27,9 @@ pub struct Settings {
     pub durable_saves: bool,
     /// How long the ledger keeps facts.
     pub ledger_retention_millis: u64,
+    /// How many bytes of facts, instances, model calls and ended sandboxes are kept of one project; and of facts about decisions as
+    /// many again.
+    pub max_ledger_bytes: u64,
     /// How long ended sandboxes can still be looked at.
     pub ended_retention_millis: u64,
     /// What a step of a Dockerfile gets.
@@ -48,6 +51,7 @@ impl Settings {
             max_storage_per_project: None,
             durable_saves: true,
             ledger_retention_millis: 400 * 24 * 60 * 60 * 1000,
+            max_ledger_bytes: 2 * GIB,
             ended_retention_millis: 7 * 24 * 60 * 60 * 1000,
             build_resources: Resources {
                 cpu_millis: 2000,

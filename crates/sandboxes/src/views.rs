@@ -135,13 +135,12 @@ impl Sandboxes {
         };
         // One at a time for each project: who waits finds the sum.
         let mut known = known.lock().await;
-        let (more, last) = self
+        *known = self
             .store()
             .ledger
-            .usage_behind(project, known.1)
+            .usage_since(project, *known)
             .await
             .map_err(|e| from_store(&e))?;
-        *known = (known.0.plus(more), last);
         Ok(known.0)
     }
 

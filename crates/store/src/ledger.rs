@@ -10,6 +10,10 @@
 //! ([`LedgerStore::ledger_growth`]), which is a hint to look again and may be late. An implementation for several servers has
 //! to tell each of what the others commit.
 //!
+//! What it keeps of one project is bounded, in time ([`LedgerStore::expire_facts`]) and in bytes ([`LedgerStore::trim_ledger`]): else
+//! whoever has a key could fill the disk with what they do. What goes is the oldest, and the sums that are made of facts stay what
+//! they were.
+//!
 //! Callers hold no lock for it. What meters and the network tell is queued in memory first, and lost if the server dies.
 
 mod facts;
@@ -17,7 +21,7 @@ mod facts;
 use std::fmt;
 
 use async_trait::async_trait;
-use atoll_types::{CommandId, ProjectId, SandboxId, Timestamp};
+use atoll_types::{CommandId, InstanceId, ProjectId, SandboxId, Timestamp};
 
 use crate::{Error, SpendQuery};
 
@@ -58,6 +62,8 @@ pub struct FactPage {
 pub enum Scope {
     Project(ProjectId),
     Sandbox(ProjectId, SandboxId),
+    /// One instance of a sandbox, and what facts that name no instance say of the sandbox.
+    Instance(ProjectId, SandboxId, InstanceId),
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -103,16 +109,34 @@ pub trait LedgerStore: fmt::Debug + Send + Sync + 'static {
     /// The number of the last fact; 0 when there is none.
     async fn last_seq(&self) -> Result<i64, Error>;
 
-    /// Sums the usage recorded from `from` (inclusive) to `to` (exclusive).
+    /// Sums the usage recorded from `from` (inclusive) to `to` (exclusive); of a sandbox, that of the instances which began then; of
+    /// an instance, all of its own.
+    /// Of days of which facts were trimmed, all or nothing is in the sum.
     async fn usage_total(&self, scope: Scope, from: Timestamp, to: Timestamp) -> Result<UsageTotal, Error>;
 
-    /// Sums what a project used in the facts behind `seen`, and says which one is the last of those: whoever remembers both has
-    /// only new ones summed the next time.
-    async fn usage_behind(&self, project: &ProjectId, seen: i64) -> Result<(UsageTotal, i64), Error>;
+    /// What a project used in all, and the last fact that is in that sum: whoever remembers both has only new ones summed the next
+    /// time. Who knows nothing says so with 0.
+    async fn usage_since(
+        &self,
+        project: &ProjectId,
+        known: (UsageTotal, i64),
+    ) -> Result<(UsageTotal, i64), Error>;
 
-    /// The one way in which facts go: retention. Removes at most `limit` facts that are older than `before` and says how
+    /// One of two ways in which facts go: retention. Removes at most `limit` facts that are older than `before` and says how
     /// many; call it again while it removes as many as it may. As many instances go that ended before.
     async fn expire_facts(&self, before: Timestamp, limit: usize) -> Result<usize, Error>;
+
+    /// Projects of which more than `most` bytes are left: of facts, instances, model calls and ended sandboxes, or of facts about
+    /// decisions alone. Counted with each row, so this is cheap.
+    async fn oversized_ledgers(&self, most: u64) -> Result<Vec<ProjectId>, Error>;
+
+    /// The other way: removes some of the oldest of what is left of a project's doings, where that is more than `most` bytes, and
+    /// says whether there is more to be removed. Facts about decisions ([`Fact::is_decision`]) are counted and removed apart. At
+    /// the end [`Fact::LedgerTrimmed`] takes the place of the one before.
+    async fn trim_ledger(&self, project: &ProjectId, most: u64, now: Timestamp) -> Result<bool, Error>;
+
+    /// Something of a project from before this time is gone, by retention or trimming; `None`: nothing ever was.
+    async fn complete_from(&self, project: &ProjectId) -> Result<Option<Timestamp>, Error>;
 
     /// Sums what sandboxes used by the groups of a query for model spending. Empty where there is nothing to set beside it:
     /// by what only calls have, or of some calls only.

@@ -32,6 +32,7 @@ mod sessions;
 mod snapshots;
 mod sql;
 mod touches;
+mod trimming;
 mod volumes;
 mod workflow_search;
 mod workflows;

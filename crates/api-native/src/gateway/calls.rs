@@ -194,6 +194,11 @@ pub(crate) struct SpendReport {
     items: Vec<Spend>,
     /// Dollars.
     total: String,
+    /// What is older may not be in the sums: it is kept for as long as the ledger is, and a project keeps so much of it. Absent
+    /// where nothing is missing.
+    #[schema(format = DateTime)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    complete_from: Option<String>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -233,14 +238,14 @@ pub(crate) async fn get_spend(
     As(caller): As,
     Args(asked): Args<SpendQueryArgs>,
 ) -> Answer<axum::Json<SpendReport>> {
-    let time = |field: &str, text: Option<&str>, otherwise: i64| match text {
+    let bound = |field: &str, text: Option<&str>, otherwise: i64| match text {
         Some(text) => instant(field, text),
         None => Ok(Timestamp(otherwise)),
     };
     let spend = SpendQuery {
         project: caller.project().clone(),
-        from: time("from", asked.from.as_deref(), 0)?,
-        to: time("to", asked.to.as_deref(), i64::MAX)?,
+        from: bound("from", asked.from.as_deref(), 0)?,
+        to: bound("to", asked.to.as_deref(), i64::MAX)?,
         by: by(asked.by.as_deref())?,
         model: asked.model,
         provider: asked.provider,
@@ -248,7 +253,9 @@ pub(crate) async fn get_spend(
         user: None,
         key: None,
     };
+    let begins = spend.from;
     let rows = app.models.spend_beside_compute(spend).await?;
+    let complete_from = app.models.complete_from(caller.project()).await?;
     let total: Usd = rows.iter().map(|(row, _)| row.cost).sum();
     let items = rows.into_iter().map(|(row, compute)| Spend {
         group: row.group,
@@ -268,6 +275,7 @@ pub(crate) async fn get_spend(
     Ok(axum::Json(SpendReport {
         items: items.collect(),
         total: total.to_string(),
+        complete_from: complete_from.filter(|from| *from > begins).map(time),
     }))
 }
 

@@ -506,6 +506,11 @@ pub(crate) async fn spend(global: &Global, output: Output, args: SpendArgs) -> R
         "nothing was spent",
     );
     output.line(format_args!("total ${}", text(&answer, "total")));
+    if let Some(from) = answer["complete_from"].as_str() {
+        output.line(format_args!(
+            "what was called before {from} may be missing: the ledger keeps so much of it"
+        ));
+    }
     output.json(&answer);
     Ok(())
 }

@@ -107,10 +107,16 @@ pub(crate) struct ConfigFile {
     /// and search attributes. Beyond it nothing is started or signalled; what runs may take an eighth more. Default: 10 GiB.
     #[serde(deserialize_with = "bytes")]
     pub(crate) max_workflow_storage: Option<u64>,
+    /// Disk space that what is left of one project's doings may take, such as `"10G"`: facts, model calls, instances and ended
+    /// sandboxes. Beyond it the oldest go; facts about keys, secrets, policies, budgets, providers and approvals may take as much
+    /// again. Default: 2 GiB.
+    #[serde(deserialize_with = "bytes")]
+    pub(crate) max_ledger: Option<u64>,
     /// How long artifacts are kept whose creator did not say, such as `"90d"`. Default: 30 days.
     #[serde(deserialize_with = "duration")]
     pub(crate) artifact_retention: Option<u64>,
-    /// How long the ledger remembers, such as `"90d"`; usage that is older is in no sum. Default: 400 days.
+    /// How long the ledger and the rows of model calls remember, such as `"90d"`; usage that is older is in no sum. Default: 400
+    /// days.
     #[serde(deserialize_with = "duration")]
     pub(crate) ledger_retention: Option<u64>,
     /// A file with the key (32 bytes, or 64 hexadecimal digits) that saved state is encrypted with on the disk; readable by

@@ -39,6 +39,9 @@ pub(super) fn settings(config: &Config, data: &Path) -> Settings {
     if let Some(kept) = config.ledger_retention_millis {
         settings.ledger_retention_millis = kept;
     }
+    if let Some(most) = config.max_ledger {
+        settings.max_ledger_bytes = most;
+    }
     settings.durable_saves = config.durable_saves;
     settings
 }

@@ -425,7 +425,14 @@ async fn nobody_pays_less_than_the_provider_charges() {
     let booked = context
         .store
         .models
-        .model_spent(&context.project, BudgetScope::Run, None, Timestamp(0), usize::MAX)
+        .model_spent(
+            &context.project,
+            BudgetScope::Run,
+            None,
+            BudgetWindow::Total,
+            Timestamp(0),
+            usize::MAX,
+        )
         .await
         .unwrap();
     let booked: HashMap<String, Usd> = booked.into_iter().collect();

@@ -207,6 +207,9 @@ pub enum Fact {
         /// Why: `budget`, `rate`, `not_allowed` or `token`.
         code: String,
         reason: String,
+        /// How often, since it was last told: a caller who is refused again and again is told of once a minute.
+        #[serde(default = "once", skip_serializing_if = "is_once")]
+        count: u64,
     },
     /// A share of a budget is spent.
     #[serde(rename = "budget.alert")]
@@ -243,6 +246,20 @@ pub enum Fact {
         /// The key that they showed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         key: Option<KeyId>,
+    },
+    /// The project had more in the ledger than it may, and the oldest had to go. There is one of these at a time, with all that
+    /// has gone so far: it takes the place of the one before.
+    #[serde(rename = "ledger.trimmed")]
+    LedgerTrimmed {
+        facts: u64,
+        model_calls: u64,
+        instances: u64,
+        /// Rows of sandboxes that had ended.
+        sandboxes: u64,
+        /// The last fact that may be gone.
+        through: i64,
+        /// What is older is not complete.
+        complete_from: Timestamp,
     },
     /// A kind, or a form of one, that this version does not know.
     #[serde(untagged)]
@@ -289,6 +306,15 @@ pub struct ModelCallFact {
     pub workflow: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<String>,
+}
+
+const fn once() -> u64 {
+    1
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands out references")]
+const fn is_once(count: &u64) -> bool {
+    *count == 1
 }
 
 /// How a command ended.
@@ -347,12 +373,35 @@ impl Fact {
             Self::ModelKeyCreated { .. } => "model_key.created",
             Self::ModelKeyRevoked { .. } => "model_key.revoked",
             Self::ApprovalAnswered { .. } => "approval.answered",
+            Self::LedgerTrimmed { .. } => "ledger.trimmed",
             Self::SecretSet { .. } => "secret.set",
             Self::SecretRotated { .. } => "secret.rotated",
             Self::SecretDeleted { .. } => "secret.deleted",
             Self::SecretUsed { .. } => "secret.used",
             Self::Other { kind, .. } => kind,
         }
+    }
+
+    /// It says who may do what, or who allowed it; or what is not in the ledger any more. Of these there are few, and nobody
+    /// can push them out by doing much else.
+    pub fn is_decision(&self) -> bool {
+        matches!(
+            self,
+            Self::KeyCreated { .. }
+                | Self::KeyRevoked { .. }
+                | Self::NetworkPolicySet { .. }
+                | Self::SecretSet { .. }
+                | Self::SecretRotated { .. }
+                | Self::SecretDeleted { .. }
+                | Self::BudgetSet { .. }
+                | Self::BudgetDeleted { .. }
+                | Self::ProviderSet { .. }
+                | Self::ProviderDeleted { .. }
+                | Self::ModelKeyCreated { .. }
+                | Self::ModelKeyRevoked { .. }
+                | Self::ApprovalAnswered { .. }
+                | Self::LedgerTrimmed { .. }
+        )
     }
 
     /// Everything about it but its kind.

@@ -1,13 +1,15 @@
 //! One row for each call of a model: written when it begins, with what is reserved for it, and completed when it has ended.
 //!
 //! What must hold: a row that is open is completed exactly once, by whoever served the call or, after a crash, by the next
-//! server. What a call cost counts at the time at which it began.
+//! server. What a call cost counts at the time at which it began. Rows go by age, and when the project has too much
+//! ([`trim_ledger`](crate::LedgerStore::trim_ledger)); what budgets have counted stays.
 
 use std::fmt;
 
 use async_trait::async_trait;
 use atoll_types::{
-    BudgetScope, CallOutcome, KeyId, ModelCallId, ModelUsage, ProjectId, SandboxId, Timestamp, Usd,
+    BudgetScope, BudgetWindow, CallOutcome, KeyId, ModelCallId, ModelUsage, ProjectId, SandboxId, Timestamp,
+    Usd,
 };
 
 use crate::{Cursor, Error, NewFact, Page};
@@ -114,16 +116,21 @@ pub trait ModelCallStore: fmt::Debug + Send + Sync + 'static {
         limit: usize,
     ) -> Result<Page<ModelCallRow>, Error>;
 
-    /// What each subject of a budget has spent since `from`, in no order; of more than `most` subjects, those that called
-    /// last. Calls that are open count with nothing.
+    /// What each subject of a budget has spent since its window began, at `from`, in no order; of more than `most` subjects,
+    /// those that called last. Calls that are open count with nothing, those whose rows are gone as if they were there.
     async fn model_spent(
         &self,
         project: &ProjectId,
         scope: BudgetScope,
         subject: Option<&str>,
+        window: BudgetWindow,
         from: Timestamp,
         most: usize,
     ) -> Result<Vec<(String, Usd)>, Error>;
+
+    /// Removes at most `limit` calls that began before `before` and have ended, and says how many; call it again while it
+    /// removes as many as it may.
+    async fn expire_model_calls(&self, before: Timestamp, limit: usize) -> Result<usize, Error>;
 
     /// Sums over calls, the dearest group first; by time, the earliest.
     async fn model_spend(&self, query: SpendQuery) -> Result<Vec<SpendRow>, Error>;

@@ -3,7 +3,7 @@
 //! What must hold: a row follows from facts alone, and is committed with them, whoever records them. A sandbox that
 //! runs has exactly one without an end, any other has none; so one that was open when the server died goes on where its
 //! sandbox does, and ends as `lost` where that does. They go with the facts of their time
-//! ([`expire_facts`](crate::LedgerStore::expire_facts)).
+//! ([`expire_facts`](crate::LedgerStore::expire_facts), [`trim_ledger`](crate::LedgerStore::trim_ledger)).
 
 use std::fmt;
 

@@ -5,7 +5,7 @@ use atoll_types::{CommandId, ProjectId, SandboxId, Timestamp};
 use rusqlite::{Connection, Row};
 
 use super::groups::Groups;
-use super::{Ledger, instances, sql};
+use super::{Ledger, instances, sql, trimming};
 use crate::{
     Error, Fact, FactPage, FactQuery, FactRow, LedgerStore, NewFact, Scope, SpendBy, SpendQuery, UsageTotal,
 };
@@ -111,27 +111,44 @@ impl LedgerStore for Ledger {
             .read("sum usage", move |db| {
                 let (project, sandbox) = match &scope {
                     Scope::Project(project) => (project, None),
-                    Scope::Sandbox(project, sandbox) => (project, Some(sandbox.as_str())),
+                    Scope::Sandbox(project, sandbox) | Scope::Instance(project, sandbox, _) => {
+                        (project, Some(sandbox.as_str()))
+                    }
                 };
-                sql::row(
-                    db,
-                    if sandbox.is_some() {
-                        USAGE_OF_SANDBOX
-                    } else {
-                        USAGE_OF_PROJECT
-                    },
-                    &[&project.as_str(), &from.0, &to.0, &sandbox],
-                    read_usage,
-                )
-                .map(Option::unwrap_or_default)
+                let sums = match sandbox {
+                    Some(_) => USAGE_OF_SANDBOX,
+                    None => USAGE_OF_PROJECT,
+                };
+                let sum = |sums: &str, whose: Option<&str>| {
+                    let parameters: [&dyn rusqlite::ToSql; 4] = [&project.as_str(), &from.0, &to.0, &whose];
+                    sql::row(db, sums, &parameters, read_usage).map(Option::unwrap_or_default)
+                };
+                // Sums of instances are complete, however many of the facts that they follow from are gone.
+                let beside = match &scope {
+                    Scope::Project(project) => trimming::usage(db, project, from, to)?,
+                    Scope::Sandbox(..) => sum(USAGE_OF_INSTANCES, sandbox)?,
+                    Scope::Instance(_, _, instance) => sum(USAGE_OF_INSTANCE, Some(instance.as_str()))?,
+                };
+                Ok(sum(sums, sandbox)?.plus(beside))
             })
             .await
     }
 
-    async fn usage_behind(&self, project: &ProjectId, seen: i64) -> Result<(UsageTotal, i64), Error> {
+    async fn usage_since(
+        &self,
+        project: &ProjectId,
+        known: (UsageTotal, i64),
+    ) -> Result<(UsageTotal, i64), Error> {
         let project = project.clone();
         self.file
             .read("sum usage", move |db| {
+                // Some that were not summed yet are gone: then all are summed anew, with those.
+                let (known, seen) = if known.1 < trimming::trimmed_to(db, &project)? || known.1 == 0 {
+                    let gone = trimming::usage(db, &project, Timestamp(i64::MIN), Timestamp(i64::MAX))?;
+                    (gone, 0)
+                } else {
+                    known
+                };
                 let project = project.as_str();
                 let last = sql::row(
                     db,
@@ -147,7 +164,31 @@ impl LedgerStore for Ledger {
                     USAGE_OF_PROJECT_BEHIND
                 };
                 let total = sql::row(db, sums, &[&project, &seen, &last], read_usage)?;
-                Ok((total.unwrap_or_default(), last))
+                Ok((known.plus(total.unwrap_or_default()), last))
+            })
+            .await
+    }
+
+    async fn oversized_ledgers(&self, most: u64) -> Result<Vec<ProjectId>, Error> {
+        self.file
+            .read("find ledgers that are too large", move |db| {
+                trimming::oversized(db, most)
+            })
+            .await
+    }
+
+    async fn trim_ledger(&self, project: &ProjectId, most: u64, now: Timestamp) -> Result<bool, Error> {
+        let project = project.clone();
+        self.file
+            .write("trim a ledger", move |db| trimming::trim(db, &project, most, now))
+            .await
+    }
+
+    async fn complete_from(&self, project: &ProjectId) -> Result<Option<Timestamp>, Error> {
+        let project = project.clone();
+        self.file
+            .read("find out what is gone", move |db| {
+                trimming::complete_from(db, &project)
             })
             .await
     }
@@ -166,6 +207,7 @@ impl LedgerStore for Ledger {
             )?;
             sql::execute(db, "DELETE FROM fact_retention", &[])?;
             instances::expire(db, before, limit)?;
+            trimming::expire(db, before)?;
             Ok(gone)
         })
         .await
@@ -224,10 +266,26 @@ macro_rules! usage_sums {
         )
     };
 }
+macro_rules! instance_sums {
+    ($which:literal) => {
+        concat!(
+            "SELECT sum(wall_millis >> 24), sum(wall_millis & 16777215), sum(cpu_micros >> 24),
+                    sum(cpu_micros & 16777215), sum(memory_byte_seconds >> 24), sum(memory_byte_seconds & 16777215),
+                    sum(disk_byte_seconds >> 24), sum(disk_byte_seconds & 16777215)
+             FROM instances WHERE project = ?1 AND ",
+            $which
+        )
+    };
+}
 const USAGE_OF_PROJECT: &str =
     usage_sums!("INDEXED BY facts_usage WHERE at >= ?2 AND at < ?3 AND ?4 IS NULL");
-const USAGE_OF_SANDBOX: &str =
-    usage_sums!("INDEXED BY facts_of_sandbox WHERE at >= ?2 AND at < ?3 AND sandbox = ?4");
+/// What no instance has in its own sums, as earlier releases told it.
+const USAGE_OF_SANDBOX: &str = usage_sums!(
+    "INDEXED BY facts_of_sandbox WHERE at >= ?2 AND at < ?3 AND sandbox = ?4 AND data ->> 'instance' IS NULL"
+);
+/// That of the instances which began in this time.
+const USAGE_OF_INSTANCES: &str = instance_sums!("started_at >= ?2 AND started_at < ?3 AND sandbox = ?4");
+const USAGE_OF_INSTANCE: &str = instance_sums!("?2 < ?3 AND id = ?4");
 const USAGE_OF_PROJECT_UNTIL: &str = usage_sums!("INDEXED BY facts_usage WHERE seq > ?2 AND seq <= ?3");
 const USAGE_OF_PROJECT_BEHIND: &str = usage_sums!("INDEXED BY facts_of_project WHERE seq > ?2 AND seq <= ?3");
 
@@ -253,13 +311,14 @@ pub(crate) fn append(db: &Connection, facts: &[NewFact]) -> Result<(), Error> {
         let data = sql::to_json("a fact", &new.fact.data()?)?;
         sql::execute(
             db,
-            "INSERT INTO facts (at, project, sandbox, kind, data) VALUES (?1, ?2, ?3, ?4, ?5)",
+            "INSERT INTO facts (at, project, sandbox, kind, data, kept) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
             &[
                 &new.at.0,
                 &new.project.as_str(),
                 &new.sandbox.as_ref().map(SandboxId::as_str),
                 &new.fact.kind(),
                 &data,
+                &new.fact.is_decision().then_some(1),
             ],
         )?;
         instances::note(db, new)?;

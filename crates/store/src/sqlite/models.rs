@@ -3,3 +3,4 @@
 mod bodies;
 mod calls;
 mod setup;
+pub(crate) mod trimmed;

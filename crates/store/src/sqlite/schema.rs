@@ -57,7 +57,10 @@ static IDENTITY: Domain = Domain {
 };
 static LEDGER: Domain = Domain {
     name: "ledger",
-    steps: &[include_str!("schema/ledger/0001-facts.sql")],
+    steps: &[
+        include_str!("schema/ledger/0001-facts.sql"),
+        include_str!("schema/ledger/0002-sizes.sql"),
+    ],
     first_tables: &["fact_retention", "facts"],
 };
 static SANDBOXES: Domain = Domain {
@@ -67,6 +70,7 @@ static SANDBOXES: Domain = Domain {
         include_str!("schema/sandboxes/0002-names.sql"),
         include_str!("schema/sandboxes/0003-instances.sql"),
         include_str!("schema/sandboxes/0004-owners.sql"),
+        include_str!("schema/sandboxes/0005-sizes.sql"),
     ],
     first_tables: &["network_usage", "secrets", "artifacts", "labels", "sandboxes"],
 };
@@ -77,7 +81,10 @@ static SAVED: Domain = Domain {
 };
 static MODELS: Domain = Domain {
     name: "models",
-    steps: &[include_str!("schema/models/0001-gateway.sql")],
+    steps: &[
+        include_str!("schema/models/0001-gateway.sql"),
+        include_str!("schema/models/0002-sizes.sql"),
+    ],
     first_tables: &[
         "model_bodies",
         "model_guards",

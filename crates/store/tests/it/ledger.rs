@@ -197,6 +197,15 @@ fn one_of_each() -> Vec<Fact> {
             model: "smart".into(),
             code: "budget".into(),
             reason: "spent".into(),
+            count: 3,
+        },
+        Fact::LedgerTrimmed {
+            facts: 1,
+            model_calls: 2,
+            instances: 3,
+            sandboxes: 4,
+            through: 5,
+            complete_from: T0,
         },
         Fact::BudgetAlert {
             budget: "daily".into(),
@@ -500,20 +509,18 @@ async fn usage_is_summed_by_scope_and_time_without_overflow() {
 
     // Once summed, only what came later is.
     let project = &context.project.id;
-    let (all, seen) = context.store.ledger.usage_behind(project, 0).await.unwrap();
+    let since = async |known| context.store.ledger.usage_since(project, known).await.unwrap();
+    let (all, seen) = since((UsageTotal::default(), 0)).await;
     assert_eq!((all.wall_millis, all.memory_byte_seconds), (50, u64::MAX));
-    let nothing = (UsageTotal::default(), seen);
-    assert_eq!(
-        context.store.ledger.usage_behind(project, seen).await.unwrap(),
-        nothing
-    );
+    let known = (UsageTotal::default(), seen);
+    assert_eq!(since(known).await, known);
     context
         .store
         .ledger
         .append_facts(vec![context.fact(2), usage(4, 1, 7)])
         .await
         .unwrap();
-    let (later, last) = context.store.ledger.usage_behind(project, seen).await.unwrap();
+    let (later, last) = since(known).await;
     assert_eq!((later.wall_millis, later.memory_byte_seconds), (10, 7));
     assert_eq!(last, seen + 2);
     assert_eq!(all.plus(later).wall_millis, 60);

@@ -18,5 +18,6 @@ mod sandboxes;
 mod secrets;
 mod snapshots;
 mod support;
+mod trimming;
 mod upgrade;
 mod volumes;

@@ -316,7 +316,7 @@ async fn a_call_is_settled_once_and_summed() {
         async move {
             store
                 .models
-                .model_spent(&project, scope, subject, from, 1)
+                .model_spent(&project, scope, subject, BudgetWindow::Total, from, 1)
                 .await
                 .unwrap()
         }

@@ -3,9 +3,12 @@
 use std::collections::HashMap;
 
 use async_trait::async_trait;
-use atoll_types::{BudgetScope, KeyId, ModelCallId, ModelUsage, ProjectId, SandboxId, Timestamp, Usd};
+use atoll_types::{
+    BudgetScope, BudgetWindow, KeyId, ModelCallId, ModelUsage, ProjectId, SandboxId, Timestamp, Usd,
+};
 use rusqlite::{Row, ToSql};
 
+use super::trimmed;
 use crate::sqlite::groups::Groups;
 use crate::sqlite::{Models, facts, page, sql};
 use crate::{Cursor, Error, ModelCallRow, ModelCallStore, NewFact, Page, SpendBy, SpendQuery, SpendRow};
@@ -118,6 +121,7 @@ impl ModelCallStore for Models {
         project: &ProjectId,
         scope: BudgetScope,
         subject: Option<&str>,
+        window: BudgetWindow,
         from: Timestamp,
         most: usize,
     ) -> Result<Vec<(String, Usd)>, Error> {
@@ -141,9 +145,7 @@ impl ModelCallStore for Models {
                 ))?;
                 let mut rows = statement.query((project.as_str(), from.0, &subject))?;
                 let mut spent: HashMap<String, Usd> = HashMap::new();
-                while let Some(row) = rows.next()? {
-                    let subject = row.get_ref(0)?.as_str().map_err(rusqlite::Error::from)?;
-                    let cost: i64 = row.get(1)?;
+                let mut add = |subject: &str, cost: i64| {
                     let has_room = spent.len() < most;
                     match spent.get_mut(subject) {
                         // What a provider claims may be so much that a sum of it does not fit.
@@ -153,8 +155,25 @@ impl ModelCallStore for Models {
                         }
                         None => {}
                     }
+                };
+                while let Some(row) = rows.next()? {
+                    let subject = row.get_ref(0)?.as_str().map_err(rusqlite::Error::from)?;
+                    add(subject, row.get(1)?);
+                }
+                // Of calls that are gone, which were before all of these.
+                let subject = subject.as_deref();
+                for (subject, cost) in trimmed::spent(db, &project, scope, subject, window, from, most)? {
+                    add(&subject, cost);
                 }
                 Ok(spent.into_iter().collect())
+            })
+            .await
+    }
+
+    async fn expire_model_calls(&self, before: Timestamp, limit: usize) -> Result<usize, Error> {
+        self.file
+            .write("apply retention to model calls", move |db| {
+                trimmed::expire(db, before, limit)
             })
             .await
     }
