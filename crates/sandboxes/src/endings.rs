@@ -215,19 +215,29 @@ impl Sandboxes {
         id: &CommandId,
         background: bool,
     ) -> Result<(), Fault> {
-        let durable = {
-            let mut open = cell.commands.lock();
-            // It may have ended already, and was recorded as a whole.
-            let Some(start) = open.get_mut(id).and_then(|open| open.start.take()) else {
-                return Ok(());
-            };
-            if !background {
-                self.append(cell, start);
-                return Ok(());
-            }
-            self.fact(cell, start)
+        // The end of a sandbox records the ends of what is known to run, under the same lock: before that, or not at all.
+        let _no_end_meanwhile = cell.row.lock().await;
+        // It may have ended already, and was recorded as a whole.
+        let start = cell
+            .commands
+            .lock()
+            .get_mut(id)
+            .and_then(|open| open.start.take());
+        let Some(start) = start else {
+            return Ok(());
         };
+        if !background {
+            self.append(cell, start);
+            return Ok(());
+        }
+        let durable = self.fact(cell, start.clone());
         let written = self.store().ledger.append_facts(vec![durable]).await;
+        if written.is_err()
+            && let Some(open) = cell.commands.lock().get_mut(id)
+        {
+            // Recorded with its end, if it is heard of.
+            open.start = Some(start);
+        }
         written.map_err(|e| from_store(&e))
     }
 
