@@ -98,7 +98,7 @@ fn variables(url: &Url, key: &str, tls: Option<&TlsFile>, resolves: bool) -> Tol
         // Somebody else's machine, or one in front of ours.
         None => (domain_of(url), url.scheme() == "https"),
     };
-    told.set.push(("E2B_DOMAIN", domain.clone()));
+    told.set.push(("E2B_DOMAIN", domain));
     let (addresses, debug) = ADDRESSES.split_at(3);
     if by_domain_alone {
         told.unset.extend(addresses);
