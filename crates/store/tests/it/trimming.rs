@@ -173,7 +173,7 @@ async fn the_oldest_of_one_project_go_and_nothing_of_another() {
     }
     let (before, there) = context.sizes(&flooded);
     assert_eq!(before, there);
-    assert!(before > 250_000, "{before}");
+    assert!(before > 200_000, "{before}");
     let of_other = (context.facts_of(&other, 0).await, context.calls_of(&other).await);
 
     context.trim(50_000).await;
@@ -184,7 +184,7 @@ async fn the_oldest_of_one_project_go_and_nothing_of_another() {
         context.facts_of(&flooded, 0).await,
         context.calls_of(&flooded).await,
     );
-    assert!((20..50).contains(&calls.len()), "{}", calls.len());
+    assert!((40..61).contains(&calls.len()), "{}", calls.len());
     assert_eq!(calls[0], Id::from_entropy(entropy(299)), "the newest are there");
     let called = facts
         .iter()
@@ -439,7 +439,6 @@ async fn the_file_takes_about_what_is_counted_and_freed_pages_are_used_again() {
         (value("page_count"), value("freelist_count"))
     };
     let empty = pages().0 * 4096;
-    let mut largest = 0;
     for round in 0..6_u32 {
         for n in 0..300 {
             let n = round * 300 + n;
@@ -450,7 +449,6 @@ async fn the_file_takes_about_what_is_counted_and_freed_pages_are_used_again() {
             assert!(counted > file / 2 && counted < file * 2, "{counted} in {file}");
         }
         context.trim(200_000).await;
-        largest = largest.max(pages().0);
     }
     let (all, free) = pages();
     assert!(all * 4096 - empty < 1_200_000, "{all} pages, {free} of them free");
