@@ -45,10 +45,10 @@ pub(crate) fn trim(db: &Connection, project: &ProjectId, most: u64, now: Timesta
     may_go(db, project, || {
         let mut has_moved = false;
         if before.bytes > most {
-            has_moved |= trim_oldest(db, project, &before, now)?;
+            has_moved |= trim_oldest(db, project, &before, most, now)?;
         }
         if before.kept_bytes > most {
-            has_moved |= trim_decisions(db, project, &before)?;
+            has_moved |= trim_decisions(db, project, &before, most)?;
         }
         let after = Size::of(db, project)?.unwrap_or_default();
         let goes_on = has_moved && (after.bytes > most || after.kept_bytes > most);
@@ -126,8 +126,25 @@ enum Old {
     Sandbox(SandboxId),
 }
 
-/// Removes the oldest rows, but decisions. Whether any went, or some were found that stay.
-fn trim_oldest(db: &Connection, project: &ProjectId, size: &Size, now: Timestamp) -> Result<bool, Error> {
+/// What the triggers have counted: of decisions, or of all else.
+fn counted(db: &Connection, project: &ProjectId, decisions: bool) -> Result<i64, Error> {
+    let counted = sql::row(
+        db,
+        "SELECT iif(?2, kept_bytes, bytes) AS counted FROM ledger_sizes WHERE project = ?1",
+        &[&project.as_str(), &decisions],
+        |row| row.get("counted"),
+    )?;
+    Ok(counted.unwrap_or(0))
+}
+
+/// Removes the oldest rows, but decisions, until few enough are left. Whether any went, or some were found that stay.
+fn trim_oldest(
+    db: &Connection,
+    project: &ProjectId,
+    size: &Size,
+    most: i64,
+    now: Timestamp,
+) -> Result<bool, Error> {
     let (mut old, looked_to) = old_facts(db, project, size.trimmed_to)?;
     let facts_found = old.len();
     old.extend(old_rows(db, project, now)?);
@@ -137,8 +154,11 @@ fn trim_oldest(db: &Connection, project: &ProjectId, size: &Size, now: Timestamp
     let (mut facts, mut calls, mut instances, mut sandboxes) = (0_i64, 0_i64, 0_i64, 0_i64);
     let mut trimmed_to = size.trimmed_to;
     let mut used = BTreeMap::<i64, UsageTotal>::new();
-    let mut gone = Vec::new();
+    let mut has_spent = false;
     for (_, row) in old {
+        if counted(db, project, false)? <= most {
+            break;
+        }
         match row {
             Old::Fact { seq, usage } => {
                 sql::execute(db, "DELETE FROM facts WHERE seq = ?1", &[&seq])?;
@@ -150,7 +170,7 @@ fn trim_oldest(db: &Connection, project: &ProjectId, size: &Size, now: Timestamp
                 facts += 1;
             }
             Old::Call(call) => {
-                gone.push(call);
+                has_spent |= trimmed::remove(db, project, &call)?;
                 calls += 1;
             }
             Old::Instance(id) => {
@@ -163,7 +183,9 @@ fn trim_oldest(db: &Connection, project: &ProjectId, size: &Size, now: Timestamp
             }
         }
     }
-    trimmed::remove(db, project, &gone)?;
+    if has_spent {
+        trimmed::forget_subjects(db, project)?;
+    }
     for (day, sum) in used {
         add_usage(db, project, day, &sum)?;
     }
@@ -240,29 +262,32 @@ fn old_rows(db: &Connection, project: &ProjectId, now: Timestamp) -> Result<Vec<
     Ok(old)
 }
 
-/// Removes the oldest decisions. Whether any went, or others were found.
-fn trim_decisions(db: &Connection, project: &ProjectId, size: &Size) -> Result<bool, Error> {
+/// Removes the oldest decisions until few enough are left. Whether any went, or others were found.
+fn trim_decisions(db: &Connection, project: &ProjectId, size: &Size, most: i64) -> Result<bool, Error> {
     let looked_at = sql::rows(
         db,
         "SELECT seq, kept FROM facts WHERE project = ?1 AND seq > ?2 ORDER BY seq LIMIT ?3",
         &[&project.as_str(), &size.kept_trimmed_to, &sql::as_limit(AT_ONCE)],
         |row| Ok((row.get::<_, i64>("seq")?, row.get::<_, Option<i64>>("kept")?)),
     )?;
-    let Some(&(last, _)) = looked_at.last() else {
-        return Ok(false);
-    };
-    let mut facts = 0_i64;
-    for (seq, _) in looked_at.iter().filter(|(_, kept)| kept.is_some()) {
-        sql::execute(db, "DELETE FROM facts WHERE seq = ?1", &[seq])?;
-        facts += 1;
+    let (mut facts, mut trimmed_to) = (0_i64, size.kept_trimmed_to);
+    for (seq, kept) in looked_at {
+        if kept.is_some() {
+            if counted(db, project, true)? <= most {
+                break;
+            }
+            sql::execute(db, "DELETE FROM facts WHERE seq = ?1", &[&seq])?;
+            facts += 1;
+        }
+        trimmed_to = seq;
     }
     sql::execute(
         db,
         "UPDATE ledger_sizes SET kept_trimmed_to = ?2, facts_gone = facts_gone + ?3, untold = untold OR ?4
          WHERE project = ?1",
-        &[&project.as_str(), &last, &facts, &(facts > 0)],
+        &[&project.as_str(), &trimmed_to, &facts, &(facts > 0)],
     )?;
-    Ok(true)
+    Ok(trimmed_to > size.kept_trimmed_to)
 }
 
 fn tell(db: &Connection, project: &ProjectId, size: &Size, now: Timestamp) -> Result<(), Error> {

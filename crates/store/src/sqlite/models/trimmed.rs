@@ -51,26 +51,20 @@ pub(crate) fn oldest(
     )
 }
 
-/// Removes calls of a project, oldest first.
-pub(crate) fn remove(db: &Connection, project: &ProjectId, calls: &[Gone]) -> Result<(), Error> {
-    let mut any_spent = false;
-    for call in calls {
-        sql::execute(db, "DELETE FROM model_calls WHERE id = ?1", &[&call.id])?;
-        if call.cost <= 0 {
-            continue;
-        }
-        any_spent = true;
-        add(db, project, BudgetScope::Project, project.as_str(), call)?;
-        for (scope, subject) in &call.subjects {
-            if let Some(subject) = subject {
-                add(db, project, *scope, subject, call)?;
-            }
+/// Removes a call of a project, after all that are older. Whether it has cost something: then
+/// [`forget_subjects`] is to follow.
+pub(crate) fn remove(db: &Connection, project: &ProjectId, call: &Gone) -> Result<bool, Error> {
+    sql::execute(db, "DELETE FROM model_calls WHERE id = ?1", &[&call.id])?;
+    if call.cost <= 0 {
+        return Ok(false);
+    }
+    add(db, project, BudgetScope::Project, project.as_str(), call)?;
+    for (scope, subject) in &call.subjects {
+        if let Some(subject) = subject {
+            add(db, project, *scope, subject, call)?;
         }
     }
-    if any_spent {
-        forget_subjects(db, project)?;
-    }
-    Ok(())
+    Ok(true)
 }
 
 fn add(
@@ -115,7 +109,7 @@ fn add(
 }
 
 /// Of more than are remembered, those that called longest ago.
-fn forget_subjects(db: &Connection, project: &ProjectId) -> Result<(), Error> {
+pub(crate) fn forget_subjects(db: &Connection, project: &ProjectId) -> Result<(), Error> {
     for scope in BudgetScope::ALL {
         sql::execute(
             db,
@@ -170,7 +164,13 @@ pub(crate) fn expire(db: &Connection, before: Timestamp, limit: usize) -> Result
     let mut gone = 0;
     for project in projects {
         let old = oldest(db, &project, before.0, limit - gone)?;
-        remove(db, &project, &old)?;
+        let mut has_spent = false;
+        for call in &old {
+            has_spent |= remove(db, &project, call)?;
+        }
+        if has_spent {
+            forget_subjects(db, &project)?;
+        }
         gone += old.len();
         if gone >= limit {
             break;
