@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use atoll_lifecycle::{InstanceFate, Liveness};
 use atoll_runtime::{Error, Instance, InstanceEnd, InstanceSpec, Mount, MountSource, Restore};
-use atoll_types::{Fault, InstanceId, Isolation, Resources, SandboxId, Usage, VolumeMount};
+use atoll_types::{Code, Fault, InstanceId, Isolation, ProjectId, Resources, SandboxId, Usage, VolumeMount};
 
 use crate::faults::from_runtime;
 use crate::node::{Cables as _, Instances};
@@ -38,7 +38,7 @@ impl Instances for LocalNode {
             mounts: self.mounts(boot.volumes).await?,
             network: None,
         };
-        self.start_instance(boot.isolation, spec, boot.admission)
+        self.start_instance(boot.isolation, spec, boot.project, boot.admission)
             .await
             .map(drop)
     }
@@ -106,6 +106,7 @@ impl Instances for LocalNode {
     }
 
     async fn destroy(&self, isolation: Isolation, instance: &InstanceId) {
+        self.inner.boots.give_up(instance);
         self.dismiss(instance);
         self.instances().remove(instance);
         let mut pause = Duration::from_millis(50);
@@ -151,14 +152,14 @@ impl LocalNode {
         &self,
         isolation: Isolation,
         mut spec: InstanceSpec,
+        whose: Option<ProjectId>,
         admission: Option<Admission>,
     ) -> Result<Instance, Fault> {
-        let _turn = self
-            .inner
-            .boots
-            .acquire()
-            .await
-            .map_err(|_| Fault::internal("the server is stopping"))?;
+        let turn = self.inner.boots.take(whose, &spec.id).await;
+        let _turn = turn.ok_or_else(|| {
+            let message = "the sandbox ended before it was its turn to start";
+            Fault::new(Code::SandboxEnded, message)
+        })?;
         let runtime = self.runtime(isolation)?;
         let source = spec
             .restore

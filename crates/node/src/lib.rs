@@ -24,6 +24,7 @@
 //! - What crosses [`Node`] could cross a wire: ids, specs, answers, events, streams. No closure, no shared cell.
 
 pub mod blocking;
+mod boots;
 mod builds;
 mod cables;
 pub mod entropy;

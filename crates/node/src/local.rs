@@ -16,6 +16,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::boots::Boots;
 use crate::builds::{BuildEvent, BuildTemplate};
 use crate::cables::Outside;
 use crate::node::Node;
@@ -55,8 +56,7 @@ pub(crate) struct Inner {
     pub(crate) pools: Pools,
     /// State that was captured, until it is released.
     captured: Mutex<BTreeMap<SnapshotId, Arc<dyn SaveSource>>>,
-    /// Boots under way. More at once than the machine has cores for only slow each other down.
-    pub(crate) boots: Semaphore,
+    pub(crate) boots: Boots,
     /// Instances of builds under way.
     pub(crate) builds: Arc<Semaphore>,
     pub(crate) events: mpsc::Sender<Event>,
@@ -105,7 +105,7 @@ impl LocalNode {
                 instances: Mutex::default(),
                 held: Mutex::default(),
                 captured: Mutex::default(),
-                boots: Semaphore::new(boots_at_once()),
+                boots: Boots::new(boots_at_once()),
                 builds: Arc::new(Semaphore::new(boots_at_once())),
                 events,
                 unheard: Mutex::new(Some(unheard)),

@@ -247,7 +247,7 @@ impl LocalNode {
             mounts: Vec::new(),
             network: None,
         };
-        let instance = self.start_instance(admitted.isolation, spec, None).await?;
+        let instance = self.start_instance(admitted.isolation, spec, None, None).await?;
         let sandbox: SandboxId = entropy::id();
         let prepared = prepare(
             &instance.guest,

@@ -82,8 +82,11 @@ impl StepRunner for Steps {
         let network = node
             .guest_network(admission.as_ref())
             .map_err(|fault| fault.to_string())?;
+        let whose = admission
+            .as_ref()
+            .map(|admission| admission.tenant.project.clone());
         let instance = node
-            .start_instance(admitted.isolation, spec, admission)
+            .start_instance(admitted.isolation, spec, whose, admission)
             .await
             .map_err(|fault| fault.to_string())?;
         let step = Step {

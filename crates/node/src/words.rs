@@ -98,6 +98,8 @@ pub struct Claimed {
 #[derive(Debug, Clone)]
 pub struct Boot {
     pub instance: InstanceId,
+    /// Whose it is, `None`: the server's own. Each has places of its own to boot in.
+    pub project: Option<ProjectId>,
     pub isolation: Isolation,
     /// Which image is below it, by its digest.
     pub image: String,

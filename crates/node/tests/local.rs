@@ -117,6 +117,7 @@ impl World {
 
     fn boot(&self, instance: &InstanceId, origin: Option<Origin>) -> Boot {
         Boot {
+            project: None,
             instance: instance.clone(),
             isolation: TIER,
             image: self.template.digest.clone(),

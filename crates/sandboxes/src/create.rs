@@ -345,6 +345,7 @@ impl Sandboxes {
         self.attach_volumes(&row.project, &row.spec).await?;
         let boot = BootInstance {
             instance: id.clone(),
+            project: Some(row.project.clone()),
             isolation,
             image: template.digest.clone(),
             resources: row.spec.resources,

@@ -178,6 +178,7 @@ impl Sandboxes {
         self.attach_volumes(&row.project, &row.spec).await?;
         let boot = Boot {
             instance: instance.clone(),
+            project: Some(row.project.clone()),
             isolation: row.isolation,
             image: template.digest.clone(),
             resources: row.spec.resources,

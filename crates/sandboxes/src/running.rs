@@ -66,6 +66,7 @@ impl Sandboxes {
     ) -> Result<Snapshot, Fault> {
         let boot = Boot {
             instance: id.clone(),
+            project: None,
             isolation: admitted.isolation,
             image: template.digest.clone(),
             resources: admitted.spec.resources,

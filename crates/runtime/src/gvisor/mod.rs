@@ -60,6 +60,8 @@ use save::{Mark, Residents, blocking};
 pub use launch::version;
 pub use restore::apply as unpack_layer;
 
+/// How long an agent may take to answer that goes on from its memory, once that is there.
+const AWAKE: Duration = Duration::from_secs(30);
 /// How long a boot may take; it takes 40 ms on an idle machine.
 const BOOT: Duration = Duration::from_secs(60);
 /// How long an adopted agent may take to answer.
@@ -158,6 +160,14 @@ impl Gvisor {
         }
         let connected = match early {
             Some(connected) => connected,
+            // Its memory is there, and whoever runs in it answers at once, or was told not to.
+            None if memory.is_some() => match tokio::time::timeout(AWAKE, &mut connect).await {
+                Ok(connected) => connected,
+                Err(_) => {
+                    let why = "what was restored does not answer: its agent was stopped or changed before it was saved";
+                    return Err(Cause::new(Kind::Agent, why));
+                }
+            },
             None => tokio::select! {
                 connected = &mut connect => connected,
                 up = starting.up(&dir, &spec.id) => {
