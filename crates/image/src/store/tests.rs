@@ -261,7 +261,7 @@ fn project(n: u8) -> ProjectId {
     ProjectId::from_entropy([n; 20])
 }
 
-fn is_missing<T: std::fmt::Debug>(outcome: Result<T>) -> bool {
+fn is_missing<T>(outcome: &Result<T>) -> bool {
     matches!(outcome, Err(Error::NotFound { .. }))
 }
 
@@ -284,18 +284,18 @@ fn a_project_sees_its_own_and_what_is_shared() {
     for other in [&b, &store] {
         assert_eq!(other.find("app").unwrap(), None);
         assert_eq!(other.find(app.id.as_str()).unwrap(), None);
-        assert!(is_missing(other.inspect(app.id.as_str())));
-        assert!(is_missing(other.name("mine", &app.id, Timestamp(3))));
-        assert!(is_missing(other.share(app.id.as_str(), Timestamp(3))));
-        assert!(is_missing(other.unshare("app", Timestamp(3))));
-        assert!(is_missing(other.delete(app.id.as_str(), &Needed::default())));
-        assert!(is_missing(other.delete("app", &Needed::default())));
+        assert!(is_missing(&other.inspect(app.id.as_str())));
+        assert!(is_missing(&other.name("mine", &app.id, Timestamp(3))));
+        assert!(is_missing(&other.share(app.id.as_str(), Timestamp(3))));
+        assert!(is_missing(&other.unshare("app", Timestamp(3))));
+        assert!(is_missing(&other.delete(app.id.as_str(), &Needed::default())));
+        assert!(is_missing(&other.delete("app", &Needed::default())));
         assert_eq!(names(other), ["base"]);
         assert_eq!(other.resolve("base").unwrap(), base);
     }
     // What is shared is nobody's to delete, and of no project.
-    assert!(is_missing(b.delete("base", &Needed::default())));
-    assert!(is_missing(b.delete(base.id.as_str(), &Needed::default())));
+    assert!(is_missing(&b.delete("base", &Needed::default())));
+    assert!(is_missing(&b.delete(base.id.as_str(), &Needed::default())));
     let seen = b.inspect("base").unwrap();
     assert_eq!((seen.shared, seen.own), (true, false));
     let seen = a.inspect("app").unwrap();
@@ -388,7 +388,7 @@ fn what_is_shared_is_everybodys_until_it_is_not() {
         (a.resolve("tool").unwrap(), b.find("tool").unwrap()),
         (tool.clone(), None)
     );
-    assert!(is_missing(a.unshare("tool", Timestamp(9))));
+    assert!(is_missing(&a.unshare("tool", Timestamp(9))));
     // What somebody still needs stays, without a reference to it, until nobody does.
     a.unshare(app.id.as_str(), Timestamp(9)).unwrap();
     assert_eq!(
