@@ -39,6 +39,7 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
 pub(crate) struct InfoView {
     version: String,
     tiers: Vec<TierInfo>,
+    /// Of templates that the caller may use.
     pools: Vec<PoolInfo>,
     /// Sandboxes that run now: of all projects for operators whose key is not restricted, otherwise of the caller's own.
     running: usize,
@@ -79,7 +80,9 @@ pub(crate) async fn info(State(app): State<App>, As(caller): As) -> Answer<axum:
         detail: tier.detail,
         fix: tier.fix,
     });
-    let pools = overview.pools.into_iter().map(|pool| PoolInfo {
+    let seen = overview.pools.into_iter();
+    let seen = seen.filter(|pool| app.sandboxes.sees_pool(&caller, pool));
+    let pools = seen.map(|pool| PoolInfo {
         template: pool.template,
         isolation: pool.isolation.map(IsolationName::of),
         ready: pool.ready,

@@ -176,7 +176,7 @@ pub(crate) struct KeepRunningRequest {
 }
 
 /// Boots a template that has a start command, waits until that is ready, and keeps the memory: sandboxes of this size
-/// come up with their servers running.
+/// come up with their servers running. For one that is shared it takes `templates.share`, and serves every project.
 #[utoipa::path(
     post, path = "/v1/templates/{template}/running", tag = "templates",
     security(("key" = ["templates.manage"])), request_body = Option<KeepRunningRequest>,
@@ -184,12 +184,16 @@ pub(crate) struct KeepRunningRequest {
 )]
 pub(crate) async fn keep_template_running(
     State(app): State<App>,
+    As(caller): As,
     At(which): At<String>,
     MaybeJson(body): MaybeJson<KeepRunningRequest>,
 ) -> Answer<(StatusCode, axum::Json<SnapshotView>)> {
     let resources = body.resources.map(|asked| asked.into_resources());
     let floor = body.isolation_floor.map(IsolationName::into_isolation);
-    let kept = app.sandboxes.keep_running(&which, resources, floor).await?;
+    let kept = app
+        .sandboxes
+        .keep_running(&caller, &which, resources, floor)
+        .await?;
     Ok((StatusCode::CREATED, axum::Json(SnapshotView::of(kept))))
 }
 

@@ -5,20 +5,21 @@ pub(crate) mod request;
 use std::collections::BTreeMap;
 
 use atoll_actions::words::{PolicyWords, ResourcesView};
+use atoll_identity::Caller;
 use atoll_sandboxes::{BuildEvent, BuildFrom, BuildStream, BuildTemplate, Template};
 use atoll_types::{Code, TemplateSource};
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use futures_util::StreamExt as _;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::error::{Answer, ErrorDetail, Failure};
 use crate::exec::{event, sse};
-use crate::extract::{Args, Arriving, As, At, Json};
+use crate::extract::{Args, Arriving, As, At, Json, MaybeJson};
 use crate::upload::{self, Upload};
 use crate::{App, wire};
 
@@ -31,6 +32,8 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .routes(routes!(list_templates))
         .routes(routes!(get_template, delete_template))
+        .routes(routes!(share_template))
+        .routes(routes!(unshare_template))
         .routes(routes!(prune_templates))
         .routes(routes!(build_template))
         .routes(routes!(build_from_context))
@@ -49,7 +52,12 @@ pub(crate) enum SourceView {
 #[schema(as = Template)]
 pub(crate) struct TemplateView {
     id: String,
+    /// What it may be called by whoever asks.
     names: Vec<String>,
+    /// The project that it belongs to, if that is the one that asks; null: it is only shared with it.
+    project: Option<String>,
+    /// Whether every project may use it.
+    shared: bool,
     digest: String,
     size_bytes: u64,
     #[schema(format = DateTime)]
@@ -70,12 +78,19 @@ pub(crate) struct TemplateView {
 }
 
 impl TemplateView {
-    fn of(template: Template) -> Self {
-        let Template { names, manifest } = template;
+    fn of(caller: &Caller, template: Template) -> Self {
+        let Template {
+            names,
+            manifest,
+            shared,
+            own,
+        } = template;
         let command = manifest.command.unwrap_or_default();
         Self {
             id: manifest.id.to_string(),
             names,
+            project: own.then(|| caller.project().to_string()),
+            shared,
             digest: manifest.digest,
             size_bytes: manifest.size_bytes,
             created_at: wire::time(manifest.created_at),
@@ -109,20 +124,26 @@ pub(crate) struct PruneResult {
 
 // ---- handlers
 
-/// Lists templates.
+/// Lists templates: those of the caller's project, and those that every project may use.
 #[utoipa::path(
     get, path = "/v1/templates", tag = "templates",
     security(("key" = ["templates.read"])),
     responses((status = 200, description = "The templates.", body = TemplateList))
 )]
-pub(crate) async fn list_templates(State(app): State<App>, As(_): As) -> Answer<axum::Json<TemplateList>> {
-    let templates = app.sandboxes.templates().await?;
+pub(crate) async fn list_templates(
+    State(app): State<App>,
+    As(caller): As,
+) -> Answer<axum::Json<TemplateList>> {
+    let templates = app.sandboxes.templates(&caller).await?;
     Ok(axum::Json(TemplateList {
-        items: templates.into_iter().map(TemplateView::of).collect(),
+        items: templates
+            .into_iter()
+            .map(|template| TemplateView::of(&caller, template))
+            .collect(),
     }))
 }
 
-/// Shows a template, by name or id.
+/// Shows a template, by name or id. A name of one's own project stands before one that is shared.
 #[utoipa::path(
     get, path = "/v1/templates/{template}", tag = "templates",
     security(("key" = ["templates.read"])),
@@ -130,36 +151,90 @@ pub(crate) async fn list_templates(State(app): State<App>, As(_): As) -> Answer<
 )]
 pub(crate) async fn get_template(
     State(app): State<App>,
-    As(_): As,
+    As(caller): As,
     At(which): At<String>,
 ) -> Answer<axum::Json<TemplateView>> {
-    let template = app.sandboxes.template(&which).await?;
-    Ok(axum::Json(TemplateView::of(template)))
+    let template = app.sandboxes.template(&caller, &which).await?;
+    Ok(axum::Json(TemplateView::of(&caller, template)))
 }
 
-/// Deletes a template, by name or id.
+/// Deletes a template, by name or id: one of the caller's project, or, where it has none, a shared one, which takes
+/// `templates.share`.
 #[utoipa::path(
     delete, path = "/v1/templates/{template}", tag = "templates",
     security(("key" = ["templates.manage"])),
     responses((status = 204, description = "It is gone."))
 )]
-pub(crate) async fn delete_template(State(app): State<App>, At(which): At<String>) -> Answer<StatusCode> {
-    app.sandboxes.delete_template(&which).await?;
+pub(crate) async fn delete_template(
+    State(app): State<App>,
+    As(caller): As,
+    At(which): At<String>,
+) -> Answer<StatusCode> {
+    app.sandboxes.delete_template(&caller, &which).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Removes what no name and no sandbox uses.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ShareRequest {
+    /// Whose template it is; the caller's own project unless said.
+    #[schema(min_length = 1)]
+    project: Option<String>,
+}
+
+/// Lets every project use a template: by name under that name, whatever that stood for before; by id under all its names. It
+/// stays its project's as well, so that a later build under its name is not shared until that is shared too.
+#[utoipa::path(
+    post, path = "/v1/templates/{template}/share", tag = "templates",
+    security(("key" = ["templates.share"])), request_body = Option<ShareRequest>,
+    responses((status = 200, description = "It is shared.", body = TemplateView))
+)]
+pub(crate) async fn share_template(
+    State(app): State<App>,
+    As(caller): As,
+    At(which): At<String>,
+    MaybeJson(body): MaybeJson<ShareRequest>,
+) -> Answer<axum::Json<TemplateView>> {
+    let project = app.identity.project_named(&caller, body.project.as_deref());
+    let shared = app
+        .sandboxes
+        .share_template(&caller, &project.await?, &which)
+        .await?;
+    Ok(axum::Json(TemplateView::of(&caller, shared)))
+}
+
+/// Takes a shared template back, with all its shared names: it is that of the caller's project then. What other projects have made
+/// of it goes on; what they named themselves they keep.
+#[utoipa::path(
+    post, path = "/v1/templates/{template}/unshare", tag = "templates",
+    security(("key" = ["templates.share"])),
+    responses((status = 200, description = "It is not shared any more.", body = TemplateView))
+)]
+pub(crate) async fn unshare_template(
+    State(app): State<App>,
+    As(caller): As,
+    At(which): At<String>,
+) -> Answer<axum::Json<TemplateView>> {
+    let template = app.sandboxes.unshare_template(&caller, &which).await?;
+    Ok(axum::Json(TemplateView::of(&caller, template)))
+}
+
+/// Removes templates of the caller's project that no name and no sandbox uses, and what its builds have cached; for who has
+/// `templates.share`, those that are shared too.
 #[utoipa::path(
     post, path = "/v1/templates/prune", tag = "templates",
     security(("key" = ["templates.manage"])),
     responses((status = 200, description = "What that freed.", body = PruneResult))
 )]
-pub(crate) async fn prune_templates(State(app): State<App>) -> Answer<axum::Json<PruneResult>> {
-    let freed_bytes = app.sandboxes.prune_templates().await?;
+pub(crate) async fn prune_templates(
+    State(app): State<App>,
+    As(caller): As,
+) -> Answer<axum::Json<PruneResult>> {
+    let freed_bytes = app.sandboxes.prune_templates(&caller).await?;
     Ok(axum::Json(PruneResult { freed_bytes }))
 }
 
-/// Builds a template from Debian packages or an image.
+/// Builds a template from an image, or from Debian packages, which takes `templates.share`. It belongs to the caller's project.
 ///
 /// The answer is a stream of events: `progress` with `{"stage","done","total"}` (total 0: unknown), `log` with
 /// `{"text"}`, and last `done` with the template or `error`. Hanging up cancels the build.
@@ -174,12 +249,13 @@ pub(crate) async fn prune_templates(State(app): State<App>) -> Answer<axum::Json
 )]
 pub(crate) async fn build_template(
     State(app): State<App>,
+    As(caller): As,
     headers: HeaderMap,
     Json(body): Json<BuildRequest>,
 ) -> Answer<Response> {
     let build = body.into_build(read_login(&headers)?)?;
-    let progress = app.sandboxes.build_template(build).await?;
-    Ok(follow(progress, None))
+    let progress = app.sandboxes.build_template(&caller, build).await?;
+    Ok(follow(caller, progress, None))
 }
 
 /// Builds a template from a Dockerfile; the body is a tar archive of its context. Answers as `build` does.
@@ -215,6 +291,7 @@ pub(crate) async fn build_from_context(
     let (upload, dockerfile) = upload.read_text(build.dockerfile).await?;
     let request = BuildTemplate {
         name: build.name,
+        shared: build.shared,
         from: BuildFrom::Dockerfile {
             context: upload.path().to_owned(),
             dockerfile,
@@ -228,8 +305,8 @@ pub(crate) async fn build_from_context(
         network: build.network,
         resources: build.resources,
     };
-    let progress = app.sandboxes.build_template(request).await?;
-    Ok(follow(progress, Some(upload)))
+    let progress = app.sandboxes.build_template(&caller, request).await?;
+    Ok(follow(caller, progress, Some(upload)))
 }
 
 /// Builds a template from an image archive (`docker save` or a tar of an OCI layout), which is the body. Answers as
@@ -253,17 +330,18 @@ pub(crate) async fn build_from_archive(
     let upload = upload::archive(&app, &caller, body).await?;
     let request = BuildTemplate {
         name,
+        shared: query.shared.unwrap_or(false),
         from: BuildFrom::Archive { file: upload.file() },
         start,
         network,
         resources,
     };
-    let progress = app.sandboxes.build_template(request).await?;
-    Ok(follow(progress, Some(upload)))
+    let progress = app.sandboxes.build_template(&caller, request).await?;
+    Ok(follow(caller, progress, Some(upload)))
 }
 
 /// Passes progress on. What was uploaded lives as long as the build.
-fn follow(progress: BuildStream, upload: Option<Upload>) -> Response {
+fn follow(caller: Caller, progress: BuildStream, upload: Option<Upload>) -> Response {
     sse(progress.map(move |step| {
         let _lives = &upload;
         match step {
@@ -272,7 +350,7 @@ fn follow(progress: BuildStream, upload: Option<Upload>) -> Response {
                 &serde_json::json!({ "stage": stage, "done": done, "total": total }),
             ),
             Ok(BuildEvent::Log(text)) => event("log", &serde_json::json!({ "text": text })),
-            Ok(BuildEvent::Done(template)) => event("done", &TemplateView::of(*template)),
+            Ok(BuildEvent::Done(template)) => event("done", &TemplateView::of(&caller, *template)),
             Err(fault) => event("error", &ErrorDetail::new(&fault, None)),
         }
     }))

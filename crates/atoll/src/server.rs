@@ -201,7 +201,13 @@ impl Server {
         let (outside, broker) = outside::open(config, data.path(), Some(models), helper).await?;
         let settings = options::settings(config, data.path());
         let identity = storage::identity(&store, &settings).await?;
-        let node = LocalNode::new(settings.node(), machine.runtimes, machine.tiers, bytes, outside);
+        let node = LocalNode::new(
+            settings.node(identity.default_project()),
+            machine.runtimes,
+            machine.tiers,
+            bytes,
+            outside,
+        );
         let storage = Storage {
             store: store.clone(),
             templates,

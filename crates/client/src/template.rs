@@ -26,7 +26,7 @@ pub async fn create_sandbox(client: &Client, output: Output, body: &Value) -> Re
 }
 
 async fn build_base(client: &Client, output: Output) -> Result<Value> {
-    let body = json!({"name": BASE, "debian": {}});
+    let body = json!({"name": BASE, "shared": true, "debian": {}});
     let request = client.request(Method::POST, "/v1/templates/build").json(&body);
     follow_build(output, client.send(request).await?).await
 }

@@ -26,8 +26,10 @@ pub enum Action {
     ReadStorage,
     ManageStorage,
     ReadTemplates,
-    /// Builds, changes and deletes what all projects share.
+    /// Builds, changes and deletes templates of one's own project.
     ManageTemplates,
+    /// The same with what all projects share; shares it, and takes it back.
+    ShareTemplates,
     /// Names of secrets, never their values.
     ReadSecrets,
     /// Lends secrets to a sandbox.
@@ -47,7 +49,7 @@ pub enum Action {
 }
 
 impl Action {
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 27] = [
         Self::ReadServer,
         Self::RunServer,
         Self::ReadProjects,
@@ -63,6 +65,7 @@ impl Action {
         Self::ManageStorage,
         Self::ReadTemplates,
         Self::ManageTemplates,
+        Self::ShareTemplates,
         Self::ReadSecrets,
         Self::UseSecrets,
         Self::ManageSecrets,
@@ -94,6 +97,7 @@ impl Action {
             Self::ManageStorage => "storage.manage",
             Self::ReadTemplates => "templates.read",
             Self::ManageTemplates => "templates.manage",
+            Self::ShareTemplates => "templates.share",
             Self::ReadSecrets => "secrets.read",
             Self::UseSecrets => "secrets.use",
             Self::ManageSecrets => "secrets.manage",

@@ -42,7 +42,7 @@ impl Role {
             Self::Operator => true,
             Self::Member => !matches!(
                 action,
-                A::RunServer | A::ManageProjects | A::ManageTemplates | A::AnswerApprovals
+                A::RunServer | A::ManageProjects | A::ShareTemplates | A::AnswerApprovals
             ),
             Self::Viewer => matches!(
                 action,
@@ -134,7 +134,9 @@ impl Scope {
                     | A::ReadTemplates
             ),
             Self::Sandbox(own) => matches!(action, A::ReadSandbox | A::UseSandbox) && sandbox == Some(own),
-            Self::Templates => matches!(action, A::ReadTemplates | A::ManageTemplates),
+            Self::Templates => {
+                matches!(action, A::ReadTemplates | A::ManageTemplates | A::ShareTemplates)
+            }
             Self::UseSecrets => matches!(action, A::ReadSecrets | A::UseSecrets),
             Self::ManageSecrets => {
                 matches!(action, A::ReadSecrets | A::UseSecrets | A::ManageSecrets)

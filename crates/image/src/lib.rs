@@ -17,7 +17,7 @@
 //! | build from Debian packages (the default template: [`DebianOptions::base`]) | [`Templates::build_debian`] |
 //! | build from a registry, an OCI layout or `docker save` | [`Templates::build_oci`] |
 //! | build from a Dockerfile, with sandboxes lent by a [`StepRunner`] | [`Templates::build_dockerfile`] |
-//! | find, list, name, remove, check | [`Templates::resolve`], [`list`](Templates::list), [`inspect`](Templates::inspect), [`name`](Templates::name), [`delete`](Templates::delete), [`prune`](Templates::prune), [`verify`](Templates::verify) |
+//! | see as a project does, find, list, name, remove, share, check | [`Templates::of`], [`resolve`](Templates::resolve), [`list`](Templates::list), [`inspect`](Templates::inspect), [`name`](Templates::name), [`delete`](Templates::delete), [`share`](Templates::share), [`unshare`](Templates::unshare), [`prune`](Templates::prune), [`verify`](Templates::verify) |
 //! | mount a template | [`Templates::image_path`] |
 //! | carry the guest agent into a sandbox | [`agent_image`] |
 //!
@@ -54,5 +54,5 @@ pub use error::{Error, Result};
 pub use layer::{LayerReport, Whiteouts, apply as apply_layer};
 pub use oci::{ImageConfig, ImageSource, Login, OciOptions, Reach};
 pub use progress::{Progress, Quiet, Update};
-pub use store::{Listed, Pruned, Recipe, Scratch, Settings, Templates, check_name};
+pub use store::{Listed, Needed, Pruned, Recipe, Scratch, Settings, Templates, check_name};
 pub use tree::{Entries, Kind, LastLink, Limits, Meta, Mtime, Node, NodeId, Tree};

@@ -40,12 +40,35 @@ pub enum ImageSource {
     Archive(PathBuf),
 }
 
-/// Where registries may lead a pull to; errors are sentences for people. Not asked about the registry that was named.
+/// Where registries may lead a pull to; errors are sentences for people.
 pub trait Reach: std::fmt::Debug + Send + Sync {
+    /// Whether it is asked about the registry that was named, too.
+    fn binds_the_named(&self) -> bool {
+        false
+    }
+
     /// Before a name is resolved.
     fn name(&self, host: &str) -> std::result::Result<(), String>;
     /// Before an address is connected to, right before.
     fn address(&self, address: IpAddr) -> std::result::Result<(), String>;
+}
+
+/// The same for whoever is not trusted to name a registry.
+#[derive(Debug)]
+pub(crate) struct Bound(pub(crate) Arc<dyn Reach>);
+
+impl Reach for Bound {
+    fn binds_the_named(&self) -> bool {
+        true
+    }
+
+    fn name(&self, host: &str) -> std::result::Result<(), String> {
+        self.0.name(host)
+    }
+
+    fn address(&self, address: IpAddr) -> std::result::Result<(), String> {
+        self.0.address(address)
+    }
 }
 
 /// User name and password or token for a registry.

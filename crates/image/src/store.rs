@@ -1,10 +1,10 @@
 //! The templates of this machine, on disk.
 //!
 //! ```text
-//! <dir>/blobs/<sha256>.erofs      images, named by their own digest, read-only, shared by whoever has the same bytes
-//! <dir>/manifests/<tpl id>.json   what makes an image a template
-//! <dir>/names/<name>              the id that a name stands for
-//! <dir>/cache/<key>               digest of the state after a Dockerfile step
+//! <dir>/blobs/<sha256>.erofs      images, named by their own digest, read-only, one for whoever has the same bytes
+//! <dir>/manifests/<tpl id>.json   what makes an image a template; it says nothing of whose it is
+//! <dir>/names, shared, cache      what everybody may use of that
+//! <dir>/projects/<project>/       what a project has of that: see `spaces.rs`
 //! <dir>/tmp/<build>/              what a build has not finished yet, locked by the process that builds
 //! <dir>/lock                      held around every change, so that several processes may share a store
 //! ```
@@ -13,6 +13,7 @@
 //! goes when the store is opened next.
 
 mod scratch;
+mod spaces;
 #[cfg(test)]
 mod tests;
 
@@ -32,19 +33,24 @@ use sha2::{Digest, Sha256};
 
 pub use scratch::Scratch;
 pub(crate) use scratch::end_group;
+use spaces::Space;
+pub use spaces::{Needed, Pruned};
 
 use crate::content::Backing;
 use crate::debian::Installer;
 use crate::erofs::{Written, read_tree, write_image};
 use crate::error::{Error, IoContext, Result};
-use crate::oci::Reach;
+use crate::oci::{Bound, Reach};
 use crate::progress::Job;
 use crate::tree::{Limits, Tree};
 
-/// Cheap to clone. All methods do file work: call them from a thread that may block.
+/// The templates as everybody sees them, or, of [`Templates::of`], as a project does. Cheap to clone. All methods do file
+/// work: call them from a thread that may block.
 #[derive(Debug, Clone)]
 pub struct Templates {
     dir: Arc<Path>,
+    /// What is looked for first, and what is changed.
+    space: Space,
     /// Where another process has to run what installs Debian packages.
     pub(crate) installer: Option<Arc<dyn Installer>>,
     /// Where registries may lead to.
@@ -82,33 +88,32 @@ pub struct Settings {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed {
     pub manifest: TemplateManifest,
+    /// What it is called by whoever looks.
     pub names: Vec<String>,
-}
-
-/// What [`Templates::prune`] removed.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Pruned {
-    pub templates: Vec<TemplateId>,
-    pub cache_entries: u64,
-    pub bytes: u64,
+    /// Whether everybody may use it.
+    pub shared: bool,
+    /// Whether it belongs to the project that looks.
+    pub own: bool,
 }
 
 impl Templates {
     /// Opens the store at `dir`, making it if needed and removing what dead builds left.
     pub fn open(dir: impl AsRef<Path>) -> Result<Self> {
         let dir = dir.as_ref();
-        for part in ["blobs", "manifests", "names", "cache", "tmp"] {
+        for part in ["blobs", "manifests", "names", "cache", "projects", "tmp"] {
             let path = dir.join(part);
             fs::create_dir_all(&path).doing("make", &path)?;
         }
         let dir = dir.canonicalize().doing("open", dir)?;
         let store = Self {
             dir: dir.into(),
+            space: Space::Shared,
             installer: None,
             reach: None,
         };
         let _lock = store.lock()?;
         scratch::remove_abandoned(&store.dir.join("tmp"))?;
+        store.share_what_was_nobodys()?;
         Ok(store)
     }
 
@@ -126,60 +131,15 @@ impl Templates {
         Self { reach, ..self }
     }
 
+    /// The same templates, for whoever is not trusted to name a registry: that, too, must be where registries may lead to.
+    #[must_use]
+    pub fn bound(self) -> Self {
+        let reach = self.reach.map(|reach| Arc::new(Bound(reach)) as Arc<dyn Reach>);
+        Self { reach, ..self }
+    }
+
     pub fn dir(&self) -> &Path {
         &self.dir
-    }
-
-    /// All templates, newest first.
-    pub fn list(&self) -> Result<Vec<Listed>> {
-        let mut names: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for (name, id) in self.names()? {
-            names.entry(id).or_default().push(name);
-        }
-        let mut all: Vec<Listed> = self
-            .manifests()?
-            .into_iter()
-            .map(|manifest| Listed {
-                names: names.remove(manifest.id.as_str()).unwrap_or_default(),
-                manifest,
-            })
-            .collect();
-        all.sort_by(|a, b| {
-            let key = |t: &Listed| (std::cmp::Reverse(t.manifest.created_at), t.manifest.id.clone());
-            key(a).cmp(&key(b))
-        });
-        Ok(all)
-    }
-
-    /// The template that a name or an id stands for.
-    pub fn resolve(&self, wanted: &str) -> Result<TemplateManifest> {
-        self.find(wanted)?.ok_or_else(|| Error::NotFound {
-            wanted: wanted.to_owned(),
-        })
-    }
-
-    /// As [`Templates::resolve`], with all its names.
-    pub fn inspect(&self, wanted: &str) -> Result<Listed> {
-        let manifest = self.resolve(wanted)?;
-        let names = self.names_of(&manifest.id)?;
-        Ok(Listed { manifest, names })
-    }
-
-    /// As [`Templates::resolve`], `None` when there is none.
-    pub fn find(&self, wanted: &str) -> Result<Option<TemplateManifest>> {
-        let id = if let Ok(id) = wanted.parse::<TemplateId>() {
-            id
-        } else {
-            check_name(wanted)?;
-            let path = self.dir.join("names").join(wanted);
-            match read_if_there(&path)? {
-                None => return Ok(None),
-                Some(text) => text.trim().parse().map_err(|_| Error::Damaged {
-                    why: format!("`{}` does not hold a template id", path.display()),
-                })?,
-            }
-        };
-        self.manifest(&id)
     }
 
     /// The image file of a template: what a runtime mounts.
@@ -198,56 +158,6 @@ impl Templates {
 
     pub(crate) fn blob_tree(&self, digest: &str) -> Result<Tree> {
         read_tree(&Backing::open(&self.blob_path(digest))?, Limits::default())
-    }
-
-    /// Lets `name` stand for `id`, whatever it stood for before.
-    pub fn name(&self, name: &str, id: &TemplateId) -> Result<()> {
-        check_name(name)?;
-        let _lock = self.lock()?;
-        if self.manifest(id)?.is_none() {
-            return Err(Error::NotFound {
-                wanted: id.to_string(),
-            });
-        }
-        self.write_file("names", name, id.as_str().as_bytes())
-    }
-
-    /// By name: takes the name away, and the template with its last name. By id: removes the template with all its
-    /// names. Refused while `in_use` says so. The image goes with the last template that has the same bytes.
-    pub fn delete(&self, wanted: &str, in_use: &dyn Fn(&TemplateManifest) -> bool) -> Result<()> {
-        let _lock = self.lock()?;
-        let manifest = self.resolve(wanted)?;
-        let names = self.names_of(&manifest.id)?;
-        let by_id = wanted == manifest.id.as_str();
-        if !by_id && names.len() > 1 {
-            return self.remove_file("names", wanted);
-        }
-        if in_use(&manifest) {
-            return Err(Error::InUse {
-                id: manifest.id.to_string(),
-                by: " by running sandboxes".into(),
-            });
-        }
-        self.remove_template(&manifest, &names)?;
-        self.remove_unused_blobs(&mut Pruned::default())
-    }
-
-    /// Removes templates without a name that are not in use, the build cache, and images that nothing refers to.
-    pub fn prune(&self, in_use: &dyn Fn(&TemplateManifest) -> bool) -> Result<Pruned> {
-        let _lock = self.lock()?;
-        let mut pruned = Pruned::default();
-        for Listed { manifest, names } in self.list()? {
-            if names.is_empty() && !in_use(&manifest) {
-                self.remove_template(&manifest, &names)?;
-                pruned.templates.push(manifest.id);
-            }
-        }
-        for key in self.files("cache")? {
-            self.remove_file("cache", &key)?;
-            pruned.cache_entries += 1;
-        }
-        self.remove_unused_blobs(&mut pruned)?;
-        Ok(pruned)
     }
 
     /// Reads the whole image and compares it with its digest.
@@ -344,7 +254,9 @@ impl Templates {
         let blob = self.blob_path(digest);
         let size_bytes = fs::metadata(&blob).doing("read the size of", &blob)?.len();
         let id = template_id(digest, recipe)?;
-        let manifest = match self.manifest(&id)? {
+        // Before the manifest: a template is somebody's from its first moment on.
+        self.own(&id, now)?;
+        let manifest = match self.known(&id)? {
             Some(known) => known,
             None => {
                 let manifest = TemplateManifest {
@@ -365,19 +277,20 @@ impl Templates {
                 let json = serde_json::to_vec_pretty(&manifest).map_err(|error| Error::Damaged {
                     why: format!("a manifest cannot be written: {error}"),
                 })?;
-                self.write_file("manifests", &format!("{}.json", manifest.id), &json)?;
+                self.write_file(Path::new("manifests"), &format!("{}.json", manifest.id), &json)?;
                 manifest
             }
         };
         if let Some(name) = name {
-            self.write_file("names", name, manifest.id.as_str().as_bytes())?;
+            self.write_file(&self.space.names(), name, manifest.id.as_str().as_bytes())?;
         }
-        Ok(manifest)
+        self.as_seen(manifest)
     }
 
-    /// The digest of a cached build state whose image is still there.
+    /// The digest of a build state that was cached from here, and whose image is still there. What others have cached is not
+    /// looked at: that a step need not be run would tell what they have built, and what came of it would be theirs to say.
     pub(crate) fn cached(&self, key: &str) -> Result<Option<String>> {
-        let digest = read_if_there(&self.dir.join("cache").join(key))?;
+        let digest = read_if_there(&self.dir.join(self.space.cache()).join(key))?;
         Ok(digest.filter(|digest| is_digest(digest) && self.blob_path(digest).exists()))
     }
 
@@ -387,7 +300,7 @@ impl Templates {
         let (staged, written) = stage_image(&scratch, tree, job)?;
         let _lock = self.lock()?;
         self.adopt_blob(&staged, &written.digest)?;
-        self.write_file("cache", key, written.digest.as_bytes())?;
+        self.write_file(&self.space.cache(), key, written.digest.as_bytes())?;
         Ok(written.digest)
     }
 
@@ -401,7 +314,8 @@ impl Templates {
         sync_dir(&self.dir.join("blobs"))
     }
 
-    fn manifest(&self, id: &TemplateId) -> Result<Option<TemplateManifest>> {
+    /// Whosever it is: for what was made of it while it could be seen.
+    pub fn known(&self, id: &TemplateId) -> Result<Option<TemplateManifest>> {
         let path = self.dir.join("manifests").join(format!("{id}.json"));
         let Some(text) = read_if_there(&path)? else {
             return Ok(None);
@@ -415,10 +329,10 @@ impl Templates {
 
     fn manifests(&self) -> Result<Vec<TemplateManifest>> {
         let mut all = Vec::new();
-        for file in self.files("manifests")? {
+        for file in self.files(Path::new("manifests"))? {
             let id = file.strip_suffix(".json").and_then(|id| id.parse().ok());
             if let Some(id) = id
-                && let Some(manifest) = self.manifest(&id)?
+                && let Some(manifest) = self.known(&id)?
             {
                 all.push(manifest);
             }
@@ -426,28 +340,15 @@ impl Templates {
         Ok(all)
     }
 
-    fn names(&self) -> Result<Vec<(String, String)>> {
-        let mut all = Vec::new();
-        for name in self.files("names")? {
-            if let Some(id) = read_if_there(&self.dir.join("names").join(&name))? {
-                all.push((name, id.trim().to_owned()));
-            }
-        }
-        Ok(all)
-    }
-
-    fn names_of(&self, id: &TemplateId) -> Result<Vec<String>> {
-        let names = self.names()?.into_iter();
-        Ok(names
-            .filter(|(_, of)| of == id.as_str())
-            .map(|(name, _)| name)
-            .collect())
-    }
-
-    fn files(&self, part: &str) -> Result<Vec<String>> {
+    /// The names of what lies there; none where the directory is not there yet.
+    fn files(&self, part: &Path) -> Result<Vec<String>> {
         let dir = self.dir.join(part);
         let mut all = Vec::new();
-        for entry in fs::read_dir(&dir).doing("list", &dir)? {
+        let entries = match fs::read_dir(&dir) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(all),
+            entries => entries.doing("list", &dir)?,
+        };
+        for entry in entries {
             if let Ok(name) = entry.doing("list", &dir)?.file_name().into_string()
                 && !name.starts_with('.')
             {
@@ -458,27 +359,18 @@ impl Templates {
         Ok(all)
     }
 
-    fn remove_template(&self, manifest: &TemplateManifest, names: &[String]) -> Result<()> {
-        for name in names {
-            self.remove_file("names", name)?;
-        }
-        self.remove_file("manifests", &format!("{}.json", manifest.id))
-    }
-
     /// Needs the lock, or a blob that another process has just adopted could go.
-    fn remove_unused_blobs(&self, pruned: &mut Pruned) -> Result<()> {
+    fn remove_unused_blobs(&self) -> Result<()> {
         let mut used: BTreeSet<String> = self.manifests()?.into_iter().map(|m| m.digest).collect();
-        for key in self.files("cache")? {
-            used.extend(read_if_there(&self.dir.join("cache").join(key))?);
+        for space in self.spaces()? {
+            used.extend(self.cached_digests(&space)?);
         }
-        for blob in self.files("blobs")? {
+        for blob in self.files(Path::new("blobs"))? {
             if blob
                 .strip_suffix(".erofs")
                 .is_some_and(|digest| !used.contains(digest))
             {
-                let path = self.dir.join("blobs").join(&blob);
-                pruned.bytes += fs::metadata(&path).map_or(0, |meta| meta.len());
-                self.remove_file("blobs", &blob)?;
+                self.remove_file(Path::new("blobs"), &blob)?;
             }
         }
         Ok(())
@@ -496,8 +388,9 @@ impl Templates {
         Ok(file)
     }
 
-    fn write_file(&self, part: &str, name: &str, bytes: &[u8]) -> Result<()> {
+    fn write_file(&self, part: &Path, name: &str, bytes: &[u8]) -> Result<()> {
         let dir = self.dir.join(part);
+        self.make(part)?;
         let staged = dir.join(format!(".{name}.new"));
         let mut file = File::create(&staged).doing("write", &staged)?;
         file.write_all(bytes)
@@ -508,11 +401,23 @@ impl Templates {
         sync_dir(&dir)
     }
 
-    fn remove_file(&self, part: &str, name: &str) -> Result<()> {
+    /// Makes a directory that is not there yet, durably, with those above it.
+    fn make(&self, part: &Path) -> Result<()> {
+        let dir = self.dir.join(part);
+        if dir.is_dir() {
+            return Ok(());
+        }
+        fs::create_dir_all(&dir).doing("make", &dir)?;
+        part.ancestors()
+            .skip(1)
+            .try_for_each(|above| sync_dir(&self.dir.join(above)))
+    }
+
+    fn remove_file(&self, part: &Path, name: &str) -> Result<()> {
         let dir = self.dir.join(part);
         let path = dir.join(name);
         match fs::remove_file(&path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
             other => other.doing("remove", &path),
         }?;
         sync_dir(&dir)

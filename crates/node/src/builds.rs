@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 pub use atoll_image::Login as RegistryLogin;
 use atoll_image::{
-    DebianOptions, DockerfileOptions, ImageSource, Limits, OciOptions, Progress, Templates, Update,
+    DebianOptions, DockerfileOptions, ImageSource, Limits, Listed, OciOptions, Progress, Templates, Update,
 };
-use atoll_types::{Code, Fault, NetworkPolicy, ProjectId, Resources, StartCommand, TemplateManifest};
+use atoll_types::{
+    Code, Fault, NetworkPolicy, ProjectId, Resources, StartCommand, TemplateId, TemplateManifest,
+};
 use tokio::sync::mpsc;
 
 use crate::LocalNode;
@@ -15,21 +17,48 @@ use crate::cables::allows_nothing;
 use crate::faults::from_image;
 use crate::steps::Steps;
 
+/// A template as a project sees it.
 #[derive(Debug, Clone)]
 pub struct Template {
+    /// What the project may call it.
     pub names: Vec<String>,
     pub manifest: TemplateManifest,
+    /// Whether every project may use it.
+    pub shared: bool,
+    /// Whether it belongs to the project.
+    pub own: bool,
+}
+
+impl From<Listed> for Template {
+    fn from(listed: Listed) -> Self {
+        Self {
+            names: listed.names,
+            manifest: listed.manifest,
+            shared: listed.shared,
+            own: listed.own,
+        }
+    }
 }
 
 #[derive(Debug, Clone)]
 pub struct BuildTemplate {
     pub name: String,
+    /// For every project, rather than for the one that builds it.
+    pub shared: bool,
     pub from: BuildFrom,
     pub start: BuildStart,
     /// What sandboxes made from it may reach, unless they say so themselves.
     pub network: Option<NetworkPolicy>,
     /// What sandboxes made from it get, unless they say so themselves.
     pub resources: Option<Resources>,
+}
+
+/// Who builds.
+#[derive(Debug, Clone)]
+pub struct Builder {
+    pub project: ProjectId,
+    /// Whether it runs the server: then it may name any registry. Others may name those that a sandbox could reach.
+    pub is_operator: bool,
 }
 
 /// What sandboxes made from a template start with.
@@ -90,7 +119,7 @@ impl LocalNode {
     pub(crate) async fn build_template(
         &self,
         request: BuildTemplate,
-        project: ProjectId,
+        builder: Builder,
         events: mpsc::Sender<Result<BuildEvent, Fault>>,
     ) -> Result<TemplateManifest, Fault> {
         let progress: Arc<dyn Progress> = Arc::new(move |update: Update<'_>| {
@@ -104,7 +133,13 @@ impl LocalNode {
                 total: update.total,
             }));
         });
-        let templates = &self.inner.templates;
+        // As whoever it is for sees them: what it builds on, what is cached, and what it becomes.
+        let Builder { project, is_operator } = builder;
+        let templates = match request.shared {
+            true => self.inner.templates.shared(),
+            false => self.inner.templates.of(&project),
+        };
+        let templates = if is_operator { templates } else { templates.bound() };
         let name = request.name.clone();
         // Said beside what went wrong, where something did.
         let mut refused = Vec::new();
@@ -177,7 +212,7 @@ impl LocalNode {
             network: request.network,
             resources: request.resources,
         };
-        let (templates, now) = (templates.clone(), self.now());
+        let now = self.now();
         let manifest = on_templates(move || templates.with_settings(&built, settings, &name, now)).await?;
         self.inner.pools.look_again();
         Ok(manifest)
@@ -215,10 +250,16 @@ pub async fn on_templates<T: Send + 'static>(
         .map_err(|e| from_image(&e))
 }
 
-/// The template of this id or name.
+/// The template of this id or name, as whoever these are for sees them.
 pub fn find_template(templates: &Templates, which: &str) -> Result<TemplateManifest, Fault> {
     let found = templates.find(which).map_err(|e| from_image(&e))?;
     found.ok_or_else(|| no_template(which))
+}
+
+/// The template that something was made of, whosever it is by now.
+pub fn known_template(templates: &Templates, id: &TemplateId) -> Result<TemplateManifest, Fault> {
+    let found = templates.known(id).map_err(|e| from_image(&e))?;
+    found.ok_or_else(|| no_template(id.as_str()))
 }
 
 fn no_template(which: &str) -> Fault {
@@ -226,5 +267,5 @@ fn no_template(which: &str) -> Fault {
         Code::TemplateNotFound,
         format!("there is no template `{}`", which.escape_default()),
     )
-    .hint("`atoll template list` shows those that exist; `atoll template build base` makes the default one")
+    .hint("`atoll template list` shows those that exist; `atoll template build base --shared` makes the default one")
 }

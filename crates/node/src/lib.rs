@@ -59,7 +59,8 @@ pub use atoll_volumes::{
     Entry as VolumeEntry, EntryKind, LARGEST_LISTING, Metadata as VolumeMetadata, WriteFile as WriteInVolume,
 };
 pub use builds::{
-    BuildEvent, BuildFrom, BuildStart, BuildTemplate, RegistryLogin, Template, find_template, on_templates,
+    BuildEvent, BuildFrom, BuildStart, BuildTemplate, Builder, RegistryLogin, Template, find_template,
+    known_template, on_templates,
 };
 pub use cables::{Outside, WayOut, allows_nothing};
 pub use faults::{from_image, server_full};

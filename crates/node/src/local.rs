@@ -9,7 +9,7 @@ use atoll_image::Templates;
 use atoll_lifecycle::{Missing, Tier};
 use atoll_runtime::probe::{Probe, Verdict};
 use atoll_runtime::{Instance, Runtime, Runtimes, SaveSource};
-use atoll_types::{Fault, InstanceId, Isolation, ProjectId, SnapshotId, TemplateManifest, Timestamp};
+use atoll_types::{Fault, InstanceId, Isolation, SnapshotId, TemplateManifest, Timestamp};
 use atoll_vault::Vault;
 use atoll_volumes::Volumes;
 use tokio::sync::{Semaphore, mpsc};
@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::boots::Boots;
-use crate::builds::{BuildEvent, BuildTemplate};
+use crate::builds::{BuildEvent, BuildTemplate, Builder};
 use crate::cables::Outside;
 use crate::node::Node;
 use crate::pool::Pools;
@@ -237,9 +237,9 @@ impl Node for LocalNode {
     async fn build(
         &self,
         request: BuildTemplate,
-        project: ProjectId,
+        builder: Builder,
         progress: mpsc::Sender<Result<BuildEvent, Fault>>,
     ) -> Result<TemplateManifest, Fault> {
-        self.build_template(request, project, progress).await
+        self.build_template(request, builder, progress).await
     }
 }

@@ -19,7 +19,7 @@ use atoll_types::{
 use atoll_volumes::{Entry as VolumeEntry, Metadata as VolumeMetadata, WriteFile as WriteInVolume};
 use tokio::sync::mpsc;
 
-use crate::builds::{BuildEvent, BuildTemplate};
+use crate::builds::{BuildEvent, BuildTemplate, Builder};
 use crate::hooks;
 use crate::words::{
     Admission, Begins, Boot, ByteSource, ByteStream, Claimed, Event, Failed, Greeting, NetworkUsage, Offer,
@@ -63,11 +63,12 @@ pub trait Node:
     /// A name may stand for another template now.
     fn templates_changed(&self);
 
-    /// Builds a template, and tells how that goes. Dropping it stops the build, which leaves nothing behind.
+    /// Builds a template of a project, or one for all that a project builds, and tells how that goes. Dropping it stops the
+    /// build, which leaves nothing behind.
     async fn build(
         &self,
         request: BuildTemplate,
-        project: ProjectId,
+        builder: Builder,
         progress: mpsc::Sender<Result<BuildEvent, Fault>>,
     ) -> Result<TemplateManifest, Fault>;
 }

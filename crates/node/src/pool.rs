@@ -229,7 +229,8 @@ impl LocalNode {
             ..SandboxSpec::default()
         };
         let admitted = atoll_lifecycle::admit(spec, &self.settings().limits, &self.tiers())?;
-        let template = find_template(&self.inner.templates, &pool.setting.template)?;
+        let templates = self.inner.templates.of(&self.settings().pools_of);
+        let template = find_template(&templates, &pool.setting.template)?;
         Ok((admitted, template))
     }
 

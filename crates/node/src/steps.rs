@@ -62,7 +62,7 @@ impl StepRunner for Steps {
         };
         let admitted = atoll_lifecycle::admit(spec, &node.settings().limits, &node.tiers())
             .map_err(|fault| fault.to_string())?;
-        // They are in nobody's quota, so there are never many.
+        // A build has one at a time, and counts as one sandbox of its project. The machine has not room for those of all.
         let turn = std::sync::Arc::clone(&node.inner.builds)
             .acquire_owned()
             .await

@@ -30,6 +30,9 @@ pub struct Settings {
     pub limits: Limits,
     /// Instances that are booted ahead.
     pub pools: Vec<PoolSetting>,
+    /// By whose names their templates are found: the project of those who run the server. Who else may use such a template is
+    /// served from its pool as well.
+    pub pools_of: ProjectId,
     /// Whether saved state is on the disk itself before a save is answered.
     pub durable_saves: bool,
     /// What a step of a Dockerfile gets.

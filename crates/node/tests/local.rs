@@ -61,7 +61,7 @@ fn world(pooled: usize) -> World {
         .join("manifests")
         .join(format!("{}.json", template.id));
     std::fs::write(path, serde_json::to_vec(&template).unwrap()).unwrap();
-    templates.name(TEMPLATE, &template.id).unwrap();
+    std::fs::write(templates.dir().join("names").join(TEMPLATE), template.id.as_str()).unwrap();
     let machine = Scripted::new(TIER, true, |_, _: &_| Answer::AT_ONCE);
     let settings = Settings {
         data_dir: data.clone(),
@@ -72,6 +72,7 @@ fn world(pooled: usize) -> World {
             resources: Resources::default(),
             isolation: None,
         }],
+        pools_of: atoll_types::ProjectId::from_entropy([1; 20]),
         durable_saves: false,
         build_resources: Resources {
             cpu_millis: 1000,

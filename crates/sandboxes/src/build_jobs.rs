@@ -165,20 +165,22 @@ impl BuildJobs {
 
     /// Builds a template, and keeps what is said meanwhile.
     pub async fn build(&self, job: &BuildJob, request: BuildTemplate) -> Result<(), Fault> {
-        let events = self.service.build_template(request).await?;
+        let events = self.service.build_template(&job.request.caller, request).await?;
         job.follow(events, || self.service.now()).await
     }
 
     /// Gives what was built its other names; if it starts something, has that running for those who come.
     pub async fn finish(&self, job: &BuildJob, starts: bool) -> Result<(), Fault> {
         let OpenBuild {
+            caller,
             name,
             also,
             resources,
             ..
         } = &job.request;
         if starts {
-            match self.service.keep_running(name, Some(*resources), None).await {
+            let kept = self.service.keep_running(caller, name, Some(*resources), None);
+            match kept.await {
                 Ok(_) => {}
                 // Where memory cannot be kept, each sandbox starts it.
                 Err(fault) if fault.code == Code::MemoryNotSupported => {}
@@ -186,7 +188,7 @@ impl BuildJobs {
             }
         }
         for other in also {
-            self.service.name_template(name, other).await?;
+            self.service.name_template(caller, name, other).await?;
         }
         Ok(())
     }

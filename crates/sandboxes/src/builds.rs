@@ -1,111 +1,213 @@
-//! Templates: the catalogue of them, and building them in the background with progress.
+//! Templates: the catalogue of them, whose they are, and building them in the background with progress.
+//!
+//! What must hold: a project finds its own templates and shared ones, and for all others the answer is that of templates that do not
+//! exist. Shared ones are changed by operators alone. Whatever was made of a template goes on, whoever may use it now.
 
-use std::collections::HashSet;
 use std::pin::Pin;
 
-use atoll_node::{BuildEvent, BuildFrom, BuildTemplate, Template, find_template, from_image, on_templates};
+use atoll_image::{Needed, Templates};
+use atoll_node::{
+    BuildEvent, BuildFrom, BuildTemplate, Builder, Template, find_template, from_image, known_template,
+    on_templates,
+};
 use atoll_store::{Fact, NewFact};
-use atoll_types::{Code, Fault, Resources, SandboxSpec, TemplateId, TemplateManifest};
+use atoll_types::{Code, Fault, ProjectId, Resources, SandboxSpec, TemplateId, TemplateManifest};
 use futures_util::Stream;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::Sandboxes;
+use crate::{Action, Caller, Sandboxes};
+
+/// The most templates, and steps of builds that are cached, that a project has.
+const MOST_TEMPLATES: usize = 5000;
 
 /// What a build says while it goes on; the last item is `Done` or an error. Dropping it stops the build, which leaves
 /// nothing behind.
 pub type BuildStream = Pin<Box<dyn Stream<Item = Result<BuildEvent, Fault>> + Send>>;
 
 impl Sandboxes {
-    pub(crate) fn resolve_template(&self, which: &str) -> Result<TemplateManifest, Fault> {
-        find_template(&self.inner.templates, which)
+    fn templates_of(&self, project: &ProjectId) -> Templates {
+        self.inner.templates.of(project)
     }
 
-    pub async fn templates(&self) -> Result<Vec<Template>, Fault> {
-        let templates = self.inner.templates.clone();
+    /// One that a project may use, by name or id: its own, or a shared one.
+    pub(crate) fn usable_template(
+        &self,
+        project: &ProjectId,
+        which: &str,
+    ) -> Result<TemplateManifest, Fault> {
+        find_template(&self.templates_of(project), which)
+    }
+
+    /// What something was made of while it could be used.
+    pub(crate) fn template_of(&self, id: &TemplateId) -> Result<TemplateManifest, Fault> {
+        known_template(&self.inner.templates, id)
+    }
+
+    /// Whether a name or an id is a project's own.
+    pub(crate) fn is_own(&self, project: &ProjectId, which: &str) -> Result<bool, Fault> {
+        self.templates_of(project).has(which).map_err(|e| from_image(&e))
+    }
+
+    /// Whether a name or an id is everybody's.
+    pub(crate) fn is_shared(&self, which: &str) -> Result<bool, Fault> {
+        self.inner.templates.has(which).map_err(|e| from_image(&e))
+    }
+
+    /// Those that the caller may use.
+    pub async fn templates(&self, caller: &Caller) -> Result<Vec<Template>, Fault> {
+        let templates = self.templates_of(caller.project());
         let listed = on_templates(move || templates.list()).await?;
-        Ok(listed
-            .into_iter()
-            .map(|listed| Template {
-                names: listed.names,
-                manifest: listed.manifest,
-            })
-            .collect())
+        Ok(listed.into_iter().map(Template::from).collect())
     }
 
-    pub async fn template(&self, which: &str) -> Result<Template, Fault> {
-        let manifest = self.resolve_template(which)?;
-        let templates = self.inner.templates.clone();
+    pub async fn template(&self, caller: &Caller, which: &str) -> Result<Template, Fault> {
+        let manifest = self.usable_template(caller.project(), which)?;
+        let templates = self.templates_of(caller.project());
         let listed = on_templates(move || templates.inspect(manifest.id.as_str())).await?;
-        Ok(Template {
-            names: listed.names,
-            manifest: listed.manifest,
-        })
+        Ok(listed.into())
     }
 
-    /// Lets another name stand for a template, whatever it stood for before.
-    pub async fn name_template(&self, which: &str, name: &str) -> Result<(), Fault> {
-        let manifest = self.resolve_template(which)?;
-        let (templates, name) = (self.inner.templates.clone(), name.to_owned());
-        on_templates(move || templates.name(&name, &manifest.id)).await?;
+    /// Lets another name stand for a template in the caller's project, whatever it stood for there before.
+    pub async fn name_template(&self, caller: &Caller, which: &str, name: &str) -> Result<(), Fault> {
+        let manifest = self.usable_template(caller.project(), which)?;
+        self.check_count(caller.project()).await?;
+        let (templates, name, now) = (self.templates_of(caller.project()), name.to_owned(), self.now());
+        on_templates(move || templates.name(&name, &manifest.id, now)).await?;
         self.node().templates_changed();
         Ok(())
     }
 
-    pub async fn delete_template(&self, which: &str) -> Result<(), Fault> {
-        let manifest = self.resolve_template(which)?;
-        let (templates, in_use, which) = (
-            self.inner.templates.clone(),
-            self.templates_in_use().await?,
+    /// Deletes one of the caller's project; where it has none of this name or id, a shared one, which takes an operator.
+    pub async fn delete_template(&self, caller: &Caller, which: &str) -> Result<(), Fault> {
+        let project = caller.project();
+        let manifest = self.usable_template(project, which)?;
+        let of_all = !self.is_own(project, which)?;
+        let templates = if of_all {
+            caller.may(Action::ShareTemplates, None)?;
+            self.inner.templates.clone()
+        } else {
+            self.templates_of(project)
+        };
+        let (needed, which) = (
+            self.templates_needed((!of_all).then_some(project)).await?,
             which.to_owned(),
         );
-        on_templates(move || templates.delete(&which, &|manifest| in_use.contains(&manifest.id))).await?;
+        on_templates(move || templates.delete(&which, &needed)).await?;
         self.node().templates_changed();
-        self.drop_running_state(&manifest.id).await;
-        let fact = NewFact {
-            at: self.now(),
-            project: self.identity().default_project().clone(),
-            sandbox: None,
-            fact: Fact::TemplateDeleted {
-                template: manifest.id,
-            },
-        };
-        self.store()
-            .ledger
-            .append_facts(vec![fact])
+        if self.usable_template(project, manifest.id.as_str()).is_err() {
+            self.drop_running_state(project, &manifest.id).await;
+        }
+        let template = manifest.id;
+        self.note_template(caller, Fact::TemplateDeleted { template })
             .await
-            .map_err(|e| crate::faults::from_store(&e))
     }
 
-    /// Removes what no name and no sandbox uses; returns the bytes freed.
-    pub async fn prune_templates(&self) -> Result<u64, Fault> {
-        let (templates, in_use) = (self.inner.templates.clone(), self.templates_in_use().await?);
-        let pruned = on_templates(move || templates.prune(&|manifest| in_use.contains(&manifest.id))).await?;
+    /// Lets every project use a template of this one.
+    pub async fn share_template(
+        &self,
+        caller: &Caller,
+        project: &ProjectId,
+        which: &str,
+    ) -> Result<Template, Fault> {
+        caller.may(Action::ShareTemplates, None)?;
+        let manifest = self.usable_template(project, which)?;
+        let (templates, which, now) = (self.templates_of(project), which.to_owned(), self.now());
+        on_templates(move || templates.share(&which, now)).await?;
+        self.node().templates_changed();
+        let template = manifest.id.clone();
+        self.note_template(caller, Fact::TemplateShared { template })
+            .await?;
+        self.template(caller, manifest.id.as_str()).await
+    }
+
+    /// Takes a shared template back into the caller's project. Others find it no more; what they have made of it goes on.
+    pub async fn unshare_template(&self, caller: &Caller, which: &str) -> Result<Template, Fault> {
+        caller.may(Action::ShareTemplates, None)?;
+        let manifest = find_template(&self.inner.templates, which)?;
+        let (templates, which, now) = (self.templates_of(caller.project()), which.to_owned(), self.now());
+        on_templates(move || templates.unshare(&which, now)).await?;
+        self.node().templates_changed();
+        let template = manifest.id.clone();
+        self.note_template(caller, Fact::TemplateUnshared { template })
+            .await?;
+        self.template(caller, manifest.id.as_str()).await
+    }
+
+    async fn note_template(&self, caller: &Caller, fact: Fact) -> Result<(), Fault> {
+        let fact = NewFact {
+            at: self.now(),
+            project: caller.project().clone(),
+            sandbox: None,
+            fact,
+        };
+        let noted = self.store().ledger.append_facts(vec![fact]).await;
+        noted.map_err(|e| crate::faults::from_store(&e))
+    }
+
+    /// Removes what no name and no sandbox of the caller's project uses, and what its builds cached; returns the bytes that it
+    /// keeps no more. For operators the same of what is shared as well.
+    pub async fn prune_templates(&self, caller: &Caller) -> Result<u64, Fault> {
+        let project = caller.project();
+        let mut freed = self.prune_in(self.templates_of(project), Some(project)).await?;
+        if caller.may(Action::ShareTemplates, None).is_ok() {
+            freed += self.prune_in(self.inner.templates.clone(), None).await?;
+        }
+        Ok(freed)
+    }
+
+    async fn prune_in(&self, templates: Templates, project: Option<&ProjectId>) -> Result<u64, Fault> {
+        let needed = self.templates_needed(project).await?;
+        let pruned = on_templates(move || templates.prune(&needed)).await?;
         Ok(pruned.bytes)
     }
 
-    /// What sandboxes run on, and what snapshots need to come back.
-    async fn templates_in_use(&self) -> Result<HashSet<TemplateId>, Fault> {
+    /// What sandboxes run on, and what snapshots need to come back: those of a project, or of everybody.
+    async fn templates_needed(&self, project: Option<&ProjectId>) -> Result<Needed, Fault> {
         let of_snapshots = self.store().saved.templates_of_snapshots().await;
-        let mut in_use: HashSet<TemplateId> = of_snapshots
-            .map_err(|e| crate::faults::from_store(&e))?
-            .into_iter()
-            .collect();
-        in_use.extend(
-            self.live()
-                .values()
-                .map(|cell| cell.seen.borrow().template.clone()),
+        let mut all = of_snapshots.map_err(|e| crate::faults::from_store(&e))?;
+        let live = self.live();
+        all.extend(
+            live.values()
+                .map(|cell| (cell.project.clone(), cell.seen.borrow().template.clone())),
         );
-        Ok(in_use)
+        let here = all
+            .iter()
+            .filter(|(of, _)| project.is_none_or(|project| of == project));
+        Ok(Needed {
+            here: here.map(|(_, template)| template.clone()).collect(),
+            anywhere: all.iter().map(|(_, template)| template.clone()).collect(),
+        })
     }
 
-    /// The template of these very bytes, under whatever id it has here.
+    /// Refuses one more to a project that has many: whoever deletes something looks through all that there is.
+    async fn check_count(&self, project: &ProjectId) -> Result<(), Fault> {
+        let templates = self.templates_of(project);
+        match on_templates(move || templates.count()).await? {
+            0..MOST_TEMPLATES => Ok(()),
+            _ => Err(Fault::new(
+                Code::TooManyTemplates,
+                format!("the project has {MOST_TEMPLATES} templates and cached steps of builds, the most that it may have"),
+            )
+            .hint("delete some, or prune them: `atoll template prune` removes what has no name, and what is cached")),
+        }
+    }
+
+    /// What a project's own templates and its builds' caches take, as if nobody else had the same.
+    pub(crate) async fn template_bytes(&self, project: &ProjectId) -> Result<u64, Fault> {
+        let templates = self.templates_of(project);
+        let images = on_templates(move || templates.images()).await?;
+        Ok(images.values().sum())
+    }
+
+    /// The template of these very bytes that a project may use, under whatever id it has here.
     pub(crate) fn template_with_digest(
         &self,
+        project: &ProjectId,
         id: &TemplateId,
         digest: &str,
     ) -> Result<Option<TemplateId>, Fault> {
-        let templates = &self.inner.templates;
+        let templates = self.templates_of(project);
         if let Some(manifest) = templates.find(id.as_str()).map_err(|e| from_image(&e))?
             && manifest.digest == digest
         {
@@ -130,9 +232,20 @@ impl Sandboxes {
         atoll_lifecycle::admit(spec, &self.settings().limits, &self.tiers()).map(drop)
     }
 
-    /// Builds a template in the background.
-    pub async fn build_template(&self, request: BuildTemplate) -> Result<BuildStream, Fault> {
+    /// Builds a template in the background: one of the caller's project, unless it is to be everybody's. It counts as one of the
+    /// project's sandboxes until it is over, whatever its steps run in.
+    pub async fn build_template(
+        &self,
+        caller: &Caller,
+        request: BuildTemplate,
+    ) -> Result<BuildStream, Fault> {
         atoll_image::check_name(&request.name).map_err(|e| from_image(&e))?;
+        if request.shared {
+            caller.may(Action::ShareTemplates, None)?;
+        }
+        if matches!(request.from, BuildFrom::Debian { .. }) {
+            may_install(caller)?;
+        }
         if let Some(network) = &request.network {
             self.check_policy(network)
                 .map_err(|fault| of("the template's network", fault))?;
@@ -144,17 +257,22 @@ impl Sandboxes {
             self.check_enforced(network)
                 .map_err(|fault| of("the network of the build", fault))?;
         }
+        self.check_storage(caller.project()).await?;
+        self.check_count(caller.project()).await?;
+        let place = self.take_place(caller.project())?;
         let (events, stream) = mpsc::channel(256);
-        let service = self.clone();
+        let (service, caller) = (self.clone(), caller.clone());
         self.inner.tasks.spawn(async move {
             let outcome = tokio::select! {
-                built = service.build(request, events.clone()) => built,
+                built = service.build(&caller, request, events.clone()) => built,
                 // Nobody listens any more: dropping the build stops it.
                 () = events.closed() => return,
                 () = service.inner.stop.cancelled() => {
                     Err(Fault::new(Code::ServerStopping, "the server is stopping"))
                 }
             };
+            // Whoever hears that it is over has the place again.
+            drop(place);
             let _ = events
                 .send(outcome.map(|template| BuildEvent::Done(Box::new(template))))
                 .await;
@@ -164,28 +282,44 @@ impl Sandboxes {
 
     async fn build(
         &self,
+        caller: &Caller,
         request: BuildTemplate,
         progress: mpsc::Sender<Result<BuildEvent, Fault>>,
     ) -> Result<Template, Fault> {
-        let project = self.identity().default_project().clone();
-        let manifest = self.node().build(request, project.clone(), progress).await?;
-        let fact = NewFact {
-            at: self.now(),
-            project,
-            sandbox: None,
-            fact: Fact::TemplateBuilt {
-                template: manifest.id.clone(),
+        let builder = Builder {
+            project: caller.project().clone(),
+            is_operator: caller.may(Action::ShareTemplates, None).is_ok(),
+        };
+        let shared = request.shared;
+        let manifest = self.node().build(request, builder, progress).await?;
+        let template = manifest.id.clone();
+        self.note_template(
+            caller,
+            Fact::TemplateBuilt {
+                template: template.clone(),
                 digest: manifest.digest.clone(),
                 size: manifest.size_bytes,
             },
-        };
-        self.store()
-            .ledger
-            .append_facts(vec![fact])
-            .await
-            .map_err(|e| crate::faults::from_store(&e))?;
-        self.template(manifest.id.as_str()).await
+        )
+        .await?;
+        if shared {
+            self.note_template(caller, Fact::TemplateShared { template })
+                .await?;
+        }
+        self.template(caller, manifest.id.as_str()).await
     }
+}
+
+/// Packages are unpacked and their scripts run by the machine itself, with more power than any sandbox has.
+fn may_install(caller: &Caller) -> Result<(), Fault> {
+    caller.may(Action::ShareTemplates, None).map_err(|_| {
+        Fault::new(
+            Code::OperatorsOnly,
+            "the server itself installs the packages of a Debian template, which takes a key of the project `default` with \
+             the role operator",
+        )
+        .hint("build from a Dockerfile: `FROM base`, and `RUN` as root what installs the packages")
+    })
 }
 
 /// Says which of a request's policies a fault is about.

@@ -165,7 +165,8 @@ impl Sandboxes {
     fn has_clear_room(&self, project: &ProjectId) -> bool {
         let live = self.live();
         let own = live.values().filter(|cell| cell.project == *project).count();
-        own as u64 + CLEAR_ROOM < self.settings().max_live_per_project
+        drop(live);
+        own as u64 + CLEAR_ROOM < self.most_rows(project)
     }
 
     /// What a request means: the template below it, and the saved state to begin with if it names a snapshot or the
@@ -176,14 +177,13 @@ impl Sandboxes {
         mut spec: SandboxSpec,
         resources_given: bool,
     ) -> Result<(Admitted, TemplateManifest, Option<SnapshotRow>), Fault> {
-        let is_template = || self.resolve_template(&spec.template);
-        let snapshot = match is_template() {
+        let snapshot = match self.usable_template(caller.project(), &spec.template) {
             Ok(template) => {
                 if !resources_given && let Some(resources) = template.resources {
                     spec.resources = resources;
                 }
                 let admitted = admit(spec, &self.settings().limits, &self.tiers())?;
-                let running = self.running_state(&template, &admitted).await;
+                let running = self.running_state(caller.project(), &template, &admitted).await;
                 return Ok((admitted, template, running));
             }
             Err(no_template) => match self.find_snapshot(caller.project(), &spec.template).await? {
@@ -227,7 +227,7 @@ impl Sandboxes {
             )));
         }
         admitted.isolation = snapshot.isolation;
-        let template = self.resolve_template(snapshot.template.as_str())?;
+        let template = self.template_of(&snapshot.template)?;
         Ok((admitted, template, Some(snapshot)))
     }
 
@@ -440,16 +440,17 @@ impl Sandboxes {
         idempotency: Option<Idempotency>,
     ) -> Result<Result<Arc<Cell>, SandboxRow>, Fault> {
         let facts = row.facts(&transition.facts, self.now());
-        let new = NewSandbox {
-            row: row.clone(),
-            idempotency,
-            max_live: Some(self.settings().max_live_per_project),
-            facts,
-        };
         // Before the commit, so that whoever learns of the row finds its cell; locked, so that nobody changes it before.
-        let cell = Cell::new(row);
+        let cell = Cell::new(row.clone());
         let mut uncommitted = cell.row.lock().await;
         self.live().insert(cell.id.clone(), Arc::clone(&cell));
+        let max_live = Some(self.most_rows(&row.project));
+        let new = NewSandbox {
+            row,
+            idempotency,
+            max_live,
+            facts,
+        };
         let inserted = self.store().sandboxes.insert_sandbox(new).await;
         if !matches!(inserted, Ok(Inserted::New(_))) {
             self.live().remove(&cell.id);
@@ -592,7 +593,10 @@ pub(crate) fn insert_fault(error: &atoll_store::Error) -> Fault {
             Fault::new(Code::IdempotencyConflict, error.to_string()).hint("use a new key for a new request")
         }
         atoll_store::Error::QuotaExceeded { .. } => Fault::new(Code::TooManySandboxes, error.to_string())
-            .hint("kill sandboxes that are no longer needed, or have the operator raise the limit"),
+            .hint(
+                "kill sandboxes that are no longer needed, wait for builds that go on (each counts as one), or have the \
+                 operator raise the limit",
+            ),
         atoll_store::Error::NameTaken { .. } => crate::names::taken(error),
         other => from_store(other),
     }

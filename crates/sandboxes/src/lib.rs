@@ -38,6 +38,7 @@ mod loops;
 mod names;
 mod network;
 mod owners;
+mod places;
 mod port_io;
 mod portable;
 mod ports;
@@ -150,7 +151,9 @@ struct Inner {
     garbage: Notify,
     /// Held while volumes are attached or let go, so that none is let go that was just attached.
     volume_lock: Arc<tokio::sync::Mutex<()>>,
-    /// What templates say about the network of sandboxes.
+    /// Instances and builds that count as sandboxes of their projects and have no row.
+    places: Arc<places::Places>,
+    /// What templates say about the network of sandboxes. An id stands for the same words in every project.
     template_policies: Mutex<HashMap<TemplateId, Option<NetworkPolicy>>>,
     /// Held while a secret changes, so that of two values the later one stays.
     secret_lock: tokio::sync::Mutex<()>,
@@ -206,6 +209,7 @@ impl Sandboxes {
                 expected_volumes: Mutex::default(),
                 garbage: Notify::new(),
                 volume_lock: Arc::default(),
+                places: Arc::default(),
                 template_policies: Mutex::default(),
                 secret_lock: tokio::sync::Mutex::default(),
                 held_secrets: Mutex::default(),

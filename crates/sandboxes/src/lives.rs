@@ -250,7 +250,7 @@ impl Sandboxes {
             let committed = match saved.filter(rests_on) {
                 Some(snapshot) => self.store().saved.commit_saved(next, snapshot, facts).await,
                 None if wakes => {
-                    let most = self.settings().max_live_per_project;
+                    let most = self.most_rows(&next.project);
                     self.store()
                         .sandboxes
                         .update_sandbox_within(next, facts, most)

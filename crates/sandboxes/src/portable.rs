@@ -36,7 +36,7 @@ impl Sandboxes {
     /// The snapshot as one file.
     pub async fn export_snapshot(&self, caller: &Caller, which: &str) -> Result<ByteStream, Fault> {
         let row = self.snapshot_row(caller.project(), which).await?;
-        let template = self.resolve_template(row.template.as_str())?;
+        let template = self.template_of(&row.template)?;
         let header = Header {
             version: VERSION,
             kind: row.kind,
@@ -106,7 +106,7 @@ impl Sandboxes {
             )));
         }
         let template = self
-            .template_with_digest(&header.template, &header.template_digest)?
+            .template_with_digest(caller.project(), &header.template, &header.template_digest)?
             .ok_or_else(|| {
                 Fault::new(
                     Code::SnapshotNeedsTemplate,

@@ -107,7 +107,7 @@ impl Sandboxes {
     /// A server that died may have written down that a sandbox runs before its guest was told who it is. Telling it again
     /// changes nothing.
     async fn tell_its_name(&self, row: &SandboxRow, instance: &InstanceId) {
-        let Ok(template) = self.resolve_template(row.template.as_str()) else {
+        let Ok(template) = self.template_of(&row.template) else {
             return;
         };
         let greeting = Greeting {

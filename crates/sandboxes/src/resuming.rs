@@ -174,7 +174,7 @@ impl Sandboxes {
         instance: &InstanceId,
         origin: Origin,
     ) -> Result<TemplateManifest, Fault> {
-        let template = self.resolve_template(row.template.as_str())?;
+        let template = self.template_of(&row.template)?;
         self.attach_volumes(&row.project, &row.spec).await?;
         let boot = Boot {
             instance: instance.clone(),

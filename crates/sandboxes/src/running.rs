@@ -11,25 +11,33 @@ use atoll_lifecycle::{Admitted, admit};
 use atoll_node::{Boot, Failed, Greeting, identity};
 use atoll_store::SnapshotRow;
 use atoll_types::{
-    Code, Fault, InstanceId, Isolation, Resources, SandboxId, SandboxSpec, SaveKind, SnapshotId,
+    Code, Fault, InstanceId, Isolation, ProjectId, Resources, SandboxId, SandboxSpec, SaveKind, SnapshotId,
     SnapshotOwner, TemplateId, TemplateManifest,
 };
 
 use crate::faults::from_store;
 use crate::saving::Subject;
 use crate::snapshots::{Snapshot, Unfinished};
-use crate::{Sandboxes, entropy};
+use crate::{Action, Caller, Sandboxes, entropy};
 
 impl Sandboxes {
     /// Boots the template, waits until its start command is ready, and keeps the memory for sandboxes of this size, or else
-    /// of the template's.
+    /// of the template's: those of the caller's project, or of everybody if it is an operator who keeps what is shared.
     pub async fn keep_running(
         &self,
+        caller: &Caller,
         which: &str,
         resources: Option<Resources>,
         isolation: Option<Isolation>,
     ) -> Result<Snapshot, Fault> {
-        let template = self.resolve_template(which)?;
+        let project = caller.project().clone();
+        let template = self.usable_template(&project, which)?;
+        // What is kept of a shared one in the project of the operators serves everybody.
+        let id = template.id.as_str();
+        let for_all = project == *self.identity().default_project() && self.is_shared(id)?;
+        if for_all || !self.is_own(&project, id)? {
+            caller.may(Action::ShareTemplates, None)?;
+        }
         if template.start.is_none() {
             return Err(Fault::new(
                 Code::TemplateHasNoStart,
@@ -46,11 +54,15 @@ impl Sandboxes {
         };
         let admitted = admit(spec, &self.settings().limits, &self.tiers())?;
         self.kind_to_save(admitted.isolation, Some(SaveKind::Memory))?;
+        let place = self.take_place(&project)?;
         let service = self.clone();
         let work = self.inner.tasks.spawn(async move {
+            let _place = place;
             let id: InstanceId = entropy::id();
             let _held = service.hold(id.clone());
-            let kept = service.keep_running_here(&id, &admitted, &template).await;
+            let kept = service
+                .keep_running_here(project, &id, &admitted, &template)
+                .await;
             service.node().destroy(admitted.isolation, &id).await;
             kept
         });
@@ -60,6 +72,7 @@ impl Sandboxes {
 
     async fn keep_running_here(
         &self,
+        project: ProjectId,
         id: &InstanceId,
         admitted: &Admitted,
         template: &TemplateManifest,
@@ -91,7 +104,7 @@ impl Sandboxes {
             Failed::Fault(fault) => fault,
         })?;
         let subject = Subject {
-            project: self.identity().default_project().clone(),
+            project,
             sandbox: None,
             parent: None,
             template: template.id.clone(),
@@ -106,9 +119,10 @@ impl Sandboxes {
         self.commit_snapshot(row).await
     }
 
-    /// The running state to make such a sandbox of, if there is one.
+    /// The running state to make such a sandbox of a project of, if there is one: its own, or that of what everybody may use.
     pub(crate) async fn running_state(
         &self,
+        project: &ProjectId,
         template: &TemplateManifest,
         admitted: &Admitted,
     ) -> Option<SnapshotRow> {
@@ -119,16 +133,23 @@ impl Sandboxes {
         let kept = self.store().saved.snapshots_of_template(&template.id).await;
         let kept =
             kept.inspect_err(|error| tracing::warn!(%error, "running templates could not be looked up"));
+        let operators = self.identity().default_project();
+        let for_all = || self.is_shared(template.id.as_str()).unwrap_or(false);
         kept.unwrap_or_default().into_iter().find(|row| {
-            row.isolation == admitted.isolation
+            (row.project == *project || (row.project == *operators && for_all()))
+                && row.isolation == admitted.isolation
                 && row.spec.resources == spec.resources
                 && self.check_fits(row).is_ok()
         })
     }
 
-    /// Forgets what was kept for a template that is gone.
-    pub(crate) async fn drop_running_state(&self, template: &TemplateId) {
-        let dropped = self.store().saved.delete_snapshots_of_template(template).await;
+    /// Forgets what a project kept of a template that it has no more.
+    pub(crate) async fn drop_running_state(&self, project: &ProjectId, template: &TemplateId) {
+        let dropped = self
+            .store()
+            .saved
+            .delete_snapshots_of_template(project, template)
+            .await;
         match dropped.map_err(|e| from_store(&e)) {
             Ok(rows) => {
                 for row in rows {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use atoll_lifecycle::Limits;
 use atoll_node::{PoolSetting, wall_clock};
-use atoll_types::{DiskBacking, GIB, Resources, Timestamp};
+use atoll_types::{DiskBacking, GIB, ProjectId, Resources, Timestamp};
 
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -64,12 +64,13 @@ impl Settings {
         }
     }
 
-    /// What of it is for the node.
-    pub fn node(&self) -> atoll_node::Settings {
+    /// What of it is for the node; by the names of this project it finds the templates of its pools.
+    pub fn node(&self, operators: &ProjectId) -> atoll_node::Settings {
         atoll_node::Settings {
             data_dir: self.data_dir.clone(),
             limits: self.limits.clone(),
             pools: self.pools.clone(),
+            pools_of: operators.clone(),
             durable_saves: self.durable_saves,
             build_resources: self.build_resources,
             now: self.now,

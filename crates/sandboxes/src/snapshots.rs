@@ -301,7 +301,10 @@ impl Sandboxes {
             .project_storage(project)
             .await
             .map_err(|e| from_store(&e))?;
-        let used = used.total().saturating_add(self.inner.uploads.of(project));
+        let used = used
+            .total()
+            .saturating_add(self.template_bytes(project).await?)
+            .saturating_add(self.inner.uploads.of(project));
         if used < limit {
             return Ok(());
         }
@@ -314,7 +317,8 @@ impl Sandboxes {
             ),
         )
         .hint(
-            "delete snapshots, paused sandboxes, volumes or artifacts, or have the operator raise the quota",
+            "delete snapshots, paused sandboxes, volumes, artifacts or templates (`atoll template prune` takes what builds \
+             cached), or have the operator raise the quota",
         ))
     }
 

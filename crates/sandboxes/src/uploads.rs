@@ -90,8 +90,8 @@ impl UploadRoom {
             ),
         )
         .hint(
-            "delete snapshots, paused sandboxes, volumes or artifacts, store less at once, or have the operator raise the \
-             quota",
+            "delete snapshots, paused sandboxes, volumes, artifacts or templates, store less at once, or have the operator \
+             raise the quota",
         )
     }
 }
@@ -125,7 +125,8 @@ impl Sandboxes {
             Some(limit) => {
                 self.check_storage(project).await?;
                 let used = self.store().saved.project_storage(project).await;
-                Some((used.map_err(|e| from_store(&e))?.total(), limit))
+                let used = used.map_err(|e| from_store(&e))?.total();
+                Some((used.saturating_add(self.template_bytes(project).await?), limit))
             }
         };
         Ok(UploadRoom {

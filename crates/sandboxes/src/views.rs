@@ -159,6 +159,14 @@ impl Sandboxes {
             .count()
     }
 
+    /// Whether a caller may know of a pool: by its name it finds the template that is in there.
+    pub fn sees_pool(&self, caller: &Caller, pool: &PoolView) -> bool {
+        let operators = self.identity().default_project();
+        let found = |project: &ProjectId| self.usable_template(project, &pool.template);
+        caller.project() == operators
+            || found(operators).is_ok_and(|held| found(caller.project()).is_ok_and(|own| own.id == held.id))
+    }
+
     /// For metrics, the info page and people.
     pub async fn overview(&self) -> Overview {
         let pools = self.node().pools().await;

@@ -180,6 +180,12 @@ codes! {
             "Read answers that are waiting, or send fewer requests at a time.";
         TooManyUploads Unavailable "too_many_uploads" "As many uploads, or transfers of volumes and snapshots, as may be at a time are under way."
             "Try again when one of them has ended.";
+        TooManyTemplates LimitExceeded "too_many_templates"
+            "The project has as many templates and cached steps of builds as it may have."
+            "Delete templates, or prune them (`atoll template prune`), which removes those without a name and what is cached.";
+        TooManyBuilds Unavailable "too_many_builds"
+            "As many templates as the project, or the server, builds at a time are being built."
+            "Try again when one of them is done.";
         ServerBusy Unavailable "server_busy" "The server has no memory or connection left for this request now."
             "Try again in a moment.";
         ServerStopping Unavailable "server_stopping" "The server is stopping and begins nothing new."
@@ -187,7 +193,7 @@ codes! {
         ServerDiskFull Unavailable "server_disk_full" "The disk of the server is full; nothing was changed."
             "Free space on the server (`atoll gc`) and try again.";
         StorageQuotaExceeded LimitExceeded "storage_quota_exceeded" "The project keeps as many bytes as it may keep."
-            "Delete snapshots, volumes or artifacts, or have the operator raise the limit.";
+            "Delete snapshots, volumes, artifacts or templates, or have the operator raise the limit.";
         Unavailable Unavailable "unavailable" "The workflow engine cannot answer now."
             "Try again in a moment.";
         Internal Internal "internal" "A mistake of the server's own."
@@ -224,7 +230,8 @@ codes! {
         StartFailed Unavailable "start_failed"
             "The sandbox that another request with the same idempotency key began could not be started."
             "Send the request again.";
-        TooManySandboxes LimitExceeded "too_many_sandboxes" "The project has as many sandboxes as it may have."
+        TooManySandboxes LimitExceeded "too_many_sandboxes"
+            "The project has as many sandboxes as it may have, among which each build that goes on counts as one."
             "Kill those that are no longer needed, or have the operator raise the limit.";
         IsolationUnavailable Unsupported "isolation_unavailable"
             "No isolation tier at or above the one asked for works on this machine."

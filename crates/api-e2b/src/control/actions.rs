@@ -32,8 +32,8 @@ const ACTIONS: &[(&str, &str, Action)] = &[
     ("DELETE", "/templates/{id}", Action::ReadTemplates),
     ("GET", "/templates/aliases/{alias}", Action::ReadTemplates),
     ("POST", "/v3/templates", Action::ManageTemplates),
-    // Changes nothing here.
-    ("PATCH", "/v2/templates/{id}", Action::ReadTemplates),
+    // To make it public, or not, takes more, which is known once it is clear that this is asked for.
+    ("PATCH", "/v2/templates/{id}", Action::ManageTemplates),
     (
         "POST",
         "/v2/templates/{id}/builds/{build}",

@@ -198,7 +198,9 @@ pub(crate) async fn start(
     let origin = match (&request.from_template, &request.from_image) {
         (Some(template), None) => Origin::Template(Name::parse(template)?.stored()),
         (None, Some(image)) => match Origin::stand_in(image) {
-            Some(stored) if app.sandboxes.template(&stored).await.is_ok() => Origin::Template(stored),
+            Some(stored) if app.sandboxes.template(&caller, &stored).await.is_ok() => {
+                Origin::Template(stored)
+            }
             _ => Origin::Image(image.clone()),
         },
         _ => return Err(Refusal::invalid("give either `fromImage` or `fromTemplate`")),
@@ -207,7 +209,7 @@ pub(crate) async fn start(
     let (jobs, job) = (app.builds.clone(), Arc::clone(&build));
     let work = async move {
         if let Origin::Template(name) = &origin
-            && app.sandboxes.template(name).await.is_err()
+            && app.sandboxes.template(&caller, name).await.is_err()
         {
             return Err(failed("base", format!("template '{name}' not found")));
         }
@@ -254,6 +256,7 @@ async fn perform(
     let starts = start.is_some();
     let template = BuildTemplate {
         name: asked.name.clone(),
+        shared: false,
         from: BuildFrom::Dockerfile {
             context: context.path().to_owned(),
             dockerfile: recipe.dockerfile.clone(),

@@ -28,7 +28,7 @@ pub(crate) async fn origin(app: &App, caller: &Caller, given: &str) -> Answer<St
     }
     let name = Name::parse(given);
     if let Ok(name) = &name
-        && app.sandboxes.template(&name.stored()).await.is_ok()
+        && app.sandboxes.template(caller, &name.stored()).await.is_ok()
     {
         return Ok(name.stored());
     }

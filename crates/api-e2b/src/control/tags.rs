@@ -36,11 +36,11 @@ fn tagged(name: &Name, tag: &str) -> Answer<Name> {
 
 pub(crate) async fn assign(
     State(app): State<App>,
-    Auth(_): Auth,
+    Auth(caller): Auth,
     Read(request): Read<Assign>,
 ) -> Answer<Response> {
     let target = Name::parse(&request.target)?;
-    let template = templates::find(&app, &request.target).await?;
+    let template = templates::find(&app, &caller, &request.target).await?;
     let names: Vec<Name> = request
         .tags
         .iter()
@@ -48,7 +48,7 @@ pub(crate) async fn assign(
         .collect::<Answer<_>>()?;
     for name in &names {
         app.sandboxes
-            .name_template(template.manifest.id.as_str(), &name.stored())
+            .name_template(&caller, template.manifest.id.as_str(), &name.stored())
             .await?;
     }
     let tags: Vec<&str> = names
@@ -68,7 +68,7 @@ pub(crate) struct Remove {
 
 pub(crate) async fn remove(
     State(app): State<App>,
-    Auth(_): Auth,
+    Auth(caller): Auth,
     Read(request): Read<Remove>,
 ) -> Answer<StatusCode> {
     let target = Name::parse(&request.name)?;
@@ -77,22 +77,23 @@ pub(crate) async fn remove(
         // It must be there, and it is the name that goes.
         templates::find(
             &app,
+            &caller,
             &format!("{}:{}", name.name, name.tag.as_deref().unwrap_or(DEFAULT_TAG)),
         )
         .await?;
-        app.sandboxes.delete_template(&name.stored()).await?;
+        app.sandboxes.delete_template(&caller, &name.stored()).await?;
     }
     Ok(StatusCode::NO_CONTENT)
 }
 
 pub(crate) async fn list(
     State(app): State<App>,
-    Auth(_): Auth,
+    Auth(caller): Auth,
     At(id): At<String>,
 ) -> Answer<Json<Vec<Value>>> {
     let wanted = Name::parse(&id)?.name;
     let mut found = Vec::new();
-    for template in app.sandboxes.templates().await? {
+    for template in app.sandboxes.templates(&caller).await? {
         for name in template.names.iter().map(|name| Name::of_stored(name)) {
             if name.name == wanted || template.manifest.id.as_str() == wanted {
                 found.push(json!({

@@ -1,9 +1,7 @@
 //! Templates: listed, looked up, deleted.
 
-use std::collections::BTreeMap;
-
 use atoll_front::extract::At;
-use atoll_identity::Action;
+use atoll_identity::{Action, Caller};
 use atoll_sandboxes::Template;
 use atoll_types::{FaultKind, MIB};
 use axum::extract::{Json, State};
@@ -33,7 +31,7 @@ fn info(template: &Template) -> Value {
         "cpuCount": resources.cpu_millis.div_ceil(1000),
         "memoryMB": resources.memory_bytes / MIB,
         "diskSizeMB": resources.disk_bytes / MIB,
-        "public": false,
+        "public": template.shared,
         "aliases": names,
         "names": names,
         "createdAt": created,
@@ -61,33 +59,44 @@ pub(crate) fn build_id(digest: &str) -> String {
     )
 }
 
-pub(crate) async fn list(State(app): State<App>, Auth(_): Auth, query: Query) -> Answer<Json<Vec<Value>>> {
+pub(crate) async fn list(
+    State(app): State<App>,
+    Auth(caller): Auth,
+    query: Query,
+) -> Answer<Json<Vec<Value>>> {
     query.only(&["teamID", "limit", "nextToken"])?;
-    let templates = app.sandboxes.templates().await?;
+    let templates = app.sandboxes.templates(&caller).await?;
     Ok(Json(templates.iter().map(info).collect()))
 }
 
-pub(crate) async fn find(app: &App, given: &str) -> Answer<Template> {
+/// One that the caller may use.
+pub(crate) async fn find(app: &App, caller: &Caller, given: &str) -> Answer<Template> {
     let name = Name::parse(given)?;
-    let found = app.sandboxes.template(&name.stored()).await;
+    let found = app.sandboxes.template(caller, &name.stored()).await;
     found.map_err(|fault| match fault.kind() {
         FaultKind::NotFound => Refusal::not_found(format!("Template \"{given}\" not found")),
         _ => fault.into(),
     })
 }
 
-pub(crate) async fn get(State(app): State<App>, Auth(_): Auth, At(id): At<String>) -> Answer<Json<Value>> {
-    let template = find(&app, &id).await?;
+pub(crate) async fn get(
+    State(app): State<App>,
+    Auth(caller): Auth,
+    At(id): At<String>,
+) -> Answer<Json<Value>> {
+    let template = find(&app, &caller, &id).await?;
     Ok(Json(info(&template)))
 }
 
 pub(crate) async fn exists(
     State(app): State<App>,
-    Auth(_): Auth,
+    Auth(caller): Auth,
     At(alias): At<String>,
 ) -> Answer<Json<Value>> {
-    let template = find(&app, &alias).await?;
-    Ok(Json(json!({"templateID": template.manifest.id, "public": false})))
+    let template = find(&app, &caller, &alias).await?;
+    Ok(Json(
+        json!({"templateID": template.manifest.id, "public": template.shared}),
+    ))
 }
 
 #[derive(Debug, Deserialize)]
@@ -96,16 +105,25 @@ pub(crate) struct Publish {
     public: Option<bool>,
 }
 
-/// Templates belong to the server: everybody with a key may use them, nobody else.
+/// Public is what all projects of this server share, and nobody else. Only its operators change that.
 pub(crate) async fn publish(
     State(app): State<App>,
-    Auth(_): Auth,
+    Auth(caller): Auth,
     At(id): At<String>,
     Read(request): Read<Publish>,
 ) -> Answer<Json<Value>> {
-    let template = find(&app, &id).await?;
-    if request.public == Some(true) {
-        return Err(Refusal::unsupported("public", "templates belong to this server"));
+    let mut template = find(&app, &caller, &id).await?;
+    let which = Name::parse(&id)?.stored();
+    match request.public {
+        Some(true) if !template.shared => {
+            let project = caller.project();
+            template = app.sandboxes.share_template(&caller, project, &which).await?;
+        }
+        Some(false) if template.shared => {
+            let which = template.manifest.id.as_str();
+            template = app.sandboxes.unshare_template(&caller, which).await?;
+        }
+        _ => {}
     }
     Ok(Json(json!({ "names": template.names })))
 }
@@ -121,16 +139,9 @@ pub(crate) async fn delete(
         return Ok(StatusCode::NO_CONTENT);
     }
     caller.may(Action::ManageTemplates, None)?;
-    let template = find(&app, &id).await?;
-    let names: BTreeMap<_, _> = template.names.iter().map(|name| (name.as_str(), ())).collect();
-    for name in names.keys() {
-        app.sandboxes.delete_template(name).await?;
-    }
-    if names.is_empty() {
-        app.sandboxes
-            .delete_template(template.manifest.id.as_str())
-            .await?;
-    }
+    let template = find(&app, &caller, &id).await?;
+    let id = template.manifest.id.as_str();
+    app.sandboxes.delete_template(&caller, id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -21,6 +21,9 @@ const READY_MILLIS: u64 = 60_000;
 pub(crate) struct BuildRequest {
     #[schema(min_length = 1, max_length = 255)]
     name: String,
+    /// For every project, instead of for the caller's alone; takes `templates.share`.
+    #[serde(default)]
+    shared: bool,
     debian: Option<DebianRequest>,
     /// A registry reference.
     #[schema(min_length = 1, examples("docker.io/library/python:3.13-slim"))]
@@ -176,6 +179,7 @@ impl BuildRequest {
         };
         Ok(BuildTemplate {
             name: wire::name("name", self.name)?,
+            shared: self.shared,
             from,
             start: self
                 .start
@@ -195,6 +199,9 @@ impl BuildRequest {
 pub(crate) struct ContextQuery {
     #[param(min_length = 1, max_length = 255)]
     name: String,
+    /// `shared` of a build request.
+    #[param(default = false)]
+    shared: Option<bool>,
     /// Where in the context the Dockerfile is.
     #[param(default = "Dockerfile")]
     dockerfile: Option<String>,
@@ -224,6 +231,9 @@ pub(crate) struct ContextQuery {
 pub(crate) struct ArchiveQuery {
     #[param(min_length = 1, max_length = 255)]
     pub(super) name: String,
+    /// `shared` of a build request.
+    #[param(default = false)]
+    pub(super) shared: Option<bool>,
     /// `start` of a build request, as JSON.
     pub(super) start: Option<String>,
     /// `network` of a build request, as JSON.
@@ -235,6 +245,7 @@ pub(crate) struct ArchiveQuery {
 #[derive(Debug)]
 pub(super) struct ContextBuild {
     pub(super) name: String,
+    pub(super) shared: bool,
     pub(super) dockerfile: String,
     pub(super) args: Vec<(String, String)>,
     pub(super) target: Option<String>,
@@ -248,7 +259,7 @@ pub(super) struct ContextBuild {
 pub(super) fn read_context_query(pairs: Vec<(String, String)>) -> Answer<ContextBuild> {
     let (mut name, mut dockerfile, mut start) = (None, None, None);
     let (mut network, mut resources, mut build_network) = (None, None, None);
-    let (mut target, mut no_cache) = (None, None);
+    let (mut target, mut no_cache, mut shared) = (None, None, None);
     let mut args = Vec::new();
     for (key, value) in pairs {
         let slot = match key.as_str() {
@@ -260,14 +271,15 @@ pub(super) fn read_context_query(pairs: Vec<(String, String)>) -> Answer<Context
             "dockerfile" => &mut dockerfile,
             "target" => &mut target,
             "no_cache" => &mut no_cache,
+            "shared" => &mut shared,
             "start" => &mut start,
             "network" => &mut network,
             "resources" => &mut resources,
             "build_network" => &mut build_network,
             _ => {
                 let message = format!(
-                    "unknown query parameter `{key}`, expected one of `name`, `dockerfile`, `arg`, `target`, \
-                     `no_cache`, `start`, `network`, `resources`, `build_network`"
+                    "unknown query parameter `{key}`, expected one of `name`, `shared`, `dockerfile`, `arg`, \
+                     `target`, `no_cache`, `start`, `network`, `resources`, `build_network`"
                 );
                 return Err(Failure::new(Code::InvalidQuery, message));
             }
@@ -285,21 +297,24 @@ pub(super) fn read_context_query(pairs: Vec<(String, String)>) -> Answer<Context
         dockerfile: dockerfile.unwrap_or_else(|| "Dockerfile".into()),
         args,
         target,
-        no_cache: match no_cache.as_deref() {
-            None | Some("false") => false,
-            Some("true") => true,
-            Some(_) => {
-                return Err(Failure::new(
-                    Code::InvalidQuery,
-                    "`no_cache` is neither `true` nor `false`",
-                ));
-            }
-        },
+        shared: read_flag("shared", shared.as_deref())?,
+        no_cache: read_flag("no_cache", no_cache.as_deref())?,
         start: read_start(start.as_deref())?,
         network: read_network("network", network)?,
         resources: read_resources(resources)?,
         build_network: read_network("build_network", build_network)?.unwrap_or_default(),
     })
+}
+
+fn read_flag(field: &str, text: Option<&str>) -> Answer<bool> {
+    match text {
+        None | Some("false") => Ok(false),
+        Some("true") => Ok(true),
+        Some(_) => Err(Failure::new(
+            Code::InvalidQuery,
+            format!("`{field}` is neither `true` nor `false`"),
+        )),
+    }
 }
 
 pub(super) fn read_start(json: Option<&str>) -> Answer<BuildStart> {
@@ -434,8 +449,10 @@ mod tests {
         );
         assert!(matches!(found.start, BuildStart::Command(start) if start.argv == ["serve"]));
         assert_eq!((found.target, found.no_cache), (None, false));
-        let found = read("name=a&target=test&no_cache=true&start=image").unwrap();
+        assert!(!found.shared);
+        let found = read("name=a&target=test&no_cache=true&shared=true&start=image").unwrap();
         assert_eq!((found.target.as_deref(), found.no_cache), (Some("test"), true));
+        assert!(found.shared);
         assert_eq!(found.start, BuildStart::Image);
         let found = read(
             "name=a&network=%7B%22preset%22:%22none%22%7D&build_network=%7B%22preset%22:%22all-public%22%7D",
@@ -460,6 +477,7 @@ mod tests {
             "name=a&start=serve",
             "name=a&tag=b",
             "name=a&no_cache=perhaps",
+            "name=a&shared=1",
             "name=a&target=x&target=y",
         ] {
             assert!(read(bad).is_err(), "{bad}");

@@ -24,7 +24,22 @@ pub(crate) enum TemplateCommand {
         template: String,
     },
     KeepRunning(KeepRunningArgs),
-    /// Remove what no template and no sandbox uses
+    /// Let every project use a template; takes an operator
+    ///
+    /// It stays its project's as well: what is built under its name later is shared when that is shared too.
+    Share {
+        template: String,
+        /// The project that it belongs to [default: that of the key]
+        #[arg(long, value_name = "NAME")]
+        project: Option<String>,
+    },
+    /// Take a shared template back from other projects; takes an operator
+    ///
+    /// What they have made of it goes on. It belongs to the key's project then.
+    Unshare {
+        template: String,
+    },
+    /// Remove what no template and no sandbox uses, and what builds have cached
     Prune,
 }
 
@@ -35,7 +50,7 @@ pub(crate) enum TemplateCommand {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  atoll template build base
+  atoll template build base --shared
   atoll template build data --package python3-numpy --package python3-pandas
   atoll template build alpine --image docker.io/library/alpine:3.22
   atoll template build app --dockerfile ./app --start 'python3 -m http.server 8000' --ready-port 8000
@@ -45,10 +60,16 @@ Examples:
       --registry-user me --registry-password-file token.txt
 
 What the limits, --net, --allow and --deny say holds for sandboxes made from the template, unless they say so themselves. RUN
-steps reach nothing but what --build-net and --build-allow say.")]
+steps reach nothing but what --build-net and --build-allow say.
+
+A template belongs to the project of the key that it is built with, and no other project sees it, unless it is --shared. Without
+a server this command sets up the machine, and what it builds is shared.")]
 pub(crate) struct TemplateBuildArgs {
     /// Name of the template
     pub(crate) name: String,
+    /// For every project, instead of for one; takes an operator
+    #[arg(long)]
+    pub(crate) shared: bool,
     /// An image: a registry reference, oci:DIR or docker-archive:FILE
     #[arg(long, value_name = "REFERENCE", conflicts_with_all = ["dockerfile", "package", "suite"])]
     pub(crate) image: Option<String>,

@@ -293,7 +293,7 @@ fn disk(dir: &Path) -> Check {
 }
 
 fn base_template(dir: &Path) -> Check {
-    let todo = "`atoll template build base`; `atoll run` does it by itself when needed";
+    let todo = "`atoll template build base --shared`; `atoll run` does it by itself when needed";
     if !dir.is_dir() {
         return Check::bad("base", "the template `base` is not built", todo);
     }

@@ -63,6 +63,11 @@ impl Connection {
         })
     }
 
+    /// Whether there is no server but this command's own: whoever types it sets up the machine.
+    pub(crate) fn is_embedded(&self) -> bool {
+        self.embedded.is_some()
+    }
+
     /// Without a server the machine's best wall is taken, whichever that is. For what builds or starts something behind it
     /// without showing a sandbox: says so, where it is not one between tenants.
     pub(crate) async fn note_wall(&self, output: Output) -> Result<()> {

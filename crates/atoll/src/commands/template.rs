@@ -1,4 +1,4 @@
-//! Templates: build, list, inspect, delete, keep-running, prune.
+//! Templates: build, list, inspect, delete, keep-running, share, unshare, prune.
 
 use std::path::Path;
 
@@ -12,10 +12,11 @@ use serde_json::{Value, json};
 use super::{Connection, net, relative, resources};
 use crate::args::{Global, KeepRunningArgs, TemplateBuildArgs, TemplateCommand};
 
-pub(crate) async fn run(global: &Global, output: Output, command: TemplateCommand) -> Result<()> {
+pub(crate) async fn run(global: &Global, output: Output, mut command: TemplateCommand) -> Result<()> {
     let connection = Connection::open(global).await?;
-    if matches!(command, TemplateCommand::Build(_)) {
+    if let TemplateCommand::Build(args) = &mut command {
         connection.note_wall(output).await?;
+        args.shared |= connection.is_embedded();
     }
     let outcome = with(&connection.client, output, command).await;
     connection.close().await;
@@ -38,6 +39,7 @@ async fn with(client: &Client, output: Output, command: TemplateCommand) -> Resu
                     [
                         names(template),
                         text(template, "id"),
+                        shared(template),
                         source(template),
                         template["size_bytes"]
                             .as_u64()
@@ -48,9 +50,9 @@ async fn with(client: &Client, output: Output, command: TemplateCommand) -> Resu
                 })
                 .collect();
             output.table(
-                ["NAME", "ID", "SOURCE", "SIZE", "BUILT"],
+                ["NAME", "ID", "SHARED", "SOURCE", "SIZE", "BUILT"],
                 &rows,
-                "no templates; `atoll template build base` makes one",
+                "no templates; `atoll template build base --shared` makes one",
             );
             output.json(&Value::Array(templates));
         }
@@ -79,6 +81,17 @@ async fn with(client: &Client, output: Output, command: TemplateCommand) -> Resu
                 format_bytes(memory),
                 format_bytes(size)
             ));
+        }
+        TemplateCommand::Share { template, project } => {
+            let body = project.map_or(json!({}), |project| json!({ "project": project }));
+            let path = format!("/v1/templates/{}/share", segment(&template));
+            output.json(&client.post(&path, &body).await?);
+            output.line(format_args!("every project may use {template} now"));
+        }
+        TemplateCommand::Unshare { template } => {
+            let path = format!("/v1/templates/{}/unshare", segment(&template));
+            output.json(&client.post(&path, &json!({})).await?);
+            output.line(format_args!("{template} is shared no more"));
         }
         TemplateCommand::Prune => {
             let answer = client.post("/v1/templates/prune", &json!({})).await?;
@@ -111,6 +124,11 @@ fn names(template: &Value) -> String {
     names.collect::<Vec<_>>().join(", ")
 }
 
+fn shared(template: &Value) -> String {
+    let shared = template["shared"].as_bool().unwrap_or_default();
+    if shared { "yes" } else { "no" }.to_owned()
+}
+
 fn source(template: &Value) -> String {
     let source = &template["source"];
     match text(source, "kind").as_str() {
@@ -140,7 +158,7 @@ async fn build(client: &Client, output: Output, args: &TemplateBuildArgs) -> Res
     if let Some(path) = files {
         return build_archive(client, output, args, Path::new(path)).await;
     }
-    let mut body = json!({"name": args.name});
+    let mut body = json!({"name": args.name, "shared": args.shared});
     if let Some(reference) = &args.image {
         body["image"] = json!(reference);
     } else {
@@ -215,6 +233,7 @@ async fn build_archive(
 /// What sandboxes are to have of the template beside its files, as parameters of an upload.
 fn settings_query(args: &TemplateBuildArgs) -> Result<impl Iterator<Item = (String, String)> + use<>> {
     let given = [
+        ("shared", args.shared.then_some(Value::Bool(true))),
         ("start", start(args)),
         ("network", net::reach(&args.reach)?),
         ("resources", resources(&args.limits)),

@@ -35,7 +35,13 @@ async fn sweep_one(config: &Config, data: &DataDir) -> Result<()> {
     let (store, bytes) = storage::open(config, data.path(), machine.templates, None).await?;
     let identity = storage::identity(&store, &settings).await?;
     let (outside, broker) = outside::open(config, data.path(), None, None).await?;
-    let node = LocalNode::new(settings.node(), machine.runtimes, machine.tiers, bytes, outside);
+    let node = LocalNode::new(
+        settings.node(identity.default_project()),
+        machine.runtimes,
+        machine.tiers,
+        bytes,
+        outside,
+    );
     let storage = Storage {
         store,
         templates,

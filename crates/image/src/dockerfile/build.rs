@@ -253,8 +253,10 @@ impl Build<'_> {
             state.advance(&["scratch"]);
             return Ok(state);
         }
-        let is_name = base.parse::<atoll_types::TemplateId>().is_ok() || check_name(base).is_ok();
-        if is_name && let Some(template) = self.store.find(base)? {
+        let is_id = base.parse::<atoll_types::TemplateId>().is_ok();
+        if (is_id || check_name(base).is_ok())
+            && let Some(template) = self.store.find(base)?
+        {
             state.advance(&["template", &template.digest]);
             state.files = Files::Image(template.digest);
             state.env.extend(template.env);
@@ -266,6 +268,12 @@ impl Build<'_> {
                 (state.entrypoint, state.cmd) = (said(command.entrypoint), said(command.cmd));
             }
             return Ok(state);
+        }
+        if is_id {
+            // No registry is told of it.
+            return Err(Error::NotFound {
+                wanted: base.to_owned(),
+            });
         }
         self.image_base(state, base).await
     }

@@ -5,9 +5,9 @@
 //! an answer first and look at its size afterwards.) The login goes to the registry that was named, or to where that one
 //! sends for tokens, as the protocol has it; never to where it redirects to.
 //!
-//! Whoever builds says which registry, and means it: that one may be anywhere. Where it leads to, by redirects and for tokens,
-//! is the registry's word: each of these names and addresses is asked about ([`Reach`]), an address right before it is
-//! connected to.
+//! Where the operator builds, the registry that is named is meant: that one may be anywhere. Where it leads to, by redirects and
+//! for tokens, is the registry's word: each of these names and addresses is asked about ([`Reach`]), an address right before it is
+//! connected to. For all others the registry itself is asked about as well.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -127,7 +127,8 @@ impl Registry {
 
     /// By whom a URL is asked for, if it may be. Names are asked about here, and their addresses when they are known.
     fn client_for(&self, url: &Url) -> Result<&Client, String> {
-        if url.origin() == self.base.origin() {
+        let bound = self.reach.as_ref().is_some_and(|reach| reach.binds_the_named());
+        if url.origin() == self.base.origin() && !bound {
             return Ok(&self.named);
         }
         let host = url.host_str().unwrap_or_default();
@@ -334,6 +335,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};
 
+    use super::super::Bound;
     use super::*;
 
     enum Says {
@@ -491,6 +493,36 @@ mod tests {
             assert_eq!(found.unwrap(), br#"{"token": "yes"}"#);
         }
         assert_eq!(asked.load(Ordering::Relaxed), 2);
+    }
+
+    /// Whoever is not trusted to name a registry cannot have the server ask its own machine, or its neighbours.
+    #[tokio::test]
+    async fn a_stranger_names_no_registry_that_is_out_of_reach() {
+        let asked = Arc::new(AtomicU64::new(0));
+        let count = Arc::clone(&asked);
+        let (inside, _) = registry(move |_, _, _| {
+            count.fetch_add(1, Ordering::Relaxed);
+            Says::Text("200 OK", "inside".into())
+        });
+        let port = inside.rsplit(':').next().unwrap().to_owned();
+        let named = |host: &str, exceptions: &[IpAddr]| {
+            let reference: Reference = format!("{host}/team/app:1").parse().unwrap();
+            let reach = Bound(Arc::new(Public(exceptions.to_vec())));
+            Registry::new(&reference, None, Some(Arc::new(reach))).unwrap()
+        };
+        for host in [
+            inside.as_str(),
+            &format!("localhost:{port}"),
+            "169.254.169.254",
+            "10.0.0.1:5000",
+            "metadata.google.internal",
+        ] {
+            let error = named(host, &[]).document("blobs/x", 100).await.unwrap_err();
+            assert!(error.contains("refused"), "{host}: {error}");
+        }
+        assert_eq!(asked.load(Ordering::Relaxed), 0, "nobody was connected to");
+        let listed = named(&inside, &["127.0.0.1".parse().unwrap()]);
+        assert_eq!(listed.document("blobs/x", 100).await.unwrap(), b"inside");
     }
 
     #[tokio::test]

@@ -12,6 +12,7 @@ mod kernel;
 mod neighbours;
 mod paths;
 mod requests;
+mod templates;
 
 use std::time::Duration;
 

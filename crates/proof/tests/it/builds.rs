@@ -262,6 +262,13 @@ async fn templates_at_the_command_line(server: &Server) {
     let image = format!("docker-archive:{}", file.display());
     let told = printed(&server.atoll(&["template", "build", "tiny", "--image", &image]));
     assert!(told.starts_with("tiny: tpl_"), "{told}");
+    for (word, shared) in [("share", true), ("unshare", false)] {
+        printed(&server.atoll(&["template", word, "tiny"]));
+        let shown = printed(&server.atoll(&["template", "inspect", "tiny"]));
+        let shown: Value = serde_json::from_str(&shown).unwrap();
+        assert_eq!(shown["shared"], json!(shared), "{shown}");
+        assert!(shown["project"].is_string(), "it stays the project's: {shown}");
+    }
     let context = dir.path().join("app");
     std::fs::create_dir(&context).unwrap();
     std::fs::write(context.join("note"), "copied").unwrap();

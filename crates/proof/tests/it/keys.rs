@@ -165,9 +165,11 @@ async fn a_project_is_a_world_of_its_own(server: &Server) {
     team.delete("/v1/templates/base")
         .await
         .refused(403, "operators_only");
-    team.post("/v1/templates/prune", &json!({}))
-        .await
-        .refused(403, "operators_only");
+    for shares in ["share", "unshare"] {
+        team.post(&format!("/v1/templates/base/{shares}"), &json!({}))
+            .await
+            .refused(403, "operators_only");
+    }
     team.get("/v1/templates/base").await.expect(200);
 
     team.delete(&format!("/v1/sandboxes/{own}")).await.expect(200);
@@ -407,7 +409,7 @@ async fn a_session_may_what_its_key_may_from_its_own_pages_alone(server: &Server
     ask(Method::GET, "/v1/info", &[]).await.expect(200);
     assert_eq!(ask(Method::GET, "/v1/session", &[]).await.ok()["csrf"], csrf);
     // Exactly what the key may.
-    ask(Method::POST, "/v1/templates/prune", &own)
+    ask(Method::POST, "/v1/templates/base/unshare", &own)
         .await
         .refused(403, "operators_only");
     let missing = "/v1/keys/key_aaaaaaaaaaaaaaaaaaaa";

@@ -24,6 +24,8 @@ pub(crate) struct Cast {
     pub(crate) volume: String,
     other_volume: String,
     pub(crate) dead_volume: String,
+    /// One that the project has built.
+    pub(crate) template: &'static str,
     /// Path and query of a link to upload to, without its proof.
     pub(crate) upload: String,
     pub(crate) shown: Vec<(&'static str, Option<String>)>,
@@ -60,6 +62,25 @@ async fn key(operator: &Client, project: &str, name: &str) -> (String, String) {
     let body = json!({"name": name, "project": project});
     let made = operator.post("/v1/keys", &body).await.expect(201).json();
     (text(&made["key"], "id"), text(&made, "secret"))
+}
+
+/// Builds a template that is `base` with a word more.
+async fn build(client: &Client, name: &str) {
+    let dockerfile = b"FROM base\nENV WHOSE=theirs\n";
+    let mut builder = tar::Builder::new(Vec::new());
+    let mut header = tar::Header::new_gnu();
+    header.set_size(dockerfile.len() as u64);
+    header.set_mode(0o644);
+    builder
+        .append_data(&mut header, "Dockerfile", &dockerfile[..])
+        .unwrap();
+    let path = format!("/v1/templates/build-context?name={name}");
+    let request = client
+        .request(reqwest::Method::POST, &path)
+        .header("content-type", "application/octet-stream")
+        .body(builder.into_inner().unwrap());
+    let said = client.send(request).await.expect(200).text();
+    assert!(said.contains("event: done"), "{said}");
 }
 
 async fn port_token(client: &Client, id: &str, port: u16) -> String {
@@ -143,6 +164,8 @@ impl Cast {
         let (gone, gone_for_models) = virtual_key("gone").await;
         owner.delete(&format!("/v1/gateway/keys/{gone}")).await.ok();
 
+        let template = "theirs";
+        build(&owner, template).await;
         let link = operator
             .get("/templates/any/files/abc123")
             .await
@@ -195,6 +218,7 @@ impl Cast {
             volume,
             other_volume,
             dead_volume,
+            template,
             upload,
             shown: shown.into(),
         })

@@ -247,6 +247,18 @@ pub(crate) fn all(cast: &Cast) -> Vec<Door> {
         ),
         Door::get("`/v1`: list keys", "/v1/keys", Bearer),
         Door::get("`/v1`: list secrets", "/v1/secrets", Bearer),
+        Door::get(
+            "`/v1`: look at its template",
+            format!("/v1/templates/{}", cast.template),
+            Bearer,
+        ),
+        Door::post(
+            "`/v1`: prune templates of one's own",
+            "/v1/templates/prune",
+            Bearer,
+            "{}",
+        ),
+        Door::post("`/v1`: share templates", "/v1/templates/base/share", Bearer, "{}"),
         Door::post("`/v1`: run the server (`gc`)", "/v1/gc", Bearer, "{}"),
         Door::get("models: call", "/v1/models", Bearer),
         Door::get("models: manage", "/v1/gateway/keys", Bearer),
@@ -294,6 +306,11 @@ pub(crate) fn all(cast: &Cast) -> Vec<Door> {
         Door::get(
             "E2B: ask for a volume's token",
             format!("/volumes/{}", cast.volume),
+            ApiKey,
+        ),
+        Door::get(
+            "E2B: look at its template",
+            format!("/templates/{}", cast.template),
             ApiKey,
         ),
         list("envd: processes, by headers").headers(49983, &cast.e2b),

@@ -84,7 +84,7 @@ impl Sandboxes {
         if let Some(policy) = known().get(template) {
             return policy.clone();
         }
-        let policy = self.resolve_template(template.as_str()).ok()?.network;
+        let policy = self.template_of(template).ok()?.network;
         known().insert(template.clone(), policy.clone());
         policy
     }

@@ -85,7 +85,7 @@ impl Home {
         };
         let path = templates.dir().join("manifests").join(format!("{id}.json"));
         std::fs::write(path, serde_json::to_vec(&manifest).unwrap()).unwrap();
-        templates.name(TEMPLATE, &id).unwrap();
+        std::fs::write(templates.dir().join("names").join(TEMPLATE), id.as_str()).unwrap();
         Self {
             dir,
             store: Memory::open().unwrap(),
@@ -274,7 +274,7 @@ impl<'a> World<'a> {
             let rows = Arc::clone(&store.identity);
             let identity = Identity::open(rows, &self.home.data(), now).await?;
             let caller = identity.server(identity.default_project().clone());
-            let node = LocalNode::new(settings.node(), runtimes, probes, bytes, outside);
+            let node = LocalNode::new(settings.node(caller.project()), runtimes, probes, bytes, outside);
             let start = Sandboxes::start(settings, storage, identity, Arc::new(node));
             Ok((self.releasing(start).await?, caller))
         });

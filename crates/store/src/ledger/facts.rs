@@ -169,6 +169,11 @@ pub enum Fact {
     },
     #[serde(rename = "template.deleted")]
     TemplateDeleted { template: TemplateId },
+    /// Every project may use it from now on.
+    #[serde(rename = "template.shared")]
+    TemplateShared { template: TemplateId },
+    #[serde(rename = "template.unshared")]
+    TemplateUnshared { template: TemplateId },
     #[serde(rename = "network.allowed")]
     NetworkAllowed(NetworkDecision),
     #[serde(rename = "network.denied")]
@@ -360,6 +365,8 @@ impl Fact {
             Self::KeyRevoked { .. } => "key.revoked",
             Self::TemplateBuilt { .. } => "template.built",
             Self::TemplateDeleted { .. } => "template.deleted",
+            Self::TemplateShared { .. } => "template.shared",
+            Self::TemplateUnshared { .. } => "template.unshared",
             Self::NetworkAllowed(_) => "network.allowed",
             Self::NetworkDenied(_) => "network.denied",
             Self::NetworkPolicySet { .. } => "network.policy_set",

@@ -95,10 +95,10 @@ pub trait SnapshotStore: fmt::Debug + Send + Sync + 'static {
     /// The last that a user took of a sandbox: the parent of its next.
     async fn latest_snapshot_of(&self, sandbox: &SandboxId) -> Result<Option<SnapshotId>, Error>;
 
-    /// The templates that a user's snapshot or a sandbox at rest needs to come back.
-    async fn templates_of_snapshots(&self) -> Result<Vec<TemplateId>, Error>;
+    /// The templates that a user's snapshot or a sandbox at rest needs to come back, in each project.
+    async fn templates_of_snapshots(&self) -> Result<Vec<(ProjectId, TemplateId)>, Error>;
 
-    /// What is kept for a template that comes up running, newest first.
+    /// What projects keep of a template that comes up running, newest first.
     async fn snapshots_of_template(&self, template: &TemplateId) -> Result<Vec<SnapshotRow>, Error>;
 
     /// Forgets a snapshot that a user asked for and gives back what it was; `None`, and no facts, when there is none.
@@ -110,8 +110,13 @@ pub trait SnapshotStore: fmt::Debug + Send + Sync + 'static {
         facts: Vec<NewFact>,
     ) -> Result<Option<SnapshotRow>, Error>;
 
-    /// Forgets what was kept for a template and says what it was. The caller removes the bytes after this.
-    async fn delete_snapshots_of_template(&self, template: &TemplateId) -> Result<Vec<SnapshotRow>, Error>;
+    /// Forgets what a project kept of a template that comes up running, and says what it was. The caller removes the bytes
+    /// after this.
+    async fn delete_snapshots_of_template(
+        &self,
+        project: &ProjectId,
+        template: &TemplateId,
+    ) -> Result<Vec<SnapshotRow>, Error>;
 
     /// Forgets the hidden snapshot of a sandbox that is about to end, if it is still there. (When the sandbox has ended
     /// or runs again, this has happened already.)

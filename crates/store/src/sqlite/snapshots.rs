@@ -111,14 +111,14 @@ impl SnapshotStore for Saved {
             .await
     }
 
-    async fn templates_of_snapshots(&self) -> Result<Vec<TemplateId>, Error> {
+    async fn templates_of_snapshots(&self) -> Result<Vec<(ProjectId, TemplateId)>, Error> {
         self.file
             .read("look for templates of snapshots", move |db| {
                 sql::rows(
                     db,
-                    "SELECT DISTINCT template FROM snapshots WHERE owner <> 'template'",
+                    "SELECT DISTINCT project, template FROM snapshots WHERE owner <> 'template'",
                     &[],
-                    |row| sql::word(row, "template"),
+                    |row| Ok((sql::word(row, "project")?, sql::word(row, "template")?)),
                 )
             })
             .await
@@ -174,14 +174,18 @@ impl SnapshotStore for Saved {
             .await
     }
 
-    async fn delete_snapshots_of_template(&self, template: &TemplateId) -> Result<Vec<SnapshotRow>, Error> {
-        let template = template.clone();
+    async fn delete_snapshots_of_template(
+        &self,
+        project: &ProjectId,
+        template: &TemplateId,
+    ) -> Result<Vec<SnapshotRow>, Error> {
+        let (project, template) = (project.clone(), template.clone());
         self.file
             .write("delete the snapshots of a template", move |db| {
                 sql::rows(
                     db,
-                    "DELETE FROM snapshots WHERE owner = 'template' AND template = ?1 RETURNING *",
-                    &[&template.as_str()],
+                    "DELETE FROM snapshots WHERE owner = 'template' AND project = ?1 AND template = ?2 RETURNING *",
+                    &[&project.as_str(), &template.as_str()],
                     read,
                 )
             })

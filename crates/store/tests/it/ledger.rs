@@ -132,6 +132,12 @@ fn one_of_each() -> Vec<Fact> {
         Fact::TemplateDeleted {
             template: TemplateId::from_entropy([1; 20]),
         },
+        Fact::TemplateShared {
+            template: TemplateId::from_entropy([1; 20]),
+        },
+        Fact::TemplateUnshared {
+            template: TemplateId::from_entropy([1; 20]),
+        },
         Fact::NetworkAllowed(NetworkDecision {
             protocol: "tcp".into(),
             host: Some("pypi.org".into()),

@@ -2,7 +2,9 @@
 
 use atoll_lifecycle::{Input, Liveness, step};
 use atoll_store::{Error, Fact, FactQuery, Inserted, NewFact, SandboxRow, SnapshotRow, Stores};
-use atoll_types::{EndReason, Isolation, SandboxState, SaveKind, SnapshotOwner, TemplateId, Timestamp};
+use atoll_types::{
+    EndReason, Isolation, ProjectId, SandboxState, SaveKind, SnapshotOwner, TemplateId, Timestamp,
+};
 
 use crate::support::{Context, T0, instance_id, sandbox_id, snapshot_id};
 
@@ -423,14 +425,17 @@ async fn users_see_and_delete_only_what_they_asked_for() {
     let template = TemplateId::from_entropy([1; 20]);
     assert_eq!(
         store.saved.templates_of_snapshots().await.unwrap(),
-        vec![template.clone()]
+        vec![(project.clone(), template.clone())]
     );
     assert_eq!(
         store.saved.snapshots_of_template(&template).await.unwrap().len(),
         1
     );
-    let gone = store.saved.delete_snapshots_of_template(&template).await.unwrap();
-    assert_eq!(gone.len(), 1);
+    let other = ProjectId::from_entropy([99; 20]);
+    for (whose, kept) in [(&other, 0), (project, 1)] {
+        let gone = store.saved.delete_snapshots_of_template(whose, &template).await;
+        assert_eq!(gone.unwrap().len(), kept);
+    }
     for n in 1..=5 {
         store
             .saved
