@@ -79,7 +79,7 @@ impl Sandboxes {
     ) -> Result<Snapshot, Fault> {
         let boot = Boot {
             instance: id.clone(),
-            project: None,
+            project: Some(project.clone()),
             isolation: admitted.isolation,
             image: template.digest.clone(),
             resources: admitted.spec.resources,
