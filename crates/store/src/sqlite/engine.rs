@@ -126,7 +126,7 @@ impl Engine {
         let (reports, inbox) = mpsc::channel(QUEUE);
         let connection = schema::open_reader(path)?;
         spawn("store-reports", path, move || {
-            read_loop(connection, &Mutex::new(inbox))
+            read_loop(connection, &Mutex::new(inbox));
         })?;
         Ok(Self {
             writer,
