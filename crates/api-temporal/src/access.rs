@@ -126,19 +126,18 @@ tokio::task_local! {
 
 /// Lets the caller pay for so many bytes until they are answered.
 pub(crate) fn pay(bytes: u64) -> Result<(), Status> {
-    let paid = VISIT.try_with(|visit| {
-        // Nobody pays where everybody is let in; what they send is bounded all the same.
-        let Ok(mut permit) = visit.permit() else {
-            return Ok(());
-        };
-        permit.grow(bytes)?;
-        visit.keep(permit);
-        Ok(())
-    });
-    match paid {
-        Ok(paid) => paid.map_err(|fault: Fault| told(&fault)),
-        Err(_) => Err(Status::internal("this request did not come through the gate")),
-    }
+    let paid = VISIT.try_with(|visit| pay_by(visit, bytes));
+    paid.unwrap_or_else(|_| Err(Status::internal("this request did not come through the gate")))
+}
+
+fn pay_by(visit: &Visit, bytes: u64) -> Result<(), Status> {
+    // Nobody pays where everybody is let in; what they send is bounded all the same.
+    let Ok(mut permit) = visit.permit() else {
+        return Ok(());
+    };
+    permit.grow(bytes).map_err(|fault| told(&fault))?;
+    visit.keep(permit);
+    Ok(())
 }
 
 /// The answer, paid for until it is written. It is encoded here and now: one that waits for its reader would be held as what
@@ -244,8 +243,20 @@ where
                     admit(keys.as_ref(), &visit, request.headers(), action).await
                 }
             };
+            // A call takes more than its bytes, for as long as it waits.
+            let room = match (health, &place) {
+                (true, Some(place)) => match Arc::clone(&place.health).try_acquire_owned() {
+                    Ok(room) => Some(room),
+                    Err(_) => return Ok(crowded().into_http()),
+                },
+                _ => None,
+            };
             match caller {
                 Ok(caller) => {
+                    let _room = room;
+                    if let Err(status) = pay_by(&visit, CALL_BYTES) {
+                        return Ok(status.into_http());
+                    }
                     // So that whoever looks for what is slow learns whose it is.
                     tracing::Span::current().record("project", caller.project());
                     let mut request = match received(&front, &visit, &caller, slim(request)) {
@@ -278,6 +289,13 @@ where
         Box::pin(answered.instrument(doing))
     }
 }
+
+fn crowded() -> Status {
+    Status::resource_exhausted("this connection has as many health checks open as it may have; wait for one")
+}
+
+/// What a call takes beside what it sends and is answered.
+const CALL_BYTES: u64 = 16 * 1024;
 
 /// What the services read of a head, and how long such a value may be.
 const READ: [&str; 5] = [

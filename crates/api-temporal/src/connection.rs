@@ -4,10 +4,12 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use atoll_front::{Guarded, Line, Patience, Unread};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
 use tonic::transport::server::Connected;
 
@@ -15,6 +17,7 @@ use tonic::transport::server::Connected;
 pub(crate) struct Connection<C> {
     stream: Guarded<C>,
     unread: Unread,
+    health: Arc<Semaphore>,
     watching: AbortHandle,
 }
 
@@ -24,7 +27,12 @@ pub(crate) struct Place {
     pub(crate) line: Line,
     /// Its answers for which there is no room.
     pub(crate) unread: Unread,
+    /// Room for calls that nobody pays for.
+    pub(crate) health: Arc<Semaphore>,
 }
+
+/// Health checks on one connection at a time: whoever they are, they need no more than one.
+const HEALTH_CHECKS: usize = 8;
 
 impl<C> Connection<C> {
     pub(crate) fn new(stream: Guarded<C>, patience: Patience) -> Self {
@@ -38,6 +46,7 @@ impl<C> Connection<C> {
         Self {
             stream,
             unread,
+            health: Arc::new(Semaphore::new(HEALTH_CHECKS)),
             watching: watching.abort_handle(),
         }
     }
@@ -56,6 +65,7 @@ impl<C> Connected for Connection<C> {
         Place {
             line: self.stream.line().clone(),
             unread: self.unread.clone(),
+            health: Arc::clone(&self.health),
         }
     }
 }

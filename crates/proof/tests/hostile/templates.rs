@@ -327,7 +327,6 @@ async fn what_others_have_built_and_shared(server: &Server) {
     let guessed = said(&b, "guessed", context(DOCKERFILE, "guess")).await;
     let own = built(&guessed);
     assert!(!was_cached(&guessed), "{guessed:?}");
-    assert_eq!(own["id"], theirs["id"], "what is the same is the same");
     assert_eq!(own["names"], json!(["guessed"]));
     assert!(
         text(&own, "created_at") > text(&theirs, "created_at"),

@@ -2,8 +2,9 @@
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use atoll_proof::{Server, Terminal, Value, binary, on_every_tier, printed};
+use atoll_proof::{Server, Terminal, Value, binary, on_every_tier, printed, wait};
 
 on_every_tier!(
     a_day_at_the_command_line,
@@ -476,8 +477,12 @@ async fn the_ledger_is_read_at_the_command_line(server: &Server) {
     let after = all[0]["seq"].to_string();
     let next = json(&["ledger", &sandbox.id, "--after", &after, "--limit", "1", "--json"]);
     assert_eq!(next, Value::Array(vec![all[1].clone()]));
-    let usage = json(&["usage", &sandbox.id, "--json"]);
-    assert!(usage["wall_ms"].as_u64().is_some_and(|wall| wall > 0), "{usage}");
+    // What it used at last is written down after its end.
+    wait::until("its usage is known", Duration::from_secs(60), || async {
+        let usage = json(&["usage", &sandbox.id, "--json"]);
+        usage["wall_ms"].as_u64().filter(|wall| *wall > 0)
+    })
+    .await;
     for line in ["time", "cpu", "memory", "disk"] {
         assert!(printed(&server.atoll(&["usage"])).contains(line));
     }
