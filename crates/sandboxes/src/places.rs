@@ -95,7 +95,11 @@ mod tests {
     #[test]
     fn a_place_is_given_back_and_a_project_has_only_so_many() {
         let places = Arc::new(Places::default());
-        let project = |n: u8| ProjectId::from_entropy([n; 20]);
+        let project = |n: u8| {
+            let mut entropy = [0; 20];
+            (entropy[0], entropy[1]) = (n % 16, n / 16);
+            ProjectId::from_entropy(entropy)
+        };
         let mut held: Vec<Place> = (0..OF_A_PROJECT)
             .map(|_| places.take(&project(1)).unwrap())
             .collect();

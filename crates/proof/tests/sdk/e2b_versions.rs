@@ -34,7 +34,9 @@ fn preload(dir: &Path) -> PathBuf {
 /// What a shell has taken in of `atoll e2b env`.
 fn connected(server: &Server, dir: &Path, preload: Option<&Path>) -> Vec<(String, String)> {
     let mut told = server.cli();
-    told.args(["e2b", "env", "--json"]).env("XDG_CACHE_HOME", dir);
+    told.args(["e2b", "env", "--json"])
+        .env("XDG_CACHE_HOME", dir)
+        .env("ATOLL_DATA", server.data());
     if let Some(library) = preload {
         told.env("LD_PRELOAD", library);
     }

@@ -175,12 +175,10 @@ impl Cast {
         let (upload, proof) = link.split_once("&proof=").unwrap();
         let upload = upload.strip_prefix(operator.url()).unwrap().to_owned();
 
-        let hex: String = own.bytes().map(|byte| format!("{byte:02x}")).collect();
         let shown = [
             ("none", None),
             ("junk", Some("junk".to_owned())),
             ("atl", Some(own)),
-            ("e2b", Some(format!("e2b_{hex}"))),
             ("atl rev", Some(revoked)),
             ("atl oth", Some(others)),
             ("atl op", operator.key().map(str::to_owned)),
