@@ -156,8 +156,14 @@ async fn knock(client: &Client, server: &Server, which: &str) -> Vec<(String, An
     answers
 }
 
-/// Every answer is that to what does not exist.
+/// Every answer is that to what does not exist, and nothing that happened tells of it.
 async fn assert_not_there(client: &Client, server: &Server, name: &str, id: &str) {
+    assert_opens_nothing(client, server, name, id).await;
+    assert_unseen(client, "/v1/facts?limit=1000", name, id).await;
+}
+
+/// The same for those who had to do with it, and whose ledger says so.
+async fn assert_opens_nothing(client: &Client, server: &Server, name: &str, id: &str) {
     for (which, missing) in [(name, NO_NAME), (id, NO_ID)] {
         let theirs = knock(client, server, which).await;
         let nothing = knock(client, server, missing).await;
@@ -166,15 +172,14 @@ async fn assert_not_there(client: &Client, server: &Server, name: &str, id: &str
             assert_eq!(gist(answer, which), gist(expected, missing), "{which} at {door}");
         }
     }
-    for list in [
-        "/v1/templates",
-        "/templates",
-        "/v2/templates",
-        "/v1/facts?limit=1000",
-    ] {
-        let seen = client.get(list).await.expect(200).text();
-        assert!(!seen.contains(id) && !seen.contains(name), "{list}: {seen}");
+    for list in ["/v1/templates", "/templates", "/v2/templates"] {
+        assert_unseen(client, list, name, id).await;
     }
+}
+
+async fn assert_unseen(client: &Client, list: &str, name: &str, id: &str) {
+    let seen = client.get(list).await.expect(200).text();
+    assert!(!seen.contains(id) && !seen.contains(name), "{list}: {seen}");
 }
 
 async fn another_projects_templates(server: &mut Server) {
@@ -393,8 +398,8 @@ async fn what_others_have_built_and_shared(server: &Server) {
         (&back["shared"], &back["names"]),
         (&json!(false), &json!(["private"]))
     );
-    assert_not_there(&b, server, "private", &id).await;
-    assert_not_there(&a, server, "private", &id).await;
+    assert_opens_nothing(&b, server, "private", &id).await;
+    assert_opens_nothing(&a, server, "private", &id).await;
     // Nobody needs it but a sandbox that was made of it, and which goes on.
     operator.delete("/v1/templates/private").await.expect(204);
     operator.post("/v1/templates/prune", &json!({})).await.ok();
