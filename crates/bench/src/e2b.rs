@@ -100,7 +100,7 @@ impl Sdk {
             .args(["-u", "-c", CLIENT])
             .env("E2B_API_URL", url)
             .env("E2B_SANDBOX_URL", url)
-            .env("E2B_API_KEY", format!("e2b_{}", hex::encode(key)))
+            .env("E2B_API_KEY", key)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)

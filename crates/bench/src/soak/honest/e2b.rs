@@ -143,7 +143,7 @@ impl<'a> Sandbox<'a> {
 
 /// With the project's key, as the SDKs send it.
 pub(in crate::soak) fn keyed(caller: &Caller, method: Method, path: &str) -> RequestBuilder {
-    let key = format!("e2b_{}", hex::encode(&caller.project.key));
+    let key = caller.project.key.clone();
     caller.bare(method, path).header("x-api-key", key)
 }
 
