@@ -119,14 +119,11 @@ impl Models {
             Some(outgoing) => outgoing,
             None => {
                 let bytes = request.body.len();
-                let (request, row) = (Arc::clone(request), Arc::clone(&provider));
-                let (target, limit) = (target.clone(), open.limit);
-                let preparing = move || {
-                    let price = setup.price_of(&target);
-                    Outgoing::prepare(&request, &row.row, &target, price, stream, limit)
-                };
+                let (request, target, limit) = (Arc::clone(request), target.clone(), open.limit);
+                let preparing = move || setup.outgoing(&request, &target, stream, limit);
                 let prepared = self.apart(&project, bytes, preparing).await;
                 prepared
+                    .map(|made| made.unwrap_or_else(|| Err(nobody())))
                     .map_err(Refusal::from)
                     .flatten()
                     .map_err(|refusal| (refusal, Next::Elsewhere))?

@@ -111,7 +111,7 @@ impl Models {
 
     /// Replaces a project's guards.
     pub async fn set_guards(&self, project: &ProjectId, guards: ModelGuards) -> Result<(), Fault> {
-        let _one_at_a_time = self.inner.setup_lock.lock().await;
+        let _one_at_a_time = self.inner.changing.take(project).await;
         let said = guards.clone();
         let compiled = self
             .apart(project, LONG, || Guards::compile(said))

@@ -52,6 +52,7 @@ use atoll_identity::Identity;
 use atoll_policy::Floor;
 use atoll_providers::{Providers, Reach, Timeouts};
 use atoll_store::{ModelBudgetRow, Stores};
+use atoll_turns::Turns;
 use atoll_types::{CallOutcome, Fault, Id, ProjectId, Timestamp};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -72,7 +73,6 @@ use health::{Healths, Retries};
 use keys::Keys;
 use refusals::Refusals;
 use setup::ProjectSetup;
-use work::Places;
 
 /// How long a starting server waits until what was spent is summed.
 const SUMMED_AT_START: Duration = Duration::from_secs(10);
@@ -116,9 +116,9 @@ struct Inner {
     cache: Cache,
     bodies: Option<Bodies>,
     retries: Retries,
-    places: Places,
-    /// Held while the setup changes, so that of two changes the later one stays.
-    setup_lock: tokio::sync::Mutex<()>,
+    places: Turns<ProjectId>,
+    /// Held while a project's setup changes, so that of two changes the later one stays.
+    changing: Turns<ProjectId>,
     metrics: Metrics,
     refusals: Refusals,
     tasks: TaskTracker,
@@ -161,8 +161,8 @@ impl Models {
                 cache: Cache::default(),
                 bodies: bodies.transpose().map_err(Fault::internal)?,
                 retries: Retries::default(),
-                places: Places::default(),
-                setup_lock: tokio::sync::Mutex::default(),
+                places: work::places(),
+                changing: Turns::each(1),
                 metrics: Metrics::default(),
                 refusals: Refusals::default(),
                 tasks: TaskTracker::new(),
@@ -234,7 +234,7 @@ impl Models {
         let models = self.clone();
         let summing = async move {
             for row in rows {
-                let _one_at_a_time = models.inner.setup_lock.lock().await;
+                let _one_at_a_time = models.inner.changing.take(&row.project).await;
                 if models.inner.stopping.is_cancelled() {
                     return;
                 }
@@ -266,7 +266,7 @@ impl Models {
                     () = models.inner.stopping.cancelled() => return,
                     () = tokio::time::sleep(SUMMED_AGAIN) => {}
                 }
-                let _one_at_a_time = models.inner.setup_lock.lock().await;
+                let _one_at_a_time = models.inner.changing.take(&row.project).await;
                 // Whoever changed or deleted it meanwhile has seen to it.
                 if !models.setup(&row.project).has_budget(&row) || models.sum_budget(&row).await.is_ok() {
                     return;

@@ -98,8 +98,14 @@ impl Models {
         let kept = slot.and_then(|slot| self.inner.cache.get(&slot, self.now()));
         let mut admitted = self.admit(who, &request, kept.is_some(), estimated)?;
         let (stream, wants_usage) = (admitted.stream, admitted.wants_usage);
-        let made = admitted.made.take();
+        let counted = admitted.made.take();
         let (open, targets) = Open::begin(self, who, &request, admitted);
+        // What is long is worked on apart, and here it is already: later would be another wait for a place. What cannot be
+        // made says why when its turn comes.
+        let made = counted.or_else(|| match (&kept, targets.first()) {
+            (None, Some(first)) => open.setup.outgoing(&request, first, stream, open.limit)?.ok(),
+            _ => None,
+        });
         Ok(Begun {
             request: Arc::new(request),
             open,

@@ -17,8 +17,10 @@ use zeroize::Zeroizing;
 
 pub use budgets::{BudgetView, SetBudget};
 
-use crate::faults::from_store;
+use crate::admission::Request;
+use crate::faults::{Refusal, from_store};
 use crate::guards::Guards;
+use crate::outgoing::Outgoing;
 use crate::work::LONG;
 use crate::{Models, budget_of, fresh};
 
@@ -62,6 +64,19 @@ impl ProjectSetup {
 
     pub(crate) fn price_of(&self, target: &Target) -> Option<&Price> {
         self.prices().of(&target.provider, &target.model)
+    }
+
+    /// What a target will get; `None` where there is no such provider.
+    pub(crate) fn outgoing(
+        &self,
+        request: &Request,
+        target: &Target,
+        stream: bool,
+        limit: Option<u64>,
+    ) -> Option<Result<Outgoing, Refusal>> {
+        let provider = &self.providers.get(&target.provider)?.row;
+        let price = self.price_of(target);
+        Some(Outgoing::prepare(request, provider, target, price, stream, limit))
     }
 
     pub(crate) fn has_budget(&self, row: &ModelBudgetRow) -> bool {
@@ -185,7 +200,6 @@ impl Models {
             .model_setup()
             .await
             .map_err(|e| from_store(&e))?;
-        let setting_up = self.inner.setup_lock.lock().await;
         let mut projects: HashMap<ProjectId, ProjectSetup> = HashMap::new();
         for row in setup.providers {
             let loaded = row
@@ -239,7 +253,6 @@ impl Models {
             setup.compile();
             self.replace(project, setup);
         }
-        drop(setting_up);
         self.sum_budgets(setup.budgets).await;
         Ok(())
     }
@@ -298,7 +311,7 @@ impl Models {
                 return Err(Fault::new(Code::ModelNameInvalid, why));
             }
         }
-        let _one_at_a_time = self.inner.setup_lock.lock().await;
+        let _one_at_a_time = self.inner.changing.take(project).await;
         let setup = self.setup(project);
         let others = || setup.providers.iter().filter(|(name, _)| **name != request.name);
         has_room("providers", others().count(), MOST_PROVIDERS)?;
@@ -379,7 +392,7 @@ impl Models {
     }
 
     pub async fn delete_provider(&self, project: &ProjectId, name: &str) -> Result<(), Fault> {
-        let _one_at_a_time = self.inner.setup_lock.lock().await;
+        let _one_at_a_time = self.inner.changing.take(project).await;
         let Some(provider) = self.setup(project).providers.get(name).cloned() else {
             return Err(missing("provider", name));
         };
@@ -425,7 +438,7 @@ impl Models {
                 "a name stands for at most 16 models and 16 fallbacks",
             ));
         }
-        let _one_at_a_time = self.inner.setup_lock.lock().await;
+        let _one_at_a_time = self.inner.changing.take(project).await;
         let setup = self.setup(project);
         let others = setup.routes.keys().filter(|name| **name != request.name);
         has_room("names of models", others.count(), MOST_ROUTES)?;
@@ -469,7 +482,7 @@ impl Models {
     }
 
     pub async fn delete_route(&self, project: &ProjectId, name: &str) -> Result<(), Fault> {
-        let _one_at_a_time = self.inner.setup_lock.lock().await;
+        let _one_at_a_time = self.inner.changing.take(project).await;
         if !self
             .store()
             .models
@@ -550,7 +563,7 @@ impl Models {
             .parse::<Pattern>()
             .map_err(|why| Fault::new(Code::ModelNameInvalid, why))?;
         price(&request.rates).map_err(|why| Fault::new(Code::PriceInvalid, why))?;
-        let _one_at_a_time = self.inner.setup_lock.lock().await;
+        let _one_at_a_time = self.inner.changing.take(project).await;
         let setup = self.setup(project);
         let others = setup.own_prices.keys().filter(|model| **model != request.model);
         has_room("prices", others.count(), MOST_PRICES)?;
@@ -584,7 +597,7 @@ impl Models {
     }
 
     pub async fn delete_price(&self, project: &ProjectId, model: &str) -> Result<(), Fault> {
-        let _one_at_a_time = self.inner.setup_lock.lock().await;
+        let _one_at_a_time = self.inner.changing.take(project).await;
         if !self
             .store()
             .models

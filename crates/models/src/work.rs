@@ -9,12 +9,8 @@
 //! Who waits for a place of their own project holds none of the others', so a project that has all of its own waits for itself
 //! alone, and others wait for one turn of each project at most. Who hangs up while waiting has not begun.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Weak};
-
+use atoll_turns::Turns;
 use atoll_types::{Fault, ProjectId};
-use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::Models;
 
@@ -23,59 +19,10 @@ pub(crate) const LONG: usize = 32 * 1024;
 /// Looking at bytes, or hashing them, is so much quicker than reading them as JSON.
 pub(crate) const QUICKER: usize = 16;
 
-/// Who may work at a time.
-#[derive(Debug)]
-pub(crate) struct Places {
-    all: Arc<Semaphore>,
-    of_one: usize,
-    /// Of those who work or wait.
-    projects: Mutex<HashMap<ProjectId, Weak<Semaphore>>>,
-}
-
-/// A place, until it is dropped.
-#[derive(Debug)]
-struct Place {
-    _of_project: OwnedSemaphorePermit,
-    _of_all: OwnedSemaphorePermit,
-}
-
-impl Default for Places {
-    fn default() -> Self {
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        Self::new(processors.max(2))
-    }
-}
-
-impl Places {
-    fn new(all: usize) -> Self {
-        Self {
-            all: Arc::new(Semaphore::new(all)),
-            of_one: (all / 2).max(1),
-            projects: Mutex::default(),
-        }
-    }
-
-    /// Waits for a place. `None` does not happen: nobody closes what is waited for.
-    async fn enter(&self, project: &ProjectId) -> Option<Place> {
-        let own = self.of(project);
-        let of_project = own.acquire_owned().await.ok()?;
-        let of_all = Arc::clone(&self.all).acquire_owned().await.ok()?;
-        Some(Place {
-            _of_project: of_project,
-            _of_all: of_all,
-        })
-    }
-
-    fn of(&self, project: &ProjectId) -> Arc<Semaphore> {
-        let mut projects = self.projects.lock();
-        if let Some(own) = projects.get(project).and_then(Weak::upgrade) {
-            return own;
-        }
-        projects.retain(|_, other| other.strong_count() > 0);
-        let own = Arc::new(Semaphore::new(self.of_one));
-        projects.insert(project.clone(), Arc::downgrade(&own));
-        own
-    }
+/// Who may work at a time: as many as there are processors, and half of that of one project.
+pub(crate) fn places() -> Turns<ProjectId> {
+    let all = std::thread::available_parallelism().map_or(1, usize::from).max(2);
+    Turns::new(all / 2, all)
 }
 
 impl Models {
@@ -90,50 +37,12 @@ impl Models {
             return Ok(work());
         }
         let unfinished = || Fault::internal("what is large about the call could not be worked through");
-        let place = self.inner.places.enter(project).await.ok_or_else(unfinished)?;
+        let place = self.inner.places.take(project).await;
         let span = tracing::Span::current();
         let working = self.inner.runtime.spawn_blocking(move || {
             let _place = place;
             span.in_scope(work)
         });
         working.await.map_err(|_| unfinished())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use futures_util::FutureExt as _;
-
-    use super::*;
-
-    fn project(n: u8) -> ProjectId {
-        ProjectId::from_entropy([n; 20])
-    }
-
-    #[test]
-    fn a_project_waits_for_itself_and_leaves_places_to_others() {
-        let places = Places::new(4);
-        let enter = |n| places.enter(&project(n)).now_or_never().flatten();
-        let held: Vec<Place> = [enter(1), enter(1), enter(2)].into_iter().flatten().collect();
-        assert_eq!(held.len(), 3);
-        let one = project(1);
-        let mut third = Box::pin(places.enter(&one));
-        assert!((&mut third).now_or_never().is_none(), "it has half of them");
-        let last = enter(3);
-        assert!(last.is_some(), "who waits for its own holds up nobody");
-        assert!(enter(2).is_none(), "there are four");
-        drop(last);
-        assert!((&mut third).now_or_never().is_none(), "still half");
-        drop(held);
-        assert!(third.now_or_never().flatten().is_some());
-    }
-
-    #[test]
-    fn nothing_is_remembered_of_those_who_have_gone() {
-        let places = Places::new(2);
-        for n in 0..50 {
-            drop(places.enter(&project(n)).now_or_never());
-        }
-        assert!(places.projects.lock().len() <= 1);
     }
 }

@@ -5,10 +5,9 @@
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::Arc;
 
+use atoll_turns::{Turn, Turns};
 use atoll_types::{InstanceId, ProjectId};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 /// Whose boot it is; `None`: the node's own, for a pool.
@@ -16,59 +15,32 @@ type Whose = Option<ProjectId>;
 
 #[derive(Debug)]
 pub(crate) struct Boots {
-    /// Twice as many as of one project, so that no project waits for another one alone.
-    all: Arc<Semaphore>,
-    of_one: usize,
-    projects: Mutex<HashMap<Whose, Arc<Semaphore>>>,
+    turns: Turns<Whose>,
     waiting: Mutex<HashMap<InstanceId, CancellationToken>>,
 }
 
-/// A place, until it is dropped.
-#[derive(Debug)]
-pub(crate) struct Turn<'a> {
-    boots: &'a Boots,
-    whose: Whose,
-    permits: Option<(OwnedSemaphorePermit, OwnedSemaphorePermit)>,
-}
-
 impl Boots {
+    /// Twice as many in all as of one project, so that no project waits for another one alone.
     pub(crate) fn new(of_one: usize) -> Self {
         Self {
-            all: Arc::new(Semaphore::new(2 * of_one)),
-            of_one,
-            projects: Mutex::default(),
+            turns: Turns::new(of_one, 2 * of_one),
             waiting: Mutex::default(),
         }
     }
 
     /// Waits for a place; `None` if the instance is not wanted any more.
-    pub(crate) async fn take(&self, whose: Whose, instance: &InstanceId) -> Option<Turn<'_>> {
+    pub(crate) async fn take(&self, whose: Whose, instance: &InstanceId) -> Option<Turn> {
         let unwanted = CancellationToken::new();
         self.waiting.lock().insert(instance.clone(), unwanted.clone());
         let _line = Line {
             boots: self,
             instance,
         };
-        let mut turn = Turn {
-            boots: self,
-            whose: whose.clone(),
-            permits: None,
-        };
-        let own = {
-            let mut projects = self.projects.lock();
-            let own = projects.entry(whose);
-            Arc::clone(own.or_insert_with(|| Arc::new(Semaphore::new(self.of_one))))
-        };
-        let permits = async {
-            let own = own.acquire_owned().await.ok()?;
-            Some((own, Arc::clone(&self.all).acquire_owned().await.ok()?))
-        };
-        turn.permits = tokio::select! {
+        tokio::select! {
             biased;
             () = unwanted.cancelled() => None,
-            permits = permits => permits,
-        };
-        turn.permits.is_some().then_some(turn)
+            turn = self.turns.take(&whose) => Some(turn),
+        }
     }
 
     /// Whoever waits to boot this need not any more.
@@ -87,20 +59,6 @@ struct Line<'a> {
 impl Drop for Line<'_> {
     fn drop(&mut self) {
         self.boots.waiting.lock().remove(self.instance);
-    }
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        self.permits = None;
-        let mut projects = self.boots.projects.lock();
-        // Those who wait hold it.
-        if projects
-            .get(&self.whose)
-            .is_some_and(|own| Arc::strong_count(own) == 1)
-        {
-            projects.remove(&self.whose);
-        }
     }
 }
 
@@ -133,7 +91,6 @@ mod tests {
         let (waited, ()) = tokio::join!(boots.take(project(1), &third), async { drop(first) });
         assert!(waited.is_some());
         drop((second, waited));
-        assert!(boots.projects.lock().is_empty() && boots.waiting.lock().is_empty());
-        assert_eq!(boots.all.available_permits(), 4);
+        assert!(boots.waiting.lock().is_empty());
     }
 }

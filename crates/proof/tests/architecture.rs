@@ -17,7 +17,7 @@ use serde_json::Value;
 /// The layers, bottom first. A crate may depend on crates of lower layers only; those that decide and those that perform
 /// are siblings, because neither may know the other.
 const LAYERS: [(&str, &[&str]); 15] = [
-    ("tools", &["archive", "confine", "http-rules"]),
+    ("tools", &["archive", "confine", "http-rules", "turns"]),
     ("words", &["types", "guest-protocol"]),
     ("identity", &["identity"]),
     (

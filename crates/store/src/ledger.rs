@@ -103,8 +103,9 @@ pub trait LedgerStore: fmt::Debug + Send + Sync + 'static {
     /// Commands of a sandbox whose start is in the ledger and whose end is not, with the time of the start.
     async fn open_commands(&self, sandbox: &SandboxId) -> Result<Vec<(CommandId, Timestamp)>, Error>;
 
-    /// Changes with every growth of the ledger, to the number of its last fact, or soon after.
-    fn ledger_growth(&self) -> tokio::sync::watch::Receiver<i64>;
+    /// Changes with every growth of the ledger, or of one project's part of it, to the number of the last fact by then, or soon
+    /// after.
+    fn ledger_growth(&self, project: Option<&ProjectId>) -> tokio::sync::watch::Receiver<i64>;
 
     /// The number of the last fact; 0 when there is none.
     async fn last_seq(&self) -> Result<i64, Error>;

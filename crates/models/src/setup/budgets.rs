@@ -66,7 +66,7 @@ impl Models {
                 "a subject has 1 to 200 characters",
             ));
         }
-        let _one_at_a_time = self.inner.setup_lock.lock().await;
+        let _one_at_a_time = self.inner.changing.take(project).await;
         let setup = self.setup(project);
         let others = setup.budgets.keys().filter(|name| **name != request.name);
         has_room("budgets", others.count(), MOST_BUDGETS)?;
@@ -167,7 +167,7 @@ impl Models {
     }
 
     pub async fn delete_budget(&self, project: &ProjectId, name: &str) -> Result<(), Fault> {
-        let _one_at_a_time = self.inner.setup_lock.lock().await;
+        let _one_at_a_time = self.inner.changing.take(project).await;
         let Some(row) = self.setup(project).budgets.get(name).cloned() else {
             return Err(missing("budget", name));
         };

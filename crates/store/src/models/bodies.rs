@@ -30,6 +30,7 @@ pub trait ModelBodyStore: fmt::Debug + Send + Sync + 'static {
         call: &ModelCallId,
     ) -> Result<Option<ModelBodies>, Error>;
 
-    /// Forgets what is older than `before`, and of the rest all but the newest `most`.
+    /// Forgets what is older than `before`, and of the rest all but `most`: the newest of each project, so that nobody's calls
+    /// make another project lose what it has while that is little.
     async fn trim_model_bodies(&self, before: Timestamp, most: usize) -> Result<usize, Error>;
 }

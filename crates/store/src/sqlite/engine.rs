@@ -7,9 +7,9 @@
 //! What must hold: a caller sees `Ok` only if the transaction that holds its work was committed. SQLite may roll back
 //! the whole transaction on its own (disk full, I/O error); the writer looks for that after each failed job.
 
+mod growth;
 #[cfg(feature = "testing")]
 mod here;
-mod turns;
 
 use parking_lot::Mutex;
 use std::path::Path;
@@ -17,10 +17,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use atoll_turns::Turns;
 use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use self::turns::Turns;
+use self::growth::Growth;
 use super::bounded::{Bounds, Waits, bounded};
 use super::schema::{self, Domains};
 use super::touches::Touches;
@@ -66,9 +67,9 @@ pub(crate) struct Engine {
     readers: mpsc::Sender<Message<ReadJob>>,
     /// A thread of its own, so that nobody waits for reports but those who want some.
     reports: mpsc::Sender<Message<ReadJob>>,
-    turns: Turns,
-    /// The number of the last fact that was committed, for those who wait for more; 0 in a file without a ledger.
-    ledger: watch::Sender<i64>,
+    /// Who wants a report: one at a time of each project.
+    turns: Turns<String>,
+    growth: Arc<Growth>,
     /// Instead of the threads.
     #[cfg(feature = "testing")]
     here: Option<here::Here>,
@@ -106,14 +107,14 @@ where
 impl Engine {
     pub(crate) fn open(path: &Path, domains: Domains, touches: Arc<Touches>) -> Result<Self, Error> {
         let connection = schema::open_writer(path, domains)?;
-        let ledger = watch::Sender::new(0);
-        let grown = schema::has_ledger(domains).then(|| ledger.clone());
-        if let Some(ledger) = &grown {
-            tell_growth(&connection, ledger);
+        let growth = Arc::<Growth>::default();
+        let grown = schema::has_ledger(domains).then(|| Arc::clone(&growth));
+        if let Some(growth) = &grown {
+            growth.tell(&connection);
         }
         let (writer, inbox) = mpsc::channel(QUEUE);
         spawn("store-writer", path, move || {
-            write_loop(connection, inbox, &touches, grown.as_ref());
+            write_loop(connection, inbox, &touches, grown.as_deref());
         })?;
 
         let (readers, inbox) = mpsc::channel(QUEUE);
@@ -132,15 +133,15 @@ impl Engine {
             writer,
             readers,
             reports,
-            turns: Turns::default(),
-            ledger,
+            turns: Turns::each(1),
+            growth,
             #[cfg(feature = "testing")]
             here: None,
         })
     }
 
-    pub(crate) fn ledger(&self) -> watch::Receiver<i64> {
-        self.ledger.subscribe()
+    pub(crate) fn growth(&self, project: Option<&str>) -> watch::Receiver<i64> {
+        self.growth.subscribe(project)
     }
 
     pub(crate) async fn write<T: Send + 'static>(
@@ -185,7 +186,7 @@ impl Engine {
         if let Some(here) = &self.here {
             return here.read(what, work).await;
         }
-        let _turn = self.turns.take(project).await;
+        let _turn = self.turns.take(&project.to_owned()).await;
         let waits = Waits::default();
         let _waiter = waits.waiter();
         ask(&self.reports, what, move |db| {
@@ -224,25 +225,11 @@ fn spawn(name: &str, path: &Path, run: impl FnOnce() + Send + 'static) -> Result
         })
 }
 
-/// The number of the last fact; 0 when there is none, or it cannot be read.
-fn last_fact(connection: &Connection) -> i64 {
-    let last = connection
-        .prepare_cached("SELECT max(seq) FROM facts")
-        .and_then(|mut query| query.query_row([], |row| row.get::<_, Option<i64>>(0)));
-    last.ok().flatten().unwrap_or(0)
-}
-
-/// After a commit: tells those who wait if the ledger has grown.
-fn tell_growth(connection: &Connection, ledger: &watch::Sender<i64>) {
-    let last = last_fact(connection);
-    ledger.send_if_modified(|known| last > std::mem::replace(known, last.max(*known)));
-}
-
 fn write_loop(
     connection: Connection,
     mut inbox: mpsc::Receiver<Message<WriteJob>>,
     touches: &Touches,
-    ledger: Option<&watch::Sender<i64>>,
+    growth: Option<&Growth>,
 ) {
     let mut closing = None;
     while closing.is_none() {
@@ -263,10 +250,10 @@ fn write_loop(
                 None
             };
         }
-        perform(&connection, batch, touches, ledger);
+        perform(&connection, batch, touches, growth);
     }
     if !touches.is_empty() {
-        perform(&connection, Vec::new(), touches, ledger);
+        perform(&connection, Vec::new(), touches, growth);
     }
     // Whoever still waits in the queue is answered `Closed` by its drop.
     inbox.close();
@@ -277,12 +264,7 @@ fn write_loop(
 }
 
 /// One transaction: all jobs, `COMMIT`, all answers.
-fn perform(
-    connection: &Connection,
-    batch: Vec<WriteJob>,
-    touches: &Touches,
-    ledger: Option<&watch::Sender<i64>>,
-) {
+fn perform(connection: &Connection, batch: Vec<WriteJob>, touches: &Touches, growth: Option<&Growth>) {
     if let Err(error) = connection.execute_batch("BEGIN IMMEDIATE") {
         tracing::error!(%error, "the database could not begin a transaction");
         for job in batch {
@@ -319,8 +301,8 @@ fn perform(
     match connection.execute_batch("COMMIT") {
         Ok(()) => {
             answers.into_iter().for_each(|answer| answer(Ok(())));
-            if let Some(ledger) = ledger {
-                tell_growth(connection, ledger);
+            if let Some(growth) = growth {
+                growth.tell(connection);
             }
         }
         Err(error) => {

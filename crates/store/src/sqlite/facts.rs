@@ -91,8 +91,8 @@ impl LedgerStore for Ledger {
             .await
     }
 
-    fn ledger_growth(&self) -> tokio::sync::watch::Receiver<i64> {
-        self.file.engine.ledger()
+    fn ledger_growth(&self, project: Option<&ProjectId>) -> tokio::sync::watch::Receiver<i64> {
+        self.file.engine.growth(project.map(ProjectId::as_str))
     }
 
     async fn last_seq(&self) -> Result<i64, Error> {

@@ -610,3 +610,33 @@ async fn commands_are_open_from_their_start_to_their_end() {
         []
     );
 }
+
+#[tokio::test]
+async fn growth_is_told_to_those_whose_facts_are_new() {
+    let context = Context::new().await;
+    let other = atoll_types::ProjectId::from_entropy([7; 20]);
+    let ledger = &context.store.ledger;
+    let mut all = ledger.ledger_growth(None);
+    let mut own = ledger.ledger_growth(Some(&context.project.id));
+    let mut others = ledger.ledger_growth(Some(&other));
+    ledger.append_facts(vec![context.fact(1)]).await.unwrap();
+    own.changed().await.unwrap();
+    all.changed().await.unwrap();
+    let seq = ledger.last_seq().await.unwrap();
+    assert_eq!((*own.borrow_and_update(), *all.borrow_and_update()), (seq, seq));
+    assert!(!others.has_changed().unwrap(), "nothing of it is new");
+    // Whoever comes later knows how far the ledger is, and hears of both their own and, in one commit, of others'.
+    let late = ledger.ledger_growth(Some(&other));
+    assert!(*late.borrow() <= seq);
+    let foreign = NewFact {
+        project: other.clone(),
+        ..context.fact(2)
+    };
+    ledger.append_facts(vec![foreign, context.fact(3)]).await.unwrap();
+    others.changed().await.unwrap();
+    own.changed().await.unwrap();
+    all.changed().await.unwrap();
+    let seq = ledger.last_seq().await.unwrap();
+    assert_eq!((*own.borrow(), *others.borrow(), *all.borrow()), (seq, seq, seq));
+    assert_eq!(*late.borrow(), seq);
+}

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use atoll_store::{
-    Error, Fact, ModelBudgetRow, ModelCallFact, ModelCallRow, ModelKeyRow, ModelProviderRow, ModelRates,
-    ModelRouteRow, ModelTarget, NewFact, SpendBy, SpendQuery, Stores,
+    Error, Fact, ModelBodies, ModelBudgetRow, ModelCallFact, ModelCallRow, ModelKeyRow, ModelProviderRow,
+    ModelRates, ModelRouteRow, ModelTarget, NewFact, SpendBy, SpendQuery, Stores,
 };
 use atoll_types::{
     BudgetId, BudgetScope, BudgetWindow, CallOutcome, Id, KeyId, ModelCallId, ModelUsage, ProjectId,
@@ -439,4 +439,47 @@ async fn model_keys_come_in_pages_and_are_found_by_id_and_name() {
     assert_eq!(called(key_id(4).as_str()).await, [key_id(4)]);
     let other = ProjectId::from_entropy(entropy(9));
     assert!(models.model_keys(&other, None, 9).await.unwrap().items.is_empty());
+}
+
+#[tokio::test]
+async fn a_project_with_many_bodies_leaves_others_theirs() {
+    let context = Context::new().await;
+    let (own, other) = (context.project.id.clone(), ProjectId::from_entropy([7; 20]));
+    let identity = &context.store.identity;
+    identity.ensure_project("other", other.clone(), T0).await.unwrap();
+    let models = &context.store.models;
+    let keep = async |n: u32, project: &ProjectId| {
+        let bodies = ModelBodies {
+            request: "{}".into(),
+            answer: "{}".into(),
+            shortened: false,
+        };
+        let at = T0.plus_millis(n.into());
+        let call = ModelCallRow {
+            project: project.clone(),
+            ..context.call(n)
+        };
+        models.open_model_call(call).await.unwrap();
+        models
+            .put_model_bodies(call_id(n), project.clone(), at, bodies)
+            .await
+            .unwrap();
+    };
+    // The older ones are those of the project that has few.
+    for n in 0..2 {
+        keep(n, &own).await;
+    }
+    for n in 2..22 {
+        keep(n, &other).await;
+    }
+    assert_eq!(models.trim_model_bodies(T0, 6).await.unwrap(), 16);
+    for (n, project, kept) in [
+        (0, &own, true),
+        (1, &own, true),
+        (17, &other, false),
+        (18, &other, true),
+    ] {
+        let found = models.model_bodies(project, &call_id(n)).await.unwrap();
+        assert_eq!(found.is_some(), kept, "{n}");
+    }
 }

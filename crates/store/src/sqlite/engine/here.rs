@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rusqlite::Connection;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 
 use super::{Engine, WriteJob, named};
 use crate::Error;
@@ -102,9 +102,9 @@ impl Engine {
         Self {
             writer: mpsc::channel(1).0,
             reports: mpsc::channel(1).0,
-            turns: super::Turns::default(),
+            turns: super::Turns::each(1),
             readers: mpsc::channel(1).0,
-            ledger: watch::Sender::new(0),
+            growth: Arc::default(),
             here: Some(Here {
                 connection,
                 touches,

@@ -66,7 +66,10 @@ impl ModelBodyStore for Models {
                 let many = sql::execute(
                     db,
                     "DELETE FROM model_bodies WHERE call IN
-                     (SELECT call FROM model_bodies ORDER BY created_at DESC LIMIT -1 OFFSET ?1)",
+                     (SELECT call FROM
+                      (SELECT call, row_number() OVER (PARTITION BY project ORDER BY created_at DESC) AS age
+                       FROM model_bodies)
+                      ORDER BY age LIMIT -1 OFFSET ?1)",
                     &[&sql::as_limit(most)],
                 )?;
                 Ok(old + many)
