@@ -85,7 +85,7 @@ pub(crate) async fn project_events(
             return Err(Failure::new(Code::OutOfRange, "`after` must not be negative"));
         }
         Some(after) => after,
-        None => *app.sandboxes.ledger_growth().borrow(),
+        None => *app.sandboxes.ledger_growth(&caller).borrow(),
     };
     let sandbox = match &query.sandbox {
         Some(text) => Some(named::sandbox(&app, &caller, text, Code::InvalidQuery).await?),
@@ -94,7 +94,7 @@ pub(crate) async fn project_events(
     let mut permit = visit.permit()?;
     permit.grow(READER_BYTES)?;
     let reader = Reader {
-        growth: app.sandboxes.ledger_growth(),
+        growth: app.sandboxes.ledger_growth(&caller),
         app,
         caller,
         sandbox,

@@ -6,6 +6,8 @@ use atoll_types::{Code, Fault};
 pub(crate) fn from_runtime(error: &atoll_runtime::Error) -> Fault {
     match error.kind() {
         Kind::HostFull => server_full(error.to_string()),
+        Kind::Silent => Fault::new(Code::GuestUnreachable, error.to_string())
+            .hint("use a snapshot from before its agent was stopped, or create a new sandbox"),
         _ => Fault::new(Code::RuntimeFailed, error.to_string()),
     }
 }
@@ -76,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_disk_is_known_by_its_kind_and_by_no_text() {
+    fn trouble_is_known_by_its_kind_and_by_no_text() {
         let id = InstanceId::from_entropy([1; 20]);
         let writing = |kind: io::ErrorKind| Cause::Io {
             what: "writing config.json".into(),
@@ -119,6 +121,9 @@ mod tests {
         );
         let denied = writing(io::ErrorKind::PermissionDenied);
         assert_eq!(code(&start(denied)), Code::RuntimeFailed);
+        // What a guest did to its own saved state is no failure of the server.
+        let silent = Cause::new(Kind::Silent, "what was restored does not answer");
+        assert_eq!(code(&start(silent)), Code::GuestUnreachable);
         // The disk of an instance, in the words of its agent.
         let inside = Cause::new(Kind::Agent, "apply-layer: No space left on device");
         assert_eq!(code(&start(inside)), Code::RuntimeFailed);

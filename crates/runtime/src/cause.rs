@@ -30,6 +30,8 @@ pub enum Kind {
     Limits,
     /// The agent, or the channel to it.
     Agent,
+    /// What was restored does not answer: whoever had it before saw to that.
+    Silent,
     /// The instance is gone, or in no state for this.
     State,
     /// What was asked for cannot be had, from this tier or on this host.

@@ -310,7 +310,7 @@ impl Sandboxes {
     /// Keeps what is left of each project's doings to its size. Apart from those who write: they never wait for it but as for
     /// anybody else who writes.
     async fn keep_ledger(&self) {
-        let mut growth = self.store().ledger.ledger_growth();
+        let mut growth = self.store().ledger.ledger_growth(None);
         loop {
             if let Err(error) = self.trim_ledgers().await {
                 tracing::warn!(%error, "the ledger could not be trimmed");

@@ -68,9 +68,9 @@ impl Sandboxes {
         })
     }
 
-    /// Changes with every growth of the ledger, whoever it is about, to the number of its last fact.
-    pub fn ledger_growth(&self) -> tokio::sync::watch::Receiver<i64> {
-        self.store().ledger.ledger_growth()
+    /// Changes when there are facts that the caller may see, to the number of the ledger's last one.
+    pub fn ledger_growth(&self, caller: &Caller) -> tokio::sync::watch::Receiver<i64> {
+        self.store().ledger.ledger_growth(Some(caller.project()))
     }
 
     /// Facts after `after_seq` of these kinds (none named: of all), oldest first; and after which to ask on, unless all of

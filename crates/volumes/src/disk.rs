@@ -18,7 +18,8 @@ use crate::loops::LoopDevice;
 
 /// With a journal and room for something beside it.
 pub const LEAST: u64 = 16 << 20;
-pub const MOST: u64 = 16 << 40;
+/// Half of what a file on ext4 can have: below what the file and its metadata come to on any host.
+pub const MOST: u64 = 8 << 40;
 
 /// What is used of a volume, and how much there may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]

@@ -10,7 +10,7 @@ use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, Signal};
 
 /// How long processes that were killed may take to be gone.
-const GONE_WITHIN: Duration = Duration::from_secs(5);
+pub(super) const GONE_WITHIN: Duration = Duration::from_secs(5);
 
 pub(super) fn kill(pid: u32, signal: Signal) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
@@ -111,6 +111,31 @@ pub(super) fn loops_below(dir: &Path) -> u64 {
         found += u64::from(file.trim().starts_with(&*dir.to_string_lossy()));
     }
     found
+}
+
+/// What is left of a server that has ended, in words; nothing is an empty list.
+pub(super) fn left(dir: &Path, cgroup: &str) -> Vec<String> {
+    let processes = processes(dir, cgroup, 0);
+    let mut left: Vec<String> = processes
+        .iter()
+        .map(|pid| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let line = String::from_utf8_lossy(&line).replace('\0', " ");
+            format!("process {pid} ({})", line.chars().take(60).collect::<String>())
+        })
+        .collect();
+    let counts = [
+        ("cgroups", cgroups(cgroup).len() as u64),
+        ("mounts", mounts_below(dir).len() as u64),
+        ("loop devices", loops_below(dir)),
+    ];
+    left.extend(
+        counts
+            .into_iter()
+            .filter(|(_, count)| *count > 0)
+            .map(|(what, count)| format!("{count} {what}")),
+    );
+    left
 }
 
 /// Network namespaces that threads of a process are in, and the links in them, apart from those of this process's own.

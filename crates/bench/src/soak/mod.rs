@@ -217,7 +217,7 @@ impl Soak {
         self.figures().await?;
         self.progress.phase("stopping");
         let stopped = world.server.stop().await;
-        let nothing = self.left_after_stop();
+        let nothing = self.left_after_stop().await;
         self.checks.push(Check::new(
             "the server stops when asked",
             "",
@@ -349,29 +349,20 @@ impl Soak {
         Ok(())
     }
 
-    /// The server is gone: so must be all that it held.
-    fn left_after_stop(&self) -> Check {
+    /// The server is gone: so must be all that it held, its other half last.
+    async fn left_after_stop(&self) -> Check {
         let home = &self.world.server.home;
-        let data = home.data();
-        let left = [
-            (
-                "processes",
-                machine::processes(&data, &home.cgroup, 0).len() as u64,
-            ),
-            ("cgroups", machine::cgroups(&home.cgroup).len() as u64),
-            ("mounts", machine::mounts_below(&data).len() as u64),
-            ("loop devices", machine::loops_below(&data)),
-        ];
-        let words: Vec<String> = left
-            .iter()
-            .filter(|(_, count)| *count > 0)
-            .map(|(what, count)| format!("{count} {what}"))
-            .collect();
-        let met = words.is_empty();
+        let began = Instant::now();
+        let mut left = machine::left(&home.data(), &home.cgroup);
+        while !left.is_empty() && began.elapsed() < machine::GONE_WITHIN {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            left = machine::left(&home.data(), &home.cgroup);
+        }
+        let met = left.is_empty();
         let words = if met {
             "nothing".to_owned()
         } else {
-            words.join(", ")
+            left.join(", ")
         };
         Check::new("left when the server has stopped", "", words, "nothing", met)
     }

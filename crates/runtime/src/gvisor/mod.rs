@@ -165,7 +165,7 @@ impl Gvisor {
                 Ok(connected) => connected,
                 Err(_) => {
                     let why = "what was restored does not answer: its agent was stopped or changed before it was saved";
-                    return Err(Cause::new(Kind::Agent, why));
+                    return Err(Cause::new(Kind::Silent, why));
                 }
             },
             None => tokio::select! {
