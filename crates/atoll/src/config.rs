@@ -134,7 +134,7 @@ impl Config {
             max_sandboxes: file.max_sandboxes,
             max_storage: file.max_storage,
             max_workflow_storage: file.max_workflow_storage,
-            max_ledger: file.max_ledger,
+            max_ledger: file.max_ledger.map(enough_ledger).transpose()?,
             artifact_retention_millis: file.artifact_retention,
             ledger_retention_millis: file.ledger_retention,
             vault_key: file.vault_key.or_else(|| path_in("ATOLL_VAULT_KEY_FILE")),
@@ -227,6 +227,19 @@ fn find_runsc() -> Option<PathBuf> {
 
 /// The version that the suite passes on; `scripts/setup.bash` builds it.
 pub(crate) const RUNSC_VERSION: &str = "20260905.4";
+
+/// Less would be gone before anybody could read it; a size without its unit is the likeliest mistake.
+const LEAST_LEDGER: u64 = 64 * 1024;
+
+fn enough_ledger(bytes: u64) -> Result<u64> {
+    if bytes >= LEAST_LEDGER {
+        return Ok(bytes);
+    }
+    Err(Error::new(format!(
+        "`max_ledger` is {bytes} bytes, and must be at least {LEAST_LEDGER}"
+    ))
+    .hint("write a unit: \"2G\"; what is beyond it is deleted when the server starts"))
+}
 
 #[cfg(test)]
 mod tests {

@@ -87,26 +87,60 @@ impl LimitsTable {
             },
         };
         let wait = limits.patience;
+        // What follows from another key is that key's fault.
         let none = [
-            ("buffered", limits.memory.server == 0),
-            ("buffered_per_project", limits.memory.project == 0),
-            ("buffered_per_sandbox", limits.memory.sandbox == 0),
-            ("strangers", limits.connections.strangers == 0),
-            ("strangers_per_address", limits.connections.address == 0),
-            ("connections_per_project", limits.connections.project == 0),
-            ("connections_per_sandbox", limits.connections.sandbox == 0),
-            ("head_timeout", wait.head.is_zero()),
-            ("idle_timeout", wait.idle.is_zero()),
-            ("body_timeout", wait.body.is_zero()),
-            ("body_rate", wait.body_rate == 0),
-            ("upload_timeout", wait.stream.is_zero()),
+            ("buffered", limits.memory.server == 0, None),
+            (
+                "buffered_per_project",
+                limits.memory.project == 0,
+                Self::follows("buffered", self.buffered_per_project),
+            ),
+            (
+                "buffered_per_sandbox",
+                limits.memory.sandbox == 0,
+                Self::follows("buffered", self.buffered_per_sandbox),
+            ),
+            (
+                "strangers",
+                limits.connections.strangers == 0,
+                Self::follows("connections", self.strangers),
+            ),
+            (
+                "strangers_per_address",
+                limits.connections.address == 0,
+                Self::follows("connections", self.strangers_per_address),
+            ),
+            (
+                "connections_per_project",
+                limits.connections.project == 0,
+                Self::follows("connections", self.connections_per_project),
+            ),
+            (
+                "connections_per_sandbox",
+                limits.connections.sandbox == 0,
+                Self::follows("connections", self.connections_per_sandbox),
+            ),
+            ("head_timeout", wait.head.is_zero(), None),
+            ("idle_timeout", wait.idle.is_zero(), None),
+            ("body_timeout", wait.body.is_zero(), None),
+            ("body_rate", wait.body_rate == 0, None),
+            ("upload_timeout", wait.stream.is_zero(), None),
         ];
-        match none.into_iter().find(|(_, is_none)| *is_none) {
-            Some((name, _)) => Err(Error::new(format!(
+        match none.into_iter().find(|(_, is_none, _)| *is_none) {
+            Some((name, _, None)) => Err(Error::new(format!(
                 "`limits.{name}` is 0, with which nothing could be served; leave it out for the default"
             ))),
+            Some((name, _, Some(from))) => Err(Error::new(format!(
+                "`limits.{from}` is too small: `limits.{name}`, which is a part of it, would be 0"
+            ))
+            .hint(format!("set `{from}` to 16 or more, or `{name}` as well"))),
             None => Ok(limits),
         }
+    }
+
+    /// Which key a limit that is not set itself follows from.
+    fn follows<T>(from: &'static str, own: Option<T>) -> Option<&'static str> {
+        own.is_none().then_some(from)
     }
 }
 
@@ -150,6 +184,10 @@ mod tests {
         let error = table.resolve().unwrap_err().to_string();
         assert!(error.contains("limits.strangers"), "{error}");
         assert!(toml::from_str::<LimitsTable>("buffer = \"1G\"").is_err());
+        // The key that was set is named, and not one that follows from it.
+        let table: LimitsTable = toml::from_str("connections = 3\nstrangers = 10").unwrap();
+        let error = table.resolve().unwrap_err().to_string();
+        assert!(error.contains("`limits.connections` is too small"), "{error}");
     }
 
     #[test]

@@ -40,6 +40,7 @@ use crate::watchdog;
 use crate::workflows::Workflows;
 
 pub(crate) use machine::{Machine, raise_limits};
+pub(crate) use options::check_files;
 pub(crate) use storage::fresh_scratch;
 pub(crate) use sweep::sweep;
 
@@ -151,7 +152,10 @@ impl Server {
         helper: Option<&Helper>,
     ) -> Result<Self> {
         raise_limits();
+        // What is configured is looked at as a whole before anything is opened or changed.
         let front = Front::new(config.limits.resolve()?);
+        let native = options::api_options(config, data.path())?;
+        let floor = outside::floor(&config.network)?;
         // Listening comes first: a port that is taken is the likeliest mistake.
         let listener = listen(config.listen).await?;
         let address = listener.local_addr().doing("cannot listen")?;
@@ -216,7 +220,7 @@ impl Server {
         let sandboxes = Sandboxes::start(settings, storage, identity.clone(), Arc::new(node)).await?;
         let model_settings = atoll_models::Settings {
             timeouts: config.model_timeouts,
-            floor: outside::floor(&config.network)?,
+            floor,
             is_own: atoll_egress::is_own,
             keep_bodies: config.keep_model_bodies,
             now: atoll_sandboxes::wall_clock,
@@ -244,7 +248,6 @@ impl Server {
             _ => None,
         };
         let engine = workflows.as_ref().map(|workflows| workflows.engine().clone());
-        let native = options::api_options(config, data.path())?;
         let e2b = options::e2b_options(config, &native, secured_address);
         let domains = native.port_domains.clone();
         let default_timeout_millis = native.default_timeout_millis;

@@ -20,6 +20,11 @@ pub struct Client {
 
 impl Client {
     pub fn new(url: &str, key: Option<String>) -> Result<Self> {
+        Self::trusting(url, key, None)
+    }
+
+    /// `authority`: the file of a certificate authority that is trusted beside those of this machine.
+    fn trusting(url: &str, key: Option<String>, authority: Option<&Path>) -> Result<Self> {
         let base = Url::parse(url)
             .ok()
             .filter(|url| url.has_host() && matches!(url.scheme(), "http" | "https"))
@@ -34,6 +39,12 @@ impl Client {
         if matches!(base.host_str(), Some("127.0.0.1" | "localhost" | "[::1]")) {
             http = http.no_proxy();
         }
+        if let Some(path) = authority {
+            let doing = || format!("cannot read the certificate authority {}", path.display());
+            let pem = std::fs::read(path).doing(doing())?;
+            let certificate = reqwest::Certificate::from_pem(&pem).doing(doing())?;
+            http = http.add_root_certificate(certificate);
+        }
         let http = http.build().doing("cannot set up HTTP")?;
         Ok(Self { http, base, key })
     }
@@ -42,10 +53,17 @@ impl Client {
     pub fn find(url: Option<&str>, key: Option<String>, data: &Path) -> Result<Option<Self>> {
         match url {
             Some(url) => {
-                // The admin key is only for the server that it belongs to.
-                let is_local = local::running_server(data).is_some_and(|server| same_url(&server.url, url));
+                // The admin key is only for the server that it belongs to, and so is its authority.
+                let server = local::running_server(data);
+                let secured = server
+                    .as_ref()
+                    .and_then(|server| server.tls.as_ref())
+                    .filter(|tls| leads_to(url, tls));
+                let is_local =
+                    secured.is_some() || server.as_ref().is_some_and(|server| same_url(&server.url, url));
                 let key = key.or_else(|| is_local.then(|| local::read_admin_key(data)).flatten());
-                Self::new(url, key).map(Some)
+                let authority = secured.and_then(|tls| tls.authority.as_deref());
+                Self::trusting(url, key, authority).map(Some)
             }
             None => match local::running_server(data).filter(|server| !server.embedded) {
                 Some(server) => Self::new(&server.url, key.or_else(|| local::read_admin_key(data))).map(Some),
@@ -148,7 +166,12 @@ impl Client {
             .last()
             .map_or_else(|| error.to_string(), ToString::to_string);
         Error::new(format!("cannot talk to the server at {}: {cause}", self.base))
-            .hint("is it running? `atoll server` starts one; --url names another")
+            .hint(match self.base.scheme() {
+                "https" => {
+                    "is it running? where its certificate is of its own authority, SSL_CERT_FILE names that: DATA/tls/ca.pem"
+                }
+                _ => "is it running? `atoll server` starts one; --url names another",
+            })
     }
 }
 
@@ -189,6 +212,15 @@ pub fn text(value: &Value, field: &str) -> String {
         Value::Null => String::new(),
         other => other.to_string(),
     }
+}
+
+/// Whether a URL is that of the TLS listener of this machine's server.
+fn leads_to(url: &str, tls: &local::TlsFile) -> bool {
+    let Ok(url) = Url::parse(url) else { return false };
+    let here = |host: &str| matches!(host, "127.0.0.1" | "localhost" | "[::1]") || host == tls.domain;
+    url.scheme() == "https"
+        && url.port_or_known_default() == Some(tls.port)
+        && url.host_str().is_some_and(here)
 }
 
 fn same_url(a: &str, b: &str) -> bool {

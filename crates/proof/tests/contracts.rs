@@ -4,6 +4,7 @@
 
 #![allow(clippy::panic, reason = "a test fails by panicking")]
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -44,6 +45,38 @@ fn settle(name: &str, is: &str) {
 fn the_native_api_is_the_committed_one() {
     let document = atoll_api_native::document().unwrap();
     settle("contracts/openapi.json", &format!("{document}\n"));
+}
+
+/// The same as `rights.txt`, which a test of `api-native` compares with what is decided, by what can be done.
+#[test]
+fn the_page_of_rights_is_the_committed_one() {
+    let table = source("crates/api-native/src/rights.txt");
+    let mut actions: BTreeMap<&str, (&str, &str, Vec<String>)> = BTreeMap::new();
+    for line in table.lines().filter(|line| line.starts_with('/')) {
+        let (route, rights) = line.split_once(": ").unwrap();
+        let (path, method) = route.rsplit_once(' ').unwrap();
+        let mut parts = rights.split("; ");
+        let (Some(action), Some(roles)) = (parts.next(), parts.next()) else {
+            continue;
+        };
+        let known = actions
+            .entry(action)
+            .or_insert((roles, parts.next().unwrap_or(""), Vec::new()));
+        known.2.push(format!("{method} `{path}`"));
+    }
+    let mut text = String::from(
+        "# What keys may do\n\n\
+         An error that refuses something names an action of this list. A key may do it if its role is there and, where the key has\n\
+         scopes, one of them is. An action without a scope takes a key without scopes. How keys are made: [README](../README.md#keys).\n\n\
+         Written by crates/proof/tests/contracts.rs from what the server decides.\n\n\
+         | action | roles | scopes | requests |\n|---|---|---|---|\n",
+    );
+    for (action, (roles, scopes, routes)) in actions {
+        let (roles, scopes) = (roles.replace(' ', ", "), scopes.replace(' ', ", "));
+        let scopes = scopes.replace("any, scope", "any");
+        writeln!(text, "| `{action}` | {roles} | {scopes} | {} |", routes.join(", ")).unwrap();
+    }
+    settle("docs/rights.md", &text);
 }
 
 #[test]

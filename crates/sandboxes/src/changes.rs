@@ -9,7 +9,8 @@ use std::sync::Arc;
 use atoll_lifecycle::Policy;
 use atoll_store::{Fact, SandboxRow};
 use atoll_types::{
-    Code, DiskBacking, Fault, IdlePolicy, SandboxId, SandboxName, SandboxSpec, SandboxState, TimeoutAction,
+    Code, DiskBacking, Fault, IdleAction, IdlePolicy, SandboxId, SandboxName, SandboxSpec, SandboxState,
+    TimeoutAction,
 };
 
 use crate::cell::Cell;
@@ -29,12 +30,35 @@ pub struct ChangeSandbox {
     /// Its lifetime from now and, at rest, from its next resume.
     pub timeout_millis: Option<u64>,
     pub on_timeout: Option<TimeoutAction>,
-    pub idle: Option<Option<IdlePolicy>>,
+    /// `Some(None)`: however long nobody uses it.
+    pub idle: Option<Option<ChangeIdle>>,
     pub auto_resume: Option<bool>,
     pub retention_millis: Option<Option<u64>>,
     pub cpu_millis: Option<u32>,
     pub memory_bytes: Option<u64>,
     pub pids: Option<u32>,
+}
+
+/// What is `None` stays as it is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ChangeIdle {
+    pub after_millis: Option<u64>,
+    pub action: Option<IdleAction>,
+}
+
+impl ChangeIdle {
+    fn applied_to(self, idle: Option<IdlePolicy>) -> Result<IdlePolicy, Fault> {
+        let after_millis = self.after_millis.or(idle.map(|idle| idle.after_millis));
+        let after_millis = after_millis.ok_or_else(|| {
+            let message = "this sandbox has no idle time, so it needs one with what happens then";
+            Fault::new(Code::IdleOutOfRange, message).hint("say after how long, too")
+        })?;
+        let action = self.action.or(idle.map(|idle| idle.action));
+        Ok(IdlePolicy {
+            after_millis,
+            action: action.unwrap_or_default(),
+        })
+    }
 }
 
 impl ChangeSandbox {
@@ -62,7 +86,7 @@ impl ChangeSandbox {
     }
 
     /// What a spec becomes by it.
-    fn applied_to(&self, mut spec: SandboxSpec) -> SandboxSpec {
+    fn applied_to(&self, mut spec: SandboxSpec) -> Result<SandboxSpec, Fault> {
         for (name, value) in &self.labels {
             match value {
                 Some(value) => spec.labels.insert(name.clone(), value.clone()),
@@ -74,14 +98,16 @@ impl ChangeSandbox {
         }
         spec.timeout_millis = self.timeout_millis.or(spec.timeout_millis);
         spec.on_timeout = self.on_timeout.unwrap_or(spec.on_timeout);
-        spec.idle = self.idle.unwrap_or(spec.idle);
+        if let Some(change) = self.idle {
+            spec.idle = change.map(|change| change.applied_to(spec.idle)).transpose()?;
+        }
         spec.auto_resume = self.auto_resume.unwrap_or(spec.auto_resume);
         spec.retention_millis = self.retention_millis.unwrap_or(spec.retention_millis);
         let resources = &mut spec.resources;
         resources.cpu_millis = self.cpu_millis.unwrap_or(resources.cpu_millis);
         resources.memory_bytes = self.memory_bytes.unwrap_or(resources.memory_bytes);
         resources.pids = self.pids.unwrap_or(resources.pids);
-        spec
+        Ok(spec)
     }
 }
 
@@ -172,7 +198,7 @@ impl Sandboxes {
                 format!("the label `{label}` is the server's own, and stays as the sandbox was created");
             return Err(Fault::new(Code::LabelInvalid, message));
         }
-        let spec = change.applied_to(row.spec.clone());
+        let spec = change.applied_to(row.spec.clone())?;
         let disk = row.spec.resources.disk_bytes;
         // Its disk is as large as it was made, and one in memory counts as memory.
         if spec.resources.disk_backing == DiskBacking::Memory
@@ -209,5 +235,26 @@ mod tests {
         assert_eq!(labels(&["stage", "atollx"]).own_label(), None);
         let found = labels(&["stage", "atoll.e2b"]);
         assert_eq!(found.own_label().map(String::as_str), Some("atoll.e2b"));
+    }
+
+    #[test]
+    fn what_happens_when_idle_stays_unless_it_is_named() {
+        let paused = IdlePolicy {
+            after_millis: 600_000,
+            action: IdleAction::Pause,
+        };
+        let change = |after_millis, action| ChangeIdle { after_millis, action };
+        let later = change(Some(5_000), None).applied_to(Some(paused)).unwrap();
+        assert_eq!((later.after_millis, later.action), (5_000, IdleAction::Pause));
+        let stopped = change(None, Some(IdleAction::Stop))
+            .applied_to(Some(paused))
+            .unwrap();
+        assert_eq!(
+            (stopped.after_millis, stopped.action),
+            (600_000, IdleAction::Stop)
+        );
+        let first = change(Some(5_000), None).applied_to(None).unwrap();
+        assert_eq!(first.action, IdleAction::Kill);
+        assert!(change(None, Some(IdleAction::Stop)).applied_to(None).is_err());
     }
 }

@@ -91,7 +91,7 @@ pub use build_jobs::{
     BegunAlready, BuildJob, BuildJobs, BuildLine, BuildState, BuildStatus, LineLevel, OpenBuild, StepFailed,
 };
 pub use builds::BuildStream;
-pub use changes::{ChangeSandbox, OWN_LABELS};
+pub use changes::{ChangeIdle, ChangeSandbox, OWN_LABELS};
 pub use exec::{ExecEvents, ExecInput, Execution};
 pub use files::Watch;
 pub use forks::{ForkSandbox, MAX_COPIES};

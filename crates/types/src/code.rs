@@ -143,15 +143,15 @@ codes! {
         TooManySecrets LimitExceeded "too_many_secrets" "The project has as many secrets as it may have, or as long ones."
             "Delete secrets that nobody uses.";
         TooManyKeys LimitExceeded "too_many_keys" "The project has as many keys that work as it may have."
-            "Revoke keys that nobody uses (`atoll key list` says when each was used), or give them an expiry.";
+            "Revoke keys that nobody uses (`atoll key list` lists them), or give them an expiry.";
         KeyExpiryInvalid Invalid "key_expiry_invalid" "A key would expire at a time that is past."
             "Give a time in the future, or none.";
         InvalidSession Unauthenticated "invalid_session" "The session of the browser is unknown or over."
             "Begin a new one with `POST /v1/session` and a key.";
         WrongOrigin Forbidden "wrong_origin" "A browser's session was used by a page that is not of this server, or that does not say."
             "Use the session from the server's own pages; programs send a key.";
-        WrongCsrf Forbidden "wrong_csrf" "A change in a browser's session came without the session's own word."
-            "Send the word that `GET /v1/session` answers as `X-Atoll-CSRF`.";
+        WrongCsrf Forbidden "wrong_csrf" "A change in a browser's session came without the session's CSRF token."
+            "Send `csrf` of what `GET /v1/session` answers as `X-Atoll-CSRF`.";
         NoSession Invalid "no_session" "The request came with a key, and not in the session of a browser."
             "`POST /v1/session` begins a session.";
         KeyNameInvalid Invalid "key_name_invalid" "A key's name is empty, too long, or holds what it must not."

@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use atoll_actions::words::{ActionName, Idle, SandboxView};
-use atoll_sandboxes::ChangeSandbox;
-use atoll_types::IdlePolicy;
+use atoll_actions::words::{ActionName, SandboxView};
+use atoll_sandboxes::{ChangeIdle, ChangeSandbox};
 use axum::extract::State;
 use serde::{Deserialize, Deserializer};
 use utoipa::ToSchema;
@@ -29,6 +28,18 @@ pub(crate) struct ChangeResources {
     pids: Option<u32>,
 }
 
+/// What happens to a sandbox that nobody uses and that does not work; what is absent stays as it is.
+#[derive(Debug, Clone, Copy, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = ChangeIdle)]
+pub(crate) struct ChangeIdleWords {
+    /// For how long. A sandbox without an idle time needs one.
+    #[schema(minimum = 1, maximum = 9_007_199_254_740_991_i64)]
+    after_ms: Option<u64>,
+    /// `kill`, where there was none.
+    action: Option<ActionName>,
+}
+
 /// What is absent stays as it is.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -46,8 +57,8 @@ pub(crate) struct ChangeSandboxRequest {
     on_timeout: Option<ActionName>,
     /// `null`: however long nobody uses it.
     #[serde(default, deserialize_with = "present")]
-    #[schema(value_type = Option<Idle>)]
-    idle: Option<Option<Idle>>,
+    #[schema(value_type = Option<ChangeIdleWords>)]
+    idle: Option<Option<ChangeIdleWords>>,
     auto_resume: Option<bool>,
     /// `null`: it rests until somebody deletes it.
     #[serde(default, deserialize_with = "present")]
@@ -69,9 +80,9 @@ impl ChangeSandboxRequest {
         let idle = match self.idle {
             None => None,
             Some(None) => Some(None),
-            Some(Some(Idle { after_ms, action })) => Some(Some(IdlePolicy {
-                after_millis: wire::duration("idle.after_ms", after_ms)?,
-                action: action.when_idle(),
+            Some(Some(ChangeIdleWords { after_ms, action })) => Some(Some(ChangeIdle {
+                after_millis: millis("idle.after_ms", after_ms)?,
+                action: action.map(ActionName::when_idle),
             })),
         };
         let name = match self.name {
@@ -134,10 +145,12 @@ mod tests {
         assert_eq!(change(r#"{"name":null}"#).name, Some(None));
         let name = change(r#"{"name":"my-agent"}"#).name.flatten().unwrap();
         assert_eq!(name.as_str(), "my-agent");
-        let idle = IdlePolicy {
-            after_millis: 7,
-            action: IdleAction::Pause,
+        let idle = ChangeIdle {
+            after_millis: Some(7),
+            action: Some(IdleAction::Pause),
         };
+        let later = change(r#"{"idle":{"after_ms":7}}"#).idle.flatten().unwrap();
+        assert_eq!((later.after_millis, later.action), (Some(7), None));
         let given =
             change(r#"{"idle":{"after_ms":7,"action":"pause"},"retention_ms":null,"on_timeout":"stop"}"#);
         assert_eq!(

@@ -38,7 +38,8 @@ pub(crate) struct LedgerArgs {
 
 /// Show what happens, as it happens
 ///
-/// Without `--after`, what happens from now on. A connection that breaks is made again, and nothing is missed.
+/// `--follow` shows what happens from now on, or from `--after` on; `--after` alone shows what came since, and ends. A connection
+/// that breaks is made again, and nothing is missed.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

@@ -73,7 +73,7 @@ Examples:
 pub(crate) enum NetCommand {
     /// Show what a sandbox may reach, and how much has gone through
     Show {
-        /// Id of the sandbox, or a beginning of it that is unique
+        /// Name or id of the sandbox, or a beginning of its id that is unique
         sandbox: String,
     },
     Set(NetSetArgs),
@@ -98,7 +98,7 @@ A policy in a file can say more, such as methods and paths:
    \"rules\": [{\"action\": \"allow\", \"to\": \"api.example.com\", \"methods\": [\"GET\"], \"paths\": [\"/v1/**\"]}],
    \"limits\": {\"connections\": 64, \"bytes_per_second\": 1000000, \"total_bytes\": 1000000000}}")]
 pub(crate) struct NetSetArgs {
-    /// Id of the sandbox, or a beginning of it that is unique
+    /// Name or id of the sandbox, or a beginning of its id that is unique
     pub(crate) sandbox: String,
     /// What it may reach: none, package-registries or all-public
     #[arg(long, value_parser = PRESETS, value_name = "PRESET", hide_possible_values = true,
@@ -130,7 +130,7 @@ Examples:
   atoll net log sbx_k3…
   atoll net log sbx_k3… --denied --follow")]
 pub(crate) struct NetLogArgs {
-    /// Id of the sandbox, or a beginning of it that is unique
+    /// Name or id of the sandbox, or a beginning of its id that is unique
     pub(crate) sandbox: String,
     /// Only what was refused
     #[arg(long)]
@@ -149,7 +149,7 @@ Examples:
   atoll net explain sbx_k3… db.example.com:5432
   atoll net explain sbx_k3… udp://192.0.2.1:123")]
 pub(crate) struct NetExplainArgs {
-    /// Id of the sandbox, or a beginning of it that is unique
+    /// Name or id of the sandbox, or a beginning of its id that is unique
     pub(crate) sandbox: String,
     /// A URL, a name or an address, with or without a port
     #[arg(value_name = "URL")]

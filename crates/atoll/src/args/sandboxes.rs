@@ -166,7 +166,7 @@ Examples:
   atoll exec sbx_k3… -- pip install requests
   atoll exec sbx_k3… --detach -- python3 -m http.server 8000")]
 pub(crate) struct ExecArgs {
-    /// Id of the sandbox, or a beginning of it that is unique
+    /// Name or id of the sandbox, or a beginning of its id that is unique
     pub(crate) sandbox: String,
     #[command(flatten)]
     pub(crate) command: CommandArgs,
@@ -301,6 +301,7 @@ Examples:
   atoll update sbx_k3… --timeout 2h --on-timeout pause --auto-resume true
   atoll update sbx_k3… --idle never")]
 pub(crate) struct UpdateArgs {
+    /// Name or id of the sandbox, or a beginning of its id that is unique
     pub(crate) sandbox: String,
     /// CPU cores, e.g. 0.5 or 2
     #[arg(long, value_parser = parse_cpu, value_name = "CORES", help_heading = "Limits")]
@@ -321,9 +322,9 @@ pub(crate) struct UpdateArgs {
     /// How long nobody may use it while it does no work, or `never` to wait for ever
     #[arg(long, value_parser = parse_span, value_name = "TIME", help_heading = "Lifetime")]
     pub(crate) idle: Option<Span>,
-    /// What happens then [default: kill]
+    /// What happens then; without --idle, when the idle time that it has is over
     #[arg(long, value_parser = ACTIONS, value_name = "kill|pause|stop", hide_possible_values = true,
-        requires = "idle", help_heading = "Lifetime")]
+        help_heading = "Lifetime")]
     pub(crate) on_idle: Option<String>,
     /// Whether a use of it while it rests resumes it
     #[arg(long, value_name = "true|false", help_heading = "Lifetime")]

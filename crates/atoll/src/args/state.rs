@@ -40,7 +40,7 @@ Examples:
   atoll pause sbx_k3… --memory        # or not at all
   atoll resume sbx_k3…")]
 pub(crate) struct PauseArgs {
-    /// Id of the sandbox, or a beginning of it that is unique
+    /// Name or id of the sandbox, or a beginning of its id that is unique
     pub(crate) sandbox: String,
     #[command(flatten)]
     pub(crate) kind: KindArgs,
@@ -53,7 +53,7 @@ Examples:
   atoll resume sbx_k3…
   atoll resume sbx_k3… --timeout 1h")]
 pub(crate) struct ResumeArgs {
-    /// Id of the sandbox, or a beginning of it that is unique
+    /// Name or id of the sandbox, or a beginning of its id that is unique
     pub(crate) sandbox: String,
     /// Its new lifetime, from now [default: what was left when it went to rest]
     #[arg(long, value_parser = parse_duration, value_name = "TIME")]
@@ -64,7 +64,7 @@ pub(crate) struct ResumeArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Example: atoll stop sbx_k3…")]
 pub(crate) struct StopArgs {
-    /// Id of the sandbox, or a beginning of it that is unique
+    /// Name or id of the sandbox, or a beginning of its id that is unique
     pub(crate) sandbox: String,
 }
 
@@ -72,7 +72,7 @@ pub(crate) struct StopArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Example: atoll start sbx_k3… --timeout 1h")]
 pub(crate) struct StartArgs {
-    /// Id of the sandbox, or a beginning of it that is unique
+    /// Name or id of the sandbox, or a beginning of its id that is unique
     pub(crate) sandbox: String,
     /// Its new lifetime, from now [default: what was left when it went to rest]
     #[arg(long, value_parser = parse_duration, value_name = "TIME")]
@@ -90,7 +90,7 @@ Examples:
   atoll fork sbx_k3… -n 8 --timeout 10m --label try=7
   atoll fork sbx_k3… --filesystem     # copies of the files; processes start anew")]
 pub(crate) struct ForkArgs {
-    /// Id of the sandbox, or a beginning of it that is unique
+    /// Name or id of the sandbox, or a beginning of its id that is unique
     pub(crate) sandbox: String,
     /// How many
     #[arg(short = 'n', long, default_value_t = 1, value_name = "COUNT",
@@ -117,7 +117,7 @@ Examples:
 pub(crate) enum SnapshotCommand {
     /// Take a snapshot of a sandbox, which goes on, and print its id
     Create {
-        /// Id of the sandbox, or a beginning of it that is unique
+        /// Name or id of the sandbox, or a beginning of its id that is unique
         sandbox: String,
         /// A name to find it by
         #[arg(long)]

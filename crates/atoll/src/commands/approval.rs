@@ -1,6 +1,8 @@
 //! Approvals: what workflows ask people. Whoever answers has seen the action: its digest goes with the answer.
 
-use atoll_client::output::{Output, Result};
+use std::io::IsTerminal as _;
+
+use atoll_client::output::{Doing as _, Output, Result};
 use atoll_client::{Client, segment, text};
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -77,7 +79,6 @@ fn show(output: Output, approval: &Value) {
         ("id", text(approval, "id")),
         ("state", text(approval, "state")),
         ("workflow", text(approval, "workflow")),
-        ("reason", text(approval, "reason")),
         ("digest", text(approval, "digest")),
         ("asked", relative(approval, "asked_at")),
         ("no by", relative(approval, "deadline")),
@@ -88,6 +89,25 @@ fn show(output: Output, approval: &Value) {
         output.line(format_args!("{name:<12} {value}"));
     }
     output.line(format_args!("action\n{:#}", approval["action"]));
+    // The words of whoever wrote the workflow, who may want them to look like ours: last, and with a mark on each line.
+    output.line("reason, as the workflow says");
+    for line in text(approval, "reason").lines() {
+        output.line(format_args!("  | {line}"));
+    }
+}
+
+/// Whether the person at the terminal wants it; where there is none, whoever wrote the script does.
+fn confirmed(output: Output, verb: &str) -> Result<bool> {
+    let asks = std::io::stdin().is_terminal() && std::io::stderr().is_terminal() && !output.json;
+    if !asks {
+        return Ok(true);
+    }
+    eprint!("{verb} this action? [y/N] ");
+    let mut answer = String::new();
+    std::io::stdin()
+        .read_line(&mut answer)
+        .doing("cannot read the answer")?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
 async fn decide(client: &Client, output: Output, args: DecideArgs, verb: &str) -> Result<()> {
@@ -97,6 +117,10 @@ async fn decide(client: &Client, output: Output, args: DecideArgs, verb: &str) -
             // The action is shown before the answer goes, so that the record of the terminal has it.
             let found = client.get(&path(&args.approval)).await?;
             show(output, &found);
+            if !confirmed(output, verb)? {
+                output.line("nothing was answered");
+                return Ok(());
+            }
             text(&found, "digest")
         }
     };

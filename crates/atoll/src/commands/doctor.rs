@@ -79,6 +79,7 @@ pub(crate) async fn run(global: &Global, output: Output, args: DoctorArgs) -> Re
         runsc(&config).await,
         cgroups(),
         network(&config).await,
+        configuration(&config),
         confinement(&config),
         server(&config.data),
         data_dir(&config.data),
@@ -197,6 +198,23 @@ async fn network(config: &Config) -> Check {
     }
 }
 
+/// What a server would refuse to start with, as far as files and numbers say.
+fn configuration(config: &Config) -> Check {
+    let what = "configuration";
+    let looked = config
+        .limits
+        .resolve()
+        .map(drop)
+        .and_then(|()| crate::server::check_files(config));
+    match looked {
+        Ok(()) => Check::good(what, "can be used"),
+        Err(error) => {
+            let todo = error.hint.clone();
+            Check::bad(what, error.to_string(), todo.as_deref().unwrap_or("correct it"))
+        }
+    }
+}
+
 /// What a server on this machine takes away from itself; of one that runs, what the kernel says about it.
 fn confinement(config: &Config) -> Check {
     let what = "confinement";
@@ -211,8 +229,19 @@ fn confinement(config: &Config) -> Check {
         .partition(std::result::Result::is_ok);
     let can: Vec<String> = can.into_iter().flatten().collect();
     let cannot: Vec<String> = cannot.into_iter().filter_map(std::result::Result::err).collect();
-    let running = local::running_server(&config.data).and_then(|server| proc_status(server.pid));
-    let running = running.map_or(String::new(), |status| format!("; the one that runs: {status}"));
+    let running = local::running_server(&config.data).and_then(|server| Confined::of(server.pid));
+    if let Some(running) = &running
+        && !running.is_on()
+    {
+        return Check::bad(
+            what,
+            format!("the server that runs is NOT confined ({running})"),
+            "set `confine = \"on\"` in its configuration, and start it again",
+        );
+    }
+    let running = running.map_or(String::new(), |running| {
+        format!("; the server that runs is ({running})")
+    });
     if cannot.is_empty() {
         return Check::good(
             what,
@@ -229,19 +258,50 @@ fn confinement(config: &Config) -> Check {
     )
 }
 
-/// What matters of `/proc/<pid>/status`.
-fn proc_status(pid: u32) -> Option<String> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let of = |name: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-        Some(line.trim().to_owned())
-    };
-    Some(format!(
-        "capabilities {}, filters {}, no_new_privs {}",
-        of("CapEff:")?,
-        of("Seccomp_filters:").or_else(|| of("Seccomp:"))?,
-        of("NoNewPrivs:")?
-    ))
+/// What the kernel says of a process that should be confined.
+struct Confined {
+    capabilities: u64,
+    filters: u32,
+    no_new_privileges: bool,
+}
+
+impl Confined {
+    fn of(pid: u32) -> Option<Self> {
+        Self::read(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?)
+    }
+
+    /// `/proc/<pid>/status`.
+    fn read(status: &str) -> Option<Self> {
+        let of = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+            Some(line.trim())
+        };
+        Some(Self {
+            capabilities: u64::from_str_radix(of("CapEff:")?, 16).ok()?,
+            filters: of("Seccomp_filters:").or_else(|| of("Seccomp:"))?.parse().ok()?,
+            no_new_privileges: of("NoNewPrivs:")? == "1",
+        })
+    }
+
+    fn is_on(&self) -> bool {
+        self.filters > 0 && self.no_new_privileges
+    }
+}
+
+impl std::fmt::Display for Confined {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            capabilities,
+            filters,
+            no_new_privileges,
+        } = self;
+        write!(
+            f,
+            "{} capabilities, {filters} system call filters, no_new_privs {}",
+            capabilities.count_ones(),
+            if *no_new_privileges { "on" } else { "off" }
+        )
+    }
 }
 
 fn server(dir: &Path) -> Check {

@@ -29,7 +29,7 @@ pub(crate) mod workflow;
 
 use atoll_client::output::{Doing as _, Error, Output, Result};
 use atoll_client::{Client, text};
-use atoll_types::SandboxId;
+use atoll_types::{SandboxId, SandboxName};
 use serde_json::{Value, json};
 
 use crate::args::{CommandArgs, Global, LimitArgs, Mount, SpecArgs};
@@ -211,9 +211,23 @@ pub(crate) fn exec_body(argv: &[String], command: &CommandArgs, env: &[(String, 
 }
 
 /// The full id behind what the user wrote: itself, or the one live sandbox that has this name or whose id begins like it.
+///
+/// A name is asked for as it is: a key for one sandbox may use that, and not list all. Where a key may not look at sandboxes at
+/// all, the server takes the name wherever it takes an id.
 pub(crate) async fn resolve(client: &Client, text: &str) -> Result<String> {
     if text.parse::<SandboxId>().is_ok() {
         return Ok(text.to_owned());
+    }
+    if let Ok(name) = text.parse::<SandboxName>() {
+        match client.get(&format!("/v1/sandboxes/{name}")).await {
+            Ok(sandbox) => return Ok(atoll_client::text(&sandbox, "id")),
+            Err(error) if matches!(error.code.as_deref(), Some("forbidden" | "not_allowed")) => {
+                return Ok(name.to_string());
+            }
+            // It may be the beginning of an id.
+            Err(error) if error.code.as_deref() == Some("sandbox_not_found") => {}
+            Err(error) => return Err(error),
+        }
     }
     let known = client.list("/v1/sandboxes", &[]).await?;
     meant(&known, text)
@@ -241,10 +255,9 @@ fn meant(known: &[Value], text: &str) -> Result<String> {
             Err(Error::new(format!("more than one sandbox begins with `{text}`"))
                 .hint("write more of the id"))
         }
-        (None, _) => {
-            Err(Error::new(format!("there is no live sandbox `{text}`"))
-                .hint("`atoll ls` lists the sandboxes"))
-        }
+        (None, _) => Err(Error::new(format!("there is no live sandbox `{text}`")).hint(
+            "`atoll ls --all` lists the sandboxes, those that have ended too; they are known by their ids",
+        )),
     }
 }
 

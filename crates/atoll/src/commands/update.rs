@@ -37,7 +37,14 @@ fn body(args: &UpdateArgs) -> Map<String, Value> {
         ("pids", args.pids.map(|pids| json!(pids))),
     ];
     let limits: Map<String, Value> = given(limits);
-    let action = args.on_idle.as_deref().unwrap_or("kill");
+    let idle = match (args.idle.as_ref().map(|idle| idle.0), args.on_idle.as_deref()) {
+        (None, None) => None,
+        (Some(None), _) => Some(Value::Null),
+        (after, action) => Some(Value::Object(given([
+            ("after_ms", after.flatten().map(|after| json!(after))),
+            ("action", action.map(|action| json!(action))),
+        ]))),
+    };
     let name = args.name.as_deref();
     given([
         (
@@ -48,13 +55,7 @@ fn body(args: &UpdateArgs) -> Map<String, Value> {
         ("resources", (!limits.is_empty()).then_some(Value::Object(limits))),
         ("timeout_ms", args.timeout.map(|millis| json!(millis))),
         ("on_timeout", args.on_timeout.as_ref().map(|action| json!(action))),
-        (
-            "idle",
-            args.idle.map(|idle| match idle.0 {
-                Some(after) => json!({"after_ms": after, "action": action}),
-                None => Value::Null,
-            }),
-        ),
+        ("idle", idle),
         ("auto_resume", args.auto_resume.map(|resumes| json!(resumes))),
         ("retention_ms", args.retention.map(|time| json!(time.0))),
     ])
@@ -74,13 +75,21 @@ mod tests {
     use super::*;
     use crate::args::{Cli, Command};
 
-    #[test]
-    fn only_what_is_named_is_asked_for() {
-        let words = "atoll update sbx_a --memory 1G --label a=b --remove-label c --idle never --retention 1d --name b";
+    fn asked(words: &str) -> String {
         let Command::Update(args) = Cli::parse_from(words.split(' ')).command else {
             panic!("another command");
         };
-        let body = Value::Object(body(&args)).to_string();
-        insta::assert_snapshot!(body, @r#"{"idle":null,"labels":{"a":"b","c":null},"name":"b","resources":{"memory_bytes":1073741824},"retention_ms":86400000}"#);
+        Value::Object(body(&args)).to_string()
+    }
+
+    #[test]
+    fn only_what_is_named_is_asked_for() {
+        let all = asked(
+            "atoll update sbx_a --memory 1G --label a=b --remove-label c --idle never --retention 1d --name b",
+        );
+        insta::assert_snapshot!(all, @r#"{"idle":null,"labels":{"a":"b","c":null},"name":"b","resources":{"memory_bytes":1073741824},"retention_ms":86400000}"#);
+        // What happens then stays, and so does the time.
+        insta::assert_snapshot!(asked("atoll update a --idle 20m"), @r#"{"idle":{"after_ms":1200000}}"#);
+        insta::assert_snapshot!(asked("atoll update a --on-idle pause"), @r#"{"idle":{"action":"pause"}}"#);
     }
 }

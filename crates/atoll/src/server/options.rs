@@ -82,6 +82,12 @@ pub(super) fn e2b_options(
     }
 }
 
+/// Whether the files that a configuration names can be used.
+pub(crate) fn check_files(config: &Config) -> Result<()> {
+    let key = config.metrics_key.as_deref().map(read_metrics_key);
+    key.transpose().map(drop)
+}
+
 /// What opens the metrics.
 fn read_metrics_key(path: &Path) -> Result<MetricsKey> {
     let text = read_private("the key of the metrics", path)?;
