@@ -580,13 +580,18 @@ mod tests {
                 r#"{"denyOut":["8.8.8.0/29"],"allowOut":["8.8.8.2/31"]}"#,
                 None,
                 true,
-                &["all-public", "Deny 8.8.8.0/31", "Deny 8.8.8.4/30"],
+                &[
+                    "all-public",
+                    "Deny 8.8.8.0/31",
+                    "Deny 8.8.8.4/30",
+                    "Allow 8.8.8.2/31",
+                ],
             ),
             (
                 r#"{"denyOut":["8.8.8.8"],"allowOut":["8.8.0.0/16"]}"#,
                 None,
                 true,
-                &["all-public"],
+                &["all-public", "Allow 8.8.0.0/16"],
             ),
             (
                 r#"{"denyOut":["0.0.0.0/0"],"allowOut":["0.0.0.0/0"]}"#,
