@@ -10,13 +10,13 @@ use atoll_front::serve;
 use atoll_front::{Asked, Visit, host};
 use atoll_identity::{Caller, Opens, kind_of_secret};
 use atoll_sandboxes::Sandbox;
-use atoll_types::{Code, Fault, SandboxId, SandboxState};
-use axum::extract::{Json, Request, State};
+use atoll_types::{Code, Fault, SandboxId, SandboxState, SaveKind};
+use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use serde_json::json;
 
+use crate::closed::{self, Closed, Why};
 use crate::error::Refusal;
 use crate::extras::{self, Extras};
 use crate::{App, control, envd};
@@ -24,7 +24,10 @@ use crate::{App, control, envd};
 /// The port of E2B's in-sandbox agent.
 pub(crate) const ENVD_PORT: u16 = 49983;
 
-const TRAFFIC_TOKEN: HeaderName = HeaderName::from_static("e2b-traffic-access-token");
+/// The shortest lifetime of what traffic has woken.
+const WOKEN_FOR_MILLIS: u64 = 300_000;
+
+const TRAFFIC_TOKEN: HeaderName = HeaderName::from_static(closed::TRAFFIC_TOKEN);
 /// What the native API opens ports with.
 const PORT_TOKEN: HeaderName = HeaderName::from_static("x-atoll-token");
 
@@ -37,6 +40,8 @@ pub(crate) enum Address {
         /// By headers, as only E2B's clients do, rather than by host.
         by_headers: bool,
     },
+    /// It has the form of E2B's ids but not of ours: a sandbox of another server, for which there is none.
+    Foreign(String),
     /// A host that names none, or not one alone: the native API says so.
     Nowhere,
     Wrong(&'static str),
@@ -52,6 +57,8 @@ pub(crate) fn claims(app: &App, asked: &Asked<'_>) -> bool {
                 || is_by_token(&asked.head.uri, &asked.head.headers)
         }
         Address::Wrong(_) | Address::Port { by_headers: true, .. } => true,
+        // As with sandboxes that are gone.
+        Address::Foreign(_) => !shows_token(asked),
         Address::Port { port: ENVD_PORT, .. } => true,
         Address::Port { sandbox, .. } => match app.sandboxes.has_label(&sandbox, extras::LABEL) {
             Some(was_made_here) => was_made_here,
@@ -63,32 +70,35 @@ pub(crate) fn claims(app: &App, asked: &Asked<'_>) -> bool {
 }
 
 pub(crate) async fn edge(State(app): State<App>, request: Request, next: Next) -> Response {
+    let is_browser = closed::is_browser(request.headers());
+    closed::as_page(route(&app, request, next).await, is_browser)
+}
+
+async fn route(app: &App, request: Request, next: Next) -> Response {
     let target = request.extensions().get::<host::Target>();
     let address = match target {
         Some(target) => address(target, request.uri(), request.headers()),
         None => Address::Api,
     };
     match address {
-        Address::Api if is_signed_file(request.uri().path()) => envd::serve_signed(&app, request).await,
+        Address::Api if is_signed_file(request.uri().path()) => envd::serve_signed(app, request).await,
         Address::Api if is_by_token(request.uri(), request.headers()) => {
-            let sandbox = envd::shown(request.headers()).and_then(|token| envd::whose(&app, token));
+            let sandbox = envd::shown(request.headers()).and_then(|token| envd::whose(app, token));
             match sandbox {
-                Some(sandbox) => to_sandbox(&app, &sandbox, ENVD_PORT, true, request).await,
-                None => Refusal::new(StatusCode::BAD_GATEWAY, NOT_FOUND).into_response(),
+                Some(sandbox) => to_sandbox(app, &sandbox, ENVD_PORT, true, request).await,
+                None => Closed::not_found("").into_response(),
             }
         }
         Address::Api | Address::Nowhere => next.run(request).await,
         Address::Wrong(why) => (StatusCode::BAD_REQUEST, why).into_response(),
+        Address::Foreign(sandbox) => Closed::not_found(&sandbox).into_response(),
         Address::Port {
             sandbox,
             port,
             by_headers,
-        } => to_sandbox(&app, &sandbox, port, by_headers, request).await,
+        } => to_sandbox(app, &sandbox, port, by_headers, request).await,
     }
 }
-
-/// What clients take for a sandbox that ended or rests.
-const NOT_FOUND: &str = "The sandbox was not found";
 
 /// A link to a file on the API's own address names no sandbox; its signature tells.
 fn is_signed_file(path: &str) -> bool {
@@ -110,7 +120,10 @@ fn address(target: &host::Target, uri: &Uri, headers: &HeaderMap) -> Address {
                 by_headers: false,
             };
         }
-        host::Target::Nowhere { .. } | host::Target::Ambiguous => return Address::Nowhere,
+        host::Target::Nowhere { host } => {
+            return foreign_host(host).map_or(Address::Nowhere, Address::Foreign);
+        }
+        host::Target::Ambiguous => return Address::Nowhere,
         host::Target::Api => {}
     }
     let (name, _) = host::split(host::authority(uri, headers).unwrap_or_default());
@@ -129,6 +142,7 @@ fn address(target: &host::Target, uri: &Uri, headers: &HeaderMap) -> Address {
         (None, None) => Address::Api,
         (Some(_), None) | (None, Some(_)) => Address::Wrong("missing header"),
         (Some(id), Some(port)) => match (parse_id(id), host::parse_port(port)) {
+            (None, Some(_)) if foreign(id).is_some() => Address::Foreign(id.to_owned()),
             (None, _) => Address::Wrong("Invalid sandbox ID"),
             (_, None) => Address::Wrong("Invalid sandbox port"),
             (_, Some(ENVD_PORT)) if control::is_ours(uri.path()) && !envd::is_health(uri.path()) => {
@@ -150,6 +164,21 @@ pub(crate) fn parse_id(text: &str) -> Option<SandboxId> {
     }
     let bare = text.split('-').next()?;
     SandboxId::from_bare(bare).ok()
+}
+
+/// An id of E2B's form: letters and digits, perhaps with a client's id behind a dash. It comes back in answers, so it is short.
+fn foreign(id: &str) -> Option<&str> {
+    let bare = id.split('-').next()?;
+    let fine = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    ((1..=64).contains(&bare.len()) && id.len() <= 128 && bare.bytes().all(fine)).then_some(bare)
+}
+
+/// The sandbox of E2B's cloud that a host names. What is none of its ids either is a typing error, which the native API is good at.
+fn foreign_host(host: &str) -> Option<String> {
+    let (port, id) = host.split('.').next()?.split_once('-')?;
+    let of_cloud = |id: &&str| id.starts_with('i') && (20..=22).contains(&id.len());
+    let id = foreign(id).filter(of_cloud)?;
+    host::parse_port(port).map(|_| id.to_owned())
 }
 
 /// A sandbox that a request may go to.
@@ -176,26 +205,42 @@ impl Target {
         })
     }
 
+    /// It rests, and would come back if somebody may wake it.
+    fn waits(&self, app: &App) -> bool {
+        !self.runs() && self.sandbox.state != SandboxState::Resuming && self.answers(app)
+    }
+
     pub(crate) fn runs(&self) -> bool {
         self.sandbox.state == SandboxState::Running
     }
 
     /// Wakes it for a request that was let in, if it rests and wants that. As E2B has it, the lifetime then begins anew,
-    /// however much was left of the last one.
+    /// however much was left of the last one, and is not short.
     pub(crate) async fn wake(&self, app: &App) -> Result<(), Fault> {
-        if !self.runs() && self.answers() {
-            let timeout = self.sandbox.spec.timeout_millis;
+        if !self.runs() && self.answers(app) {
+            let least = app
+                .sandboxes
+                .longest_lifetime()
+                .map_or(WOKEN_FOR_MILLIS, |most| most.min(WOKEN_FOR_MILLIS));
+            let timeout = self.sandbox.spec.timeout_millis.map(|asked| asked.max(least));
             app.sandboxes.resume(&self.caller, &self.id, timeout).await?;
         }
         Ok(())
     }
 
-    /// Whether a request finds it running, or wakes it.
-    pub(crate) fn answers(&self) -> bool {
+    /// Whether a request finds it running, or wakes it. What was saved without its memory, although that could have been kept,
+    /// would come back without its processes: whoever wants that says so.
+    pub(crate) fn answers(&self, app: &App) -> bool {
         match self.sandbox.state {
             SandboxState::Running | SandboxState::Resuming => true,
             SandboxState::Pausing | SandboxState::Paused | SandboxState::Stopping | SandboxState::Stopped => {
-                self.sandbox.spec.auto_resume
+                let without_memory = self
+                    .sandbox
+                    .saved
+                    .as_ref()
+                    .is_some_and(|saved| saved.kind == SaveKind::Filesystem);
+                let reboots = without_memory && app.sandboxes.keeps_memory(self.sandbox.isolation);
+                self.sandbox.spec.auto_resume && !reboots
             }
             SandboxState::Starting
             | SandboxState::Deleting
@@ -210,30 +255,50 @@ async fn to_sandbox(app: &App, id: &SandboxId, port: u16, by_headers: bool, requ
         return not_found(id);
     };
     if port == ENVD_PORT {
-        // Asking whether it runs does not wake it.
-        let runs = match envd::is_health(request.uri().path()) {
-            true => target.runs(),
-            false => target.answers(),
-        };
-        return match runs {
-            true => envd::serve(app, &target, request).await,
-            false => not_found(id),
-        };
+        return to_agent(app, &target, request).await;
     }
     match &target.extras {
-        Some(_) if !target.answers() => not_found(id),
+        Some(_) if !target.answers(app) => not_found(id),
         Some(extras) => match to_port(app, &target, extras, port, by_headers, request).await {
             Ok(response) => response,
-            Err(Closed::Traffic(why)) => refused(id, StatusCode::FORBIDDEN, why, None),
-            Err(Closed::Fault(fault)) => port_failed(id, port, &fault),
+            Err(Barred::Traffic(why)) => Closed::new(id.bare(), why).into_response(),
+            Err(Barred::Fault(fault)) => port_failed(id, port, &fault),
         },
         // Not made through this wire.
         None if by_headers => {
-            let message = "This sandbox has no public ports";
-            refused(id, StatusCode::FORBIDDEN, message, Some(port))
+            let why = Why::Other {
+                status: StatusCode::FORBIDDEN,
+                message: "This sandbox has no public ports".to_owned(),
+            };
+            Closed::at_port(id.bare(), port, why).into_response()
         }
         None => not_found(id),
     }
+}
+
+/// To E2B's agent, in whose place we answer.
+async fn to_agent(app: &App, target: &Target, request: Request) -> Response {
+    let path = request.uri().path();
+    if envd::is_reserved(path) {
+        let path = path.to_owned();
+        return Closed::new(target.id.bare(), Why::Reserved { path }).into_response();
+    }
+    if !target.answers(app) {
+        return not_found(&target.id);
+    }
+    if target.waits(app) && request.method() != Method::OPTIONS {
+        // A link to a file may be signed instead, which is looked at before anything is woken.
+        if !is_signed_file(path) && !envd::opens(app, target, request.headers()) {
+            return Closed::new(target.id.bare(), Why::MayNotWake).into_response();
+        }
+        // E2B's own edge wakes it whatever is asked, and so does this question.
+        if envd::is_health(path)
+            && let Err(fault) = target.wake(app).await
+        {
+            return port_failed(&target.id, ENVD_PORT, &fault);
+        }
+    }
+    envd::serve(app, target, request).await
 }
 
 /// Whether a request carries what the native API opens ports with.
@@ -247,12 +312,12 @@ fn shows_token(asked: &Asked<'_>) -> bool {
 }
 
 /// Why nothing came of a request to a port.
-enum Closed {
-    Traffic(&'static str),
+enum Barred {
+    Traffic(Why),
     Fault(Fault),
 }
 
-impl From<Fault> for Closed {
+impl From<Fault> for Barred {
     fn from(fault: Fault) -> Self {
         Self::Fault(fault)
     }
@@ -266,15 +331,15 @@ async fn to_port(
     port: u16,
     by_headers: bool,
     request: Request,
-) -> Result<Response, Closed> {
+) -> Result<Response, Barred> {
     let headers = request.headers();
     if extras.private_ports {
         let opens = Opens::Traffic { sandbox: &target.id };
         let given = headers.get(TRAFFIC_TOKEN).and_then(|value| value.to_str().ok());
         match given {
             Some(given) if app.identity.is_token(&opens, given) => {}
-            Some(_) => return Err(Closed::Traffic("The traffic access token is invalid")),
-            None => return Err(Closed::Traffic("The traffic access token is missing")),
+            Some(_) => return Err(Barred::Traffic(Why::TokenInvalid)),
+            None => return Err(Barred::Traffic(Why::TokenMissing)),
         }
     }
     if request.method() == Method::CONNECT {
@@ -304,7 +369,9 @@ async fn to_port(
             token: None,
             is_ours: |word| kind_of_secret(word).is_some(),
         },
-        host: mask.and_then(|mask| HeaderValue::from_str(&mask.replace("${PORT}", &port.to_string())).ok()),
+        host: mask.and_then(|mask| {
+            HeaderValue::from_str(&mask.replace(control::network::PORT_MARK, &port.to_string())).ok()
+        }),
         scheme,
         // By headers, whatever the server's own pages have in a browser would come along.
         shares_host: by_headers,
@@ -314,32 +381,24 @@ async fn to_port(
 
 /// A port that nobody listens on, and whatever else went wrong on the way there.
 fn port_failed(id: &SandboxId, port: u16, fault: &Fault) -> Response {
-    if fault.code == Code::PortRefused {
-        let message = "The sandbox is running but port is not open";
-        return refused(id, StatusCode::BAD_GATEWAY, message, Some(port));
-    }
-    // The guest's mistake, and not the server's, is a bad gateway to whoever asked the guest.
-    let status = match fault.kind() {
-        atoll_types::FaultKind::GuestFailed => StatusCode::BAD_GATEWAY,
-        _ => Refusal::from(fault.clone()).status,
+    let why = match fault.kind() {
+        _ if fault.code == Code::PortRefused => Why::PortClosed,
+        // The guest's mistake, and not the server's, is a bad gateway to whoever asked the guest.
+        atoll_types::FaultKind::GuestFailed => Why::Other {
+            status: StatusCode::BAD_GATEWAY,
+            message: fault.message.clone(),
+        },
+        _ => Why::Other {
+            status: Refusal::from(fault.clone()).status,
+            message: fault.message.clone(),
+        },
     };
-    refused(id, status, &fault.message, Some(port))
+    Closed::at_port(id.bare(), port, why).into_response()
 }
 
+/// What clients take for a sandbox that ended or rests.
 pub(crate) fn not_found(id: &SandboxId) -> Response {
-    refused(id, StatusCode::BAD_GATEWAY, NOT_FOUND, None)
-}
-
-fn refused(id: &SandboxId, status: StatusCode, message: &str, port: Option<u16>) -> Response {
-    let mut body = json!({
-        "sandboxId": id.bare(),
-        "message": message,
-        "code": status.as_u16(),
-    });
-    if let Some(port) = port {
-        body["port"] = port.into();
-    }
-    (status, Json(body)).into_response()
+    Closed::not_found(id.bare()).into_response()
 }
 
 #[cfg(test)]
@@ -481,6 +540,25 @@ mod tests {
         );
         assert_eq!(
             found(&[("e2b-sandbox-id", "X Y"), ("e2b-sandbox-port", "80")]),
+            Address::Wrong("Invalid sandbox ID")
+        );
+        // A sandbox of another server is one that is not here.
+        let foreign = || Address::Foreign("i1a2b3c4d5e6f7g8h9i0j".into());
+        assert_eq!(
+            found(&[
+                ("e2b-sandbox-id", "i1a2b3c4d5e6f7g8h9i0j"),
+                ("e2b-sandbox-port", "80")
+            ]),
+            foreign()
+        );
+        for host in [
+            "49983-i1a2b3c4d5e6f7g8h9i0j.boxes.test",
+            "3210-i1a2b3c4d5e6f7g8h9i0j-client.localhost:7070",
+        ] {
+            assert_eq!(found(&[("host", host)]), foreign(), "{host}");
+        }
+        assert_eq!(
+            found(&[("e2b-sandbox-id", &"a".repeat(65)), ("e2b-sandbox-port", "80")]),
             Address::Wrong("Invalid sandbox ID")
         );
         assert_eq!(

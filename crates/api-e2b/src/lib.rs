@@ -14,6 +14,7 @@
 //! - What a sandbox needs to be remembered by on this wire is in one label of it ([`extras`]), so it survives a restart.
 
 mod auth;
+mod closed;
 mod control;
 mod edge;
 mod envd;
@@ -49,6 +50,7 @@ pub fn api(
         builds,
         uploads: control::Uploads::default(),
         watchers: envd::Watchers::default(),
+        searches: envd::Searches::default(),
         samples: control::Samples::default(),
     }));
     let claiming = app.clone();
@@ -78,6 +80,7 @@ pub(crate) struct Inner {
     pub(crate) builds: BuildJobs,
     pub(crate) uploads: control::Uploads,
     pub(crate) watchers: envd::Watchers,
+    pub(crate) searches: envd::Searches,
     pub(crate) samples: control::Samples,
 }
 

@@ -140,8 +140,11 @@ pub async fn serve(listener: TcpListener, door: Door, apis: Apis, stop: Cancella
         let stop = stop.clone();
         match &door {
             Door::Anybody(Spoken::Tls(tls)) => connections.spawn(secured(tls.clone(), stream, api, stop)),
-            Door::Anybody(Spoken::Either(tls)) => connections.spawn(either(tls.clone(), stream, api, stop)),
-            Door::Anybody(Spoken::Plain) | Door::Sandboxes(_) => connections.spawn(plain(stream, api, stop)),
+            Door::Anybody(Spoken::Either(tls)) => {
+                connections.spawn(either(Some(tls.clone()), stream, api, stop))
+            }
+            Door::Anybody(Spoken::Plain) => connections.spawn(either(None, stream, api, stop)),
+            Door::Sandboxes(_) => connections.spawn(plain(stream, api, stop)),
         };
     }
     drop(listener);
@@ -288,7 +291,7 @@ impl HttpBody for Answer {
 }
 
 /// By TLS or not: whoever says nothing is waited for as long as for a request.
-async fn either(tls: TlsAcceptor, stream: TcpStream, api: Connected, stop: CancellationToken) {
+async fn either(tls: Option<TlsAcceptor>, stream: TcpStream, api: Connected, stop: CancellationToken) {
     let mut first = [0];
     let peeked = tokio::select! {
         peeked = tokio::time::timeout(api.front.patience.idle, stream.peek(&mut first)) => peeked,
@@ -296,12 +299,31 @@ async fn either(tls: TlsAcceptor, stream: TcpStream, api: Connected, stop: Cance
         () = stop.cancelled() => return,
     };
     match peeked {
-        Ok(Ok(1)) if first[0] == TLS_HANDSHAKE => secured(tls, stream, api, stop).await,
+        Ok(Ok(1)) if first[0] == TLS_HANDSHAKE => match tls {
+            Some(tls) => secured(tls, stream, api, stop).await,
+            None => {
+                say_that_there_is_no_tls(&api);
+                // An answer in plain text is what TLS clients tell best: "wrong version number".
+                plain(stream, api, stop).await;
+            }
+        },
         Ok(Ok(1)) => plain(stream, api, stop).await,
         Ok(Ok(_)) => {}
         Ok(Err(error)) => tracing::debug!(%error, "connection ended"),
         Err(_) => tracing::debug!("a connection on which nothing came was closed"),
     }
+}
+
+/// Once: whoever configured the client looks here when it says no more than that TLS failed.
+fn say_that_there_is_no_tls(api: &Connected) {
+    static SAID: std::sync::Once = std::sync::Once::new();
+    SAID.call_once(|| {
+        tracing::warn!(
+            address = %api.address,
+            "a client speaks TLS, and this server does not: E2B's clients do that where E2B_SANDBOX_URL is not set; start the \
+             server with --e2b, or set what `atoll e2b env` prints"
+        );
+    });
 }
 
 async fn plain(stream: TcpStream, api: Connected, stop: CancellationToken) {

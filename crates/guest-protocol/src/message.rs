@@ -377,4 +377,6 @@ pub enum FailureKind {
     Refused,
     Unsupported,
     Io,
+    /// A user that the sandbox does not have. Older agents call it invalid.
+    NoSuchUser,
 }

@@ -8,7 +8,9 @@ use std::os::unix::fs::MetadataExt;
 use std::rc::Rc;
 use std::sync::OnceLock;
 
-use crate::failure::{Outcome, invalid};
+use atoll_guest_protocol::FailureKind;
+
+use crate::failure::{Outcome, failure, invalid};
 
 /// An account to run as, or to own files.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -158,7 +160,7 @@ impl Users {
             (Some(found), _) => Ok(account(found.name, found.uid, found.gid, found.home, found.shell)),
             (None, _) if user == "root" => Ok(account("root", 0, 0, "/root", "/bin/sh")),
             (None, Some(id)) => Ok(account(user, id, 0, "/", "/bin/sh")),
-            (None, None) => Err(invalid(format!("no such user: {user}"))),
+            (None, None) => Err(failure(FailureKind::NoSuchUser, format!("no such user: {user}"))),
         }
     }
 
@@ -257,8 +259,6 @@ fn read_text(path: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use atoll_guest_protocol::FailureKind;
-
     use super::*;
 
     fn users() -> Users {
@@ -306,7 +306,7 @@ mod tests {
     fn unknown_names_are_refused_and_unknown_numbers_are_not() {
         assert_eq!(
             users().find("nobody-here").unwrap_err().kind,
-            FailureKind::Invalid
+            FailureKind::NoSuchUser
         );
         assert_eq!(users().find("bad").unwrap_err().message, "no such user: bad");
         assert!(users().find("4294967295").is_err());

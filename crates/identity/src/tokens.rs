@@ -48,6 +48,7 @@ pub(crate) const OLD_KEY_PREFIX: &str = "atl_";
 pub(crate) const SESSION_PREFIX: &str = "atb_";
 pub(crate) const MODEL_KEY_PREFIX: &str = "atm_";
 pub(crate) const MODEL_PREFIX: &str = "ats_";
+const AGENT_PREFIX: &str = "ate_";
 
 /// How the secrets begin that this server gives out, and what they are.
 const KINDS: [(&str, &str); 10] = [
@@ -59,7 +60,7 @@ const KINDS: [(&str, &str); 10] = [
     (MODEL_KEY_PREFIX, "a key for models"),
     (SESSION_PREFIX, "the cookie of a session"),
     ("atp_", "the token of a sandbox's port"),
-    ("ate_", "the access token of a sandbox's agent (envd)"),
+    (AGENT_PREFIX, "the access token of a sandbox's agent (envd)"),
     ("att_", "a traffic access token"),
     (MODEL_PREFIX, "a sandbox's token for models"),
     ("atv_", "the token of a volume"),
@@ -91,7 +92,7 @@ impl Opens<'_> {
     fn prefix(&self) -> &'static str {
         match self {
             Self::Port { .. } => "atp_",
-            Self::Agent { .. } => "ate_",
+            Self::Agent { .. } => AGENT_PREFIX,
             Self::Traffic { .. } => "att_",
             Self::Models { .. } => MODEL_PREFIX,
             Self::Volume { .. } => "atv_",
@@ -170,6 +171,15 @@ impl TokenSecret {
     }
 
     fn token(&self, opens: &Opens<'_>) -> String {
+        // These come without a name beside them, so they say whose they are.
+        let whose = match opens {
+            Opens::Agent { sandbox } | Opens::Models { sandbox } => sandbox.bare(),
+            _ => "",
+        };
+        self.named(opens, whose)
+    }
+
+    fn named(&self, opens: &Opens<'_>, whose: &str) -> String {
         let number;
         let parts: &[&[u8]] = match opens {
             Opens::Port { sandbox, port } => {
@@ -184,11 +194,6 @@ impl TokenSecret {
                 number = until.to_le_bytes();
                 &[project.as_bytes(), hash.as_bytes(), &number]
             }
-        };
-        // This one comes without a name beside it, so it says whose it is.
-        let whose = match opens {
-            Opens::Models { sandbox } => sandbox.bare(),
-            _ => "",
         };
         let tag = hex::encode(self.tag(opens.purpose(), parts));
         format!("{}{whose}{tag}", opens.prefix())
@@ -207,6 +212,12 @@ fn write_durably(path: &Path, secret: &[u8]) -> io::Result<()> {
     file.write_all(secret)?;
     file.sync_all()?;
     std::fs::rename(&temporary, path)
+}
+
+/// Whose a token says it is, between its prefix and its 160 bits.
+fn named_in(shown: &str, prefix: &str) -> Option<SandboxId> {
+    let rest = shown.strip_prefix(prefix)?;
+    SandboxId::from_bare(rest.get(..rest.len().checked_sub(40)?)?).ok()
 }
 
 /// Somebody has shown the token of something.
@@ -231,7 +242,12 @@ impl Identity {
 
     /// Whether what somebody shows is the token that opens this. Says nothing about whether it is still there.
     pub fn is_token(&self, opens: &Opens<'_>, shown: &str) -> bool {
-        self.token(opens).as_bytes().ct_eq(shown.as_bytes()).into()
+        let is = |token: String| bool::from(token.as_bytes().ct_eq(shown.as_bytes()));
+        match opens {
+            // Those of before did not say whose they are; clients that were given one hold on to it.
+            Opens::Agent { .. } => is(self.token(opens)) || is(self.inner.token_secret.named(opens, "")),
+            _ => is(self.token(opens)),
+        }
     }
 
     /// The same, for who then acts with it.
@@ -248,9 +264,15 @@ impl Identity {
 
     /// Which sandbox a token for models is of. Says nothing about whether that still lives.
     pub fn sandbox_of_model_token(&self, shown: &str) -> Option<SandboxId> {
-        let rest = shown.strip_prefix(MODEL_PREFIX)?;
-        let sandbox = SandboxId::from_bare(rest.get(..rest.len().checked_sub(40)?)?).ok()?;
+        let sandbox = named_in(shown, MODEL_PREFIX)?;
         let right = self.is_token(&Opens::Models { sandbox: &sandbox }, shown);
+        right.then_some(sandbox)
+    }
+
+    /// Which sandbox's agent a token opens. Says nothing about whether that still lives.
+    pub fn sandbox_of_agent_token(&self, shown: &str) -> Option<SandboxId> {
+        let sandbox = named_in(shown, AGENT_PREFIX)?;
+        let right = self.is_token(&Opens::Agent { sandbox: &sandbox }, shown);
         right.then_some(sandbox)
     }
 
@@ -327,6 +349,22 @@ mod tests {
         for opens in all(&sandbox, &volume) {
             let token = TokenSecret([7; 32]).token(&opens);
             assert!(kind_of_secret(&token).is_some(), "{token}");
+        }
+    }
+
+    #[test]
+    fn the_token_of_an_agent_says_whose_it_is() {
+        let sandbox: SandboxId = SANDBOX.parse().unwrap();
+        let opens = Opens::Agent { sandbox: &sandbox };
+        let secret = TokenSecret([7; 32]);
+        let token = secret.token(&opens);
+        assert_eq!(named_in(&token, AGENT_PREFIX), Some(sandbox.clone()));
+        assert_eq!(named_in(&token, MODEL_PREFIX), None);
+        let before = secret.named(&opens, "");
+        assert_eq!(named_in(&before, AGENT_PREFIX), None);
+        assert!(token.ends_with(before.strip_prefix(AGENT_PREFIX).unwrap()));
+        for wrong in ["", "ate_", "ate_abcdefghijkmnpqrstuv", "ate_\u{e9}"] {
+            assert_eq!(named_in(wrong, AGENT_PREFIX), None, "{wrong}");
         }
     }
 

@@ -143,6 +143,7 @@ impl LocalNode {
         let name = request.name.clone();
         // Said beside what went wrong, where something did.
         let mut refused = Vec::new();
+        let mut user_is_missing = false;
         let start_image = request.start == BuildStart::Image;
         let built = match request.from {
             BuildFrom::Debian { .. } if start_image => {
@@ -199,10 +200,19 @@ impl LocalNode {
                 let steps = Steps::new(self, stand_in);
                 let built = templates.build_dockerfile(options, &steps, progress).await;
                 refused = steps.refused();
+                user_is_missing = steps.user_is_missing();
                 built
             }
         }
-        .map_err(|e| explain(from_image(&e), &refused))?;
+        .map_err(|e| {
+            let fault = explain(from_image(&e), &refused);
+            let code = if user_is_missing {
+                Code::NoSuchUserInSandbox
+            } else {
+                fault.code
+            };
+            Fault { code, ..fault }
+        })?;
         let settings = atoll_image::Settings {
             start: match request.start {
                 BuildStart::Command(start) => Some(start),

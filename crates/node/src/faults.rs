@@ -32,6 +32,11 @@ pub fn from_image(error: &atoll_image::Error) -> Fault {
         atoll_image::Error::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
             server_full(error.to_string())
         }
+        atoll_image::Error::Dockerfile { line, .. }
+        | atoll_image::Error::StepFailed { line, .. }
+        | atoll_image::Error::Runner { line, .. } => {
+            Fault::new(Code::TemplateFailed, error.to_string()).at_line(*line)
+        }
         _ => Fault::new(Code::TemplateFailed, error.to_string()),
     }
 }

@@ -5,12 +5,14 @@
 //! it takes and how much comes out of it is measured here.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use atoll_guest_protocol::{CommandState, Configure, Exec, Message, Network, Request};
+use atoll_guest_protocol::{CommandState, Configure, Exec, FailureKind, Message, Network, Request};
 use atoll_image::{BuildSandbox, Exported, Output, RunCommand, StepRunner};
-use atoll_runtime::channel::Incoming;
+use atoll_runtime::channel::{ChannelError, Incoming};
 use atoll_runtime::{Instance, InstanceSpec};
 use atoll_types::{CommandId, InstanceId, Isolation, SandboxSpec};
 use tokio::io::AsyncWriteExt as _;
@@ -34,6 +36,8 @@ pub(crate) struct Steps {
     node: LocalNode,
     /// As whom they are known at the way out.
     stand_in: StandIn,
+    /// Whether one of them could not run because its user is not there.
+    user_is_missing: Arc<AtomicBool>,
 }
 
 impl Steps {
@@ -41,7 +45,13 @@ impl Steps {
         Self {
             node: node.clone(),
             stand_in,
+            user_is_missing: Arc::default(),
         }
+    }
+
+    /// Whether one could not be run as whom the Dockerfile says.
+    pub(crate) fn user_is_missing(&self) -> bool {
+        self.user_is_missing.load(Ordering::Relaxed)
     }
 
     /// What they tried to reach and were refused.
@@ -63,7 +73,7 @@ impl StepRunner for Steps {
         let admitted = atoll_lifecycle::admit(spec, &node.settings().limits, &node.tiers())
             .map_err(|fault| fault.to_string())?;
         // A build has one at a time, and counts as one sandbox of its project. The machine has not room for those of all.
-        let turn = std::sync::Arc::clone(&node.inner.builds)
+        let turn = Arc::clone(&node.inner.builds)
             .acquire_owned()
             .await
             .map_err(|_| "the server is stopping".to_owned())?;
@@ -93,6 +103,7 @@ impl StepRunner for Steps {
             node: node.clone(),
             isolation: admitted.isolation,
             instance: Some((instance, held)),
+            user_is_missing: Arc::clone(&self.user_is_missing),
             _turn: turn,
         };
         let configure = Request::Configure(Configure {
@@ -116,6 +127,7 @@ struct Step {
     node: LocalNode,
     isolation: Isolation,
     instance: Option<(Instance, Held)>,
+    user_is_missing: Arc<AtomicBool>,
     _turn: OwnedSemaphorePermit,
 }
 
@@ -144,16 +156,19 @@ impl BuildSandbox for Step {
             wait_for_reader: true,
             kill_on_close: true,
         });
-        let mut stream = self
-            .instance()?
-            .guest
-            .open(&request)
-            .await
-            .map_err(|error| error.to_string())?;
+        let failed = |error: ChannelError| {
+            if let ChannelError::Failed(failure) = &error
+                && failure.kind == FailureKind::NoSuchUser
+            {
+                self.user_is_missing.store(true, Ordering::Relaxed);
+            }
+            error.to_string()
+        };
+        let mut stream = self.instance()?.guest.open(&request).await.map_err(failed)?;
         let too_long = || "the step took longer than two hours and was stopped".to_owned();
         let until = Instant::now() + Duration::from_millis(STEP_LIMIT_MILLIS) + GRACE;
         while let Some(incoming) = timeout_at(until, stream.next()).await.map_err(|_| too_long())? {
-            match incoming.map_err(|error| error.to_string())? {
+            match incoming.map_err(failed)? {
                 Incoming::Data { bytes, .. } => output(&bytes),
                 Incoming::Message(Message::Exited(CommandState::Exited { code })) => return Ok(code),
                 Incoming::Message(Message::Exited(CommandState::Signaled { signal })) => {

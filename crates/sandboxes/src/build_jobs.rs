@@ -18,7 +18,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use atoll_identity::Caller;
-use atoll_types::{Code, Fault, Resources, Timestamp};
+use atoll_types::{Code, Fault, Resources, TemplateId, Timestamp};
 use futures_util::{Stream, StreamExt as _};
 
 use crate::{BuildEvent, BuildTemplate, Sandboxes};
@@ -112,6 +112,8 @@ struct Progress {
     lines: Vec<BuildLine>,
     bytes: usize,
     failure: Option<StepFailed>,
+    /// What came of it.
+    made: Option<TemplateId>,
 }
 
 /// The builds of this server. Cheap to clone; every clone is the same.
@@ -190,7 +192,26 @@ impl BuildJobs {
         for other in also {
             self.service.name_template(caller, name, other).await?;
         }
+        let made = self.service.template(caller, name).await?;
+        job.progress().made = Some(made.manifest.id);
         Ok(())
+    }
+
+    /// The last build of the caller's project that a template came of, of those that were for such a name: the same steps make
+    /// the same template, whatever it is to be called.
+    pub fn that_made(
+        &self,
+        caller: &Caller,
+        template: &TemplateId,
+        is_name: impl Fn(&str) -> bool,
+    ) -> Option<String> {
+        let all = self.all();
+        let own = all.by_id.values().filter(|job| {
+            job.request.caller.project() == caller.project()
+                && is_name(&job.request.name)
+                && job.progress().made.as_ref() == Some(template)
+        });
+        own.max_by_key(|job| job.opened).map(|job| job.request.id.clone())
     }
 }
 
@@ -205,6 +226,7 @@ impl Jobs {
                 lines: Vec::new(),
                 bytes: 0,
                 failure: None,
+                made: None,
             }),
             request,
         };
@@ -249,6 +271,11 @@ impl BuildJob {
     /// Who goes first when there is no room.
     fn precedence(&self) -> (bool, Timestamp) {
         (self.progress().state == BuildState::Building, self.opened)
+    }
+
+    /// The template that came of it.
+    pub fn made(&self) -> Option<TemplateId> {
+        self.progress().made.clone()
     }
 
     /// How it goes, with at most `limit` lines from the `offset`th on.

@@ -68,6 +68,12 @@ impl Sandboxes {
         Ok(listed.into())
     }
 
+    /// Who commands run as in what was made of a template, unless they say otherwise.
+    pub fn user_of(&self, template: &TemplateId) -> Result<String, Fault> {
+        let user = self.template_of(template)?.user;
+        Ok(if user.is_empty() { "root".to_owned() } else { user })
+    }
+
     /// Lets another name stand for a template in the caller's project, whatever it stood for there before.
     pub async fn name_template(&self, caller: &Caller, which: &str, name: &str) -> Result<(), Fault> {
         let manifest = self.usable_template(caller.project(), which)?;
@@ -218,6 +224,11 @@ impl Sandboxes {
             .into_iter()
             .find(|listed| listed.manifest.digest == digest)
             .map(|listed| listed.manifest.id))
+    }
+
+    /// The longest lifetime that a sandbox may ask for; `None`: any.
+    pub fn longest_lifetime(&self) -> Option<u64> {
+        self.settings().limits.max_timeout_millis
     }
 
     /// Whether a sandbox may ask for this much.

@@ -23,6 +23,7 @@ pub(crate) fn from_failure(failure: &Failure) -> Fault {
         FailureKind::Refused => Code::ConnectionRefused,
         FailureKind::Unsupported => Code::UnsupportedInSandbox,
         FailureKind::Io => Code::IoErrorInSandbox,
+        FailureKind::NoSuchUser => Code::NoSuchUserInSandbox,
     };
     // The message was written by the guest: keep it short and printable.
     let message: String = failure

@@ -131,6 +131,11 @@ impl Sandboxes {
         }
     }
 
+    /// Whether a sandbox of this tier comes back with its memory, unless somebody asks for less.
+    pub fn keeps_memory(&self, isolation: Isolation) -> bool {
+        self.saves(isolation).is_ok_and(|saves| saves.memory)
+    }
+
     /// Performs a save that was decided and committed: the effect behind `Pausing` and `Stopping`.
     pub(crate) async fn perform_save(
         &self,

@@ -285,8 +285,10 @@ codes! {
             "Use a number from 1 to 64.";
         InvalidInSandbox Invalid "invalid_in_sandbox" "The sandbox's system refuses the operation as it stands."
             "Correct what the message names.";
-        NotFoundInSandbox NotFound "not_found_in_sandbox" "A file, program, user or command does not exist in the sandbox."
+        NotFoundInSandbox NotFound "not_found_in_sandbox" "A file, program or command does not exist in the sandbox."
             "Look at what the message names.";
+        NoSuchUserInSandbox Invalid "no_such_user_in_sandbox" "The sandbox has no user of this name."
+            "Name a user of its `/etc/passwd`, such as `root`, or a number.";
         PermissionDeniedInSandbox Forbidden "permission_denied_in_sandbox" "The user inside the sandbox may not do this."
             "Do it as another user, such as `root`.";
         UnsupportedInSandbox Unsupported "unsupported_in_sandbox" "The sandbox's system or filesystem cannot do this."

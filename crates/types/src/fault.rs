@@ -45,6 +45,8 @@ pub struct Fault {
     pub message: String,
     /// What to do about it, if anything useful can be said.
     pub hint: Option<String>,
+    /// Which line it is about of what the caller wrote, from 1 on.
+    pub line: Option<usize>,
 }
 
 impl Fault {
@@ -53,6 +55,7 @@ impl Fault {
             code,
             message: message.into(),
             hint: None,
+            line: None,
         }
     }
 
@@ -63,6 +66,12 @@ impl Fault {
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
+        self
+    }
+
+    #[must_use]
+    pub fn at_line(mut self, line: usize) -> Self {
+        self.line = Some(line);
         self
     }
 

@@ -16,7 +16,7 @@ use atoll_sandboxes::{
     BegunAlready, BuildFrom, BuildJob, BuildLine, BuildStart, BuildState, BuildTemplate, LineLevel,
     OpenBuild, RegistryLogin, StepFailed,
 };
-use atoll_types::{DiskBacking, MIB, ReadyCheck, Resources, StartCommand};
+use atoll_types::{Code, DiskBacking, MIB, ReadyCheck, Resources, StartCommand};
 use axum::extract::{Json, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -25,8 +25,8 @@ use serde_json::{Value, json};
 
 use super::names::Name;
 use super::read::{Query, Read};
-use super::recipe::{Origin, Recipe, Step};
-use super::{build_files as files, network, view};
+use super::recipe::{Begins, Origin, Recipe, Step};
+use super::{build_files as files, network, templates, view};
 use crate::App;
 use crate::auth::Auth;
 use crate::error::{Answer, Refusal};
@@ -95,7 +95,7 @@ pub(crate) async fn request(
     let mut entropy = [0; 16];
     getrandom::fill(&mut entropy)
         .map_err(|_| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "there is no entropy"))?;
-    let id = super::templates::build_id(&hex::encode(entropy));
+    let id = templates::build_id(&hex::encode(entropy));
     let shown: Vec<&str> = std::iter::once(&name)
         .chain(&tags)
         .map(|name| name.tag.as_deref().unwrap_or(super::names::DEFAULT_TAG))
@@ -195,12 +195,25 @@ pub(crate) async fn start(
         .as_ref()
         .map(ImageRegistry::login)
         .transpose()?;
+    let mut missing = None;
     let origin = match (&request.from_template, &request.from_image) {
-        (Some(template), None) => Origin::Template(Name::parse(template)?.stored()),
-        (None, Some(image)) => match Origin::stand_in(image) {
-            Some(stored) if app.sandboxes.template(&caller, &stored).await.is_ok() => {
-                Origin::Template(stored)
+        (Some(template), None) => match templates::find(&app, &caller, template).await {
+            Ok(found) => Origin::Template {
+                name: templates::stored(&app, &caller, template).await?,
+                begins: Begins::where_left(&found.manifest.user, &found.manifest.workdir),
+            },
+            // The build says so, as there.
+            Err(refusal) if refusal.status == StatusCode::NOT_FOUND => {
+                missing = Some(template.clone());
+                Origin::Image(Name::parse(template)?.stored())
             }
+            Err(refusal) => return Err(refusal),
+        },
+        (None, Some(image)) => match Origin::stand_in(image) {
+            Some(name) if app.sandboxes.template(&caller, &name).await.is_ok() => Origin::Template {
+                name,
+                begins: Begins::default(),
+            },
             _ => Origin::Image(image.clone()),
         },
         _ => return Err(Refusal::invalid("give either `fromImage` or `fromTemplate`")),
@@ -208,9 +221,7 @@ pub(crate) async fn start(
     let recipe = Recipe::new(&origin, &request.steps)?;
     let (jobs, job) = (app.builds.clone(), Arc::clone(&build));
     let work = async move {
-        if let Origin::Template(name) = &origin
-            && app.sandboxes.template(&caller, name).await.is_err()
-        {
+        if let Some(name) = missing {
             return Err(failed("base", format!("template '{name}' not found")));
         }
         perform(&app, &job, recipe, login, &request).await
@@ -272,25 +283,24 @@ async fn perform(
         resources: Some(asked.resources),
     };
     app.builds.build(job, template).await.map_err(|fault| {
-        let step = recipe.step_of(&fault.message);
-        let unknown = unknown_user(&fault.message, step.as_deref(), &request.steps);
-        failed(
-            step.unwrap_or_else(|| "base".to_owned()),
-            unknown.unwrap_or(fault.message),
-        )
+        let index = fault.line.and_then(|line| recipe.step_at(line));
+        let step = index.and_then(|index| request.steps.get(index));
+        let message = match (fault.code, step, index) {
+            (Code::NoSuchUserInSandbox, Some(step), Some(index)) => unknown_user(step, recipe.user_at(index)),
+            _ => fault.message,
+        };
+        // Clients count what they build from as the first.
+        let step = index.map_or_else(|| "base".to_owned(), |index| (index + 1).to_string());
+        failed(step, message)
     })?;
     let finished = app.builds.finish(job, starts).await;
     finished.map_err(|fault| failed("finalize", fault.message))
 }
 
 /// A step as a user that is not there, in the words that clients know.
-fn unknown_user(message: &str, step: Option<&str>, steps: &[Step]) -> Option<String> {
-    let (_, user) = message.rsplit_once("no such user: ")?;
-    let index = step?.parse::<usize>().ok()?.checked_sub(1)?;
-    let command = steps.get(index)?.args.first()?;
-    Some(format!(
-        "failed to run command '{command}': command failed: unauthenticated: invalid username: '{user}'"
-    ))
+fn unknown_user(step: &Step, user: &str) -> String {
+    let command = step.args.first().map(String::as_str).unwrap_or_default();
+    format!("failed to run command '{command}': command failed: unauthenticated: invalid username: '{user}'")
 }
 
 pub(crate) async fn status(
@@ -300,6 +310,12 @@ pub(crate) async fn status(
     query: Query,
 ) -> Answer<Json<Value>> {
     let query = query.only(&["logsOffset", "limit", "level", "direction", "cursor", "source"])?;
+    if !templates::is_build_id(&id) {
+        return Err(Refusal::invalid(format!(
+            "`{}` is not a build's id",
+            id.escape_default()
+        )));
+    }
     let build = find(&app, &caller, &template, &id)?;
     let offset = usize::try_from(query.number("logsOffset")?.unwrap_or(0)).unwrap_or(0);
     let limit = query.limit()?;

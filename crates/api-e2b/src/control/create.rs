@@ -164,6 +164,11 @@ fn spec(
         ..Extras::default()
     };
     let asked = network::ask(request.network, request.allow_internet_access, usual, &mut extras)?;
+    if extras.open && extras.private_ports {
+        return Err(Refusal::invalid(
+            "You cannot create a sandbox without public access unless you enable secure envd access via 'secure' flag.",
+        ));
+    }
     let mut labels = request.metadata.unwrap_or_default();
     if labels.contains_key(LABEL) {
         return Err(Refusal::invalid(format!(
@@ -210,8 +215,21 @@ mod tests {
     use super::*;
 
     fn read(json: &str) -> Answer<SandboxSpec> {
+        read_as(json, false)
+    }
+
+    fn read_as(json: &str, open: bool) -> Answer<SandboxSpec> {
         let request = serde_json::from_str(json).map_err(|error| Refusal::invalid(error.to_string()))?;
-        spec(request, "base".into(), V2_TIMEOUT, false, true).map(|(spec, _)| spec)
+        spec(request, "base".into(), V2_TIMEOUT, open, true).map(|(spec, _)| spec)
+    }
+
+    #[test]
+    fn private_ports_beside_an_open_agent_are_refused() {
+        let private = r#"{"templateID":"base","network":{"allowPublicTraffic":false}}"#;
+        assert!(read_as(private, false).is_ok());
+        let message = read_as(private, true).unwrap_err().message;
+        assert!(message.contains("'secure' flag"), "{message}");
+        assert!(read_as(r#"{"templateID":"base"}"#, true).is_ok());
     }
 
     #[test]
@@ -242,6 +260,10 @@ mod tests {
             (
                 r#"{"templateID":"base","network":{"egressProxy":{}}}"#,
                 "egressProxy",
+            ),
+            (
+                r#"{"templateID":"base","network":{"maskRequestHost":"-https://abcd"}}"#,
+                "mask request host is not valid",
             ),
             (
                 r#"{"templateID":"base","metadata":{"atoll.e2b":"{}"}}"#,

@@ -44,7 +44,8 @@ pub(crate) async fn get(
     Id(id): Id,
 ) -> Answer<Json<Value>> {
     let sandbox = known(&app, &caller, &id).await?;
-    Ok(Json(view::detail(&app, &domain, &sandbox)))
+    let alias = view::name_of_template(&app, &caller, &sandbox).await;
+    Ok(Json(view::detail(&app, &domain, &sandbox, alias)))
 }
 
 pub(crate) async fn kill(State(app): State<App>, Auth(caller): Auth, Id(id): Id) -> Answer<StatusCode> {
@@ -69,6 +70,18 @@ pub(crate) struct Connect {
 /// Lifetime of those who name none, in seconds.
 const CONNECT_TIMEOUT: i64 = 300;
 
+/// One that this server grants, whatever it is for.
+fn lifetime(app: &App, seconds: i64) -> Answer<u64> {
+    let asked = millis("timeout", seconds)?;
+    match app.sandboxes.longest_lifetime() {
+        Some(most) if asked > most => Err(Refusal::invalid(format!(
+            "Timeout cannot be greater than {} seconds",
+            most / 1000
+        ))),
+        _ => Ok(asked),
+    }
+}
+
 pub(crate) async fn connect(
     State(app): State<App>,
     Auth(caller): Auth,
@@ -76,8 +89,8 @@ pub(crate) async fn connect(
     Id(id): Id,
     Read(request): Read<Connect>,
 ) -> Answer<Response> {
+    let timeout = lifetime(&app, request.timeout.unwrap_or(CONNECT_TIMEOUT))?;
     let sandbox = known(&app, &caller, &id).await?;
-    let timeout = millis("timeout", request.timeout.unwrap_or(CONNECT_TIMEOUT))?;
     if sandbox.state == SandboxState::Running {
         let until = view::now_millis().saturating_add(i64::try_from(timeout).unwrap_or(i64::MAX));
         // It is made to live longer, never shorter.
@@ -102,6 +115,7 @@ pub(crate) async fn resume(
     Id(id): Id,
     Read(request): Read<Connect>,
 ) -> Answer<Response> {
+    let timeout = lifetime(&app, request.timeout.unwrap_or(CONNECT_TIMEOUT))?;
     let sandbox = known(&app, &caller, &id).await?;
     if sandbox.state == SandboxState::Running {
         return Err(Refusal::new(
@@ -109,7 +123,6 @@ pub(crate) async fn resume(
             format!("Sandbox {} is already running", id.bare()),
         ));
     }
-    let timeout = millis("timeout", request.timeout.unwrap_or(CONNECT_TIMEOUT))?;
     let resumed = wake(&app, &caller, &sandbox, timeout, request).await?;
     Ok((StatusCode::CREATED, Json(view::created(&app, &domain, &resumed))).into_response())
 }
@@ -158,7 +171,8 @@ pub(crate) async fn pause(
     Read(request): Read<Pause>,
 ) -> Answer<StatusCode> {
     let sandbox = known(&app, &caller, &id).await?;
-    if view::state(sandbox.state) == Some("paused") {
+    // Who comes while it is being paused waits with the others for that.
+    if matches!(sandbox.state, SandboxState::Paused | SandboxState::Stopped) {
         return Err(Refusal::new(
             StatusCode::CONFLICT,
             format!("Sandbox {} is already paused", id.bare()),

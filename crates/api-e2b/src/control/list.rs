@@ -19,10 +19,12 @@ use crate::auth::Auth;
 use crate::error::{Answer, Refusal};
 
 pub(crate) const NEXT_TOKEN: HeaderName = HeaderName::from_static("x-next-token");
+/// How many of those that were asked for run, on whichever page they are.
+const TOTAL_RUNNING: HeaderName = HeaderName::from_static("x-total-running");
 const PAGE: usize = 100;
 
 /// What is asked of the list.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Wanted {
     labels: BTreeMap<String, String>,
     states: Vec<SandboxState>,
@@ -45,6 +47,7 @@ pub(crate) async fn list(State(app): State<App>, Auth(caller): Auth, query: Quer
     ])?;
     let wanted = wanted(&query)?;
     let (limit, token) = (query.limit()?, query.text("nextToken"));
+    let total = total_running(&app, &caller, &wanted).await?;
     let (items, next) = if wanted.oldest_first || wanted.started_after.is_some() || wanted.template.is_some()
     {
         let all = chosen(&app, &caller, &wanted).await?;
@@ -65,7 +68,24 @@ pub(crate) async fn list(State(app): State<App>, Auth(caller): Auth, query: Quer
     if let Some(next) = next.and_then(|next| HeaderValue::from_str(&next).ok()) {
         response.headers_mut().insert(NEXT_TOKEN, next);
     }
+    if let Some(total) = total {
+        response.headers_mut().insert(TOTAL_RUNNING, total.into());
+    }
     Ok(response)
+}
+
+/// `None` where those that run were not asked for.
+async fn total_running(app: &App, caller: &Caller, wanted: &Wanted) -> Answer<Option<usize>> {
+    let runs = |state: &&SandboxState| view::state(**state) == Some("running");
+    let running: Vec<SandboxState> = wanted.states.iter().filter(runs).copied().collect();
+    if running.is_empty() {
+        return Ok(None);
+    }
+    let running = Wanted {
+        states: running,
+        ..wanted.clone()
+    };
+    Ok(Some(chosen(app, caller, &running).await?.len()))
 }
 
 /// The first version: all that run.

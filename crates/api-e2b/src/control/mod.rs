@@ -23,7 +23,6 @@ pub(crate) mod volume_content;
 pub(crate) mod volumes;
 
 use axum::Router;
-use axum::http::StatusCode;
 use axum::routing::{any, delete, get, patch, post, put};
 
 use crate::App;
@@ -31,7 +30,7 @@ use crate::error::Refusal;
 
 pub(crate) use metrics::{Samples, sample};
 pub(crate) use uploads::Uploads;
-pub(crate) use view::now_seconds;
+pub(crate) use view::{now_seconds, template_id};
 
 /// Whether a path is, or begins like, one of [`routes`].
 pub(crate) fn is_ours(path: &str) -> bool {
@@ -55,7 +54,7 @@ pub(crate) fn is_ours(path: &str) -> bool {
 
 pub(crate) fn routes() -> Router<App> {
     Router::new()
-        .route("/health", get(|| async { StatusCode::OK }))
+        .route("/health", get(|| async { "Health check successful" }))
         .route("/sandboxes", post(create::v1).get(list::running))
         .route("/v2/sandboxes", post(create::v2).get(list::list))
         .route("/sandboxes/metrics", get(metrics::of_many))

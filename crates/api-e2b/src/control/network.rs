@@ -178,7 +178,7 @@ pub(crate) fn ask(
     )?;
     refuse_given("network.egressProxy", network.egress_proxy.is_some(), NO_PROXY)?;
     extras.private_ports = network.allow_public_traffic == Some(false);
-    extras.mask_host = network.mask_request_host;
+    extras.mask_host = network.mask_request_host.map(masked).transpose()?;
     Ways {
         place: "network.",
         internet,
@@ -189,6 +189,36 @@ pub(crate) fn ask(
         rules: network.rules.unwrap_or_default(),
     }
     .read()
+}
+
+/// What stands for the port in a masked host.
+pub(crate) const PORT_MARK: &str = "${PORT}";
+
+/// A host that servers may be shown instead of theirs: a name or an address, perhaps with a port.
+fn masked(host: String) -> Answer<String> {
+    let (name, port) = match host.rsplit_once(':') {
+        Some((name, port)) if !name.contains(':') || name.ends_with(']') => (name, Some(port)),
+        _ => (host.as_str(), None),
+    };
+    let label = |label: &str| {
+        (1..=63).contains(&label.len())
+            && label
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    let bracketed = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
+    let is_address = bracketed.is_some_and(|address| address.parse::<std::net::Ipv6Addr>().is_ok());
+    let is_name = name.len() <= 253 && name.replace(PORT_MARK, "0").split('.').all(label);
+    let is_port = port.is_none_or(|port| port == PORT_MARK || atoll_front::host::parse_port(port).is_some());
+    match (is_address || is_name) && is_port {
+        true => Ok(host),
+        false => Err(Refusal::invalid(format!(
+            "mask request host is not valid: {}",
+            host.chars().take(100).collect::<String>().escape_default()
+        ))),
+    }
 }
 
 const NO_DNS: &str = "names are looked up by the server, which dials what it found";
@@ -386,11 +416,15 @@ fn open_but(denied: &[IpNet], allowed: &[IpNet]) -> NetworkPolicy {
     let mut closed: Vec<IpNet> = denied.iter().flat_map(|range| without(*range, allowed)).collect();
     closed.sort_unstable();
     closed.dedup();
+    // What is open anyway is said all the same, so that whoever asks finds it again.
+    let said = allowed.iter().filter(|range| range.prefix_len() > 0);
+    let rule = |action, range: &IpNet| NetworkRule::new(action, range.to_string());
     NetworkPolicy {
         preset: Some(Preset::AllPublic),
         rules: closed
-            .into_iter()
-            .map(|range| NetworkRule::new(RuleAction::Deny, range.to_string()))
+            .iter()
+            .map(|range| rule(RuleAction::Deny, range))
+            .chain(said.map(|range| rule(RuleAction::Allow, range)))
             .collect(),
         ..NetworkPolicy::default()
     }
@@ -431,7 +465,7 @@ pub(crate) fn shown(policy: Option<&NetworkPolicy>) -> (bool, Vec<String>, Vec<S
     let open = policy.preset == Some(Preset::AllPublic);
     let of = |action| {
         let rules = policy.rules.iter().filter(move |rule| rule.action == action);
-        rules.map(|rule| rule.to.clone()).collect::<Vec<_>>()
+        rules.map(|rule| plain(&rule.to)).collect::<Vec<_>>()
     };
     let denied = match open {
         true => of(RuleAction::Deny),
@@ -440,9 +474,63 @@ pub(crate) fn shown(policy: Option<&NetworkPolicy>) -> (bool, Vec<String>, Vec<S
     (open, of(RuleAction::Allow), denied)
 }
 
+/// A single address without the length that it has in rules.
+fn plain(to: &str) -> String {
+    match to.parse::<IpNet>() {
+        Ok(range) if range.prefix_len() == range.max_prefix_len() => range.addr().to_string(),
+        _ => to.to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_masked_host_is_one() {
+        for fine in [
+            "localhost",
+            "localhost:${PORT}",
+            "localhost:8080",
+            "a.example.org",
+            "my_host",
+            "127.0.0.1:${PORT}",
+            "[::1]:80",
+            "${PORT}.example.org",
+        ] {
+            assert_eq!(masked(fine.to_owned()).as_deref(), Ok(fine));
+        }
+        for wrong in [
+            "",
+            "-https://abcd",
+            "a b",
+            "a/b",
+            "a:b",
+            "a:99999",
+            "a..b",
+            "x\r\ny",
+            "\u{e9}.org",
+            "::1",
+        ] {
+            assert!(masked(wrong.to_owned()).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_was_asked_for_is_found_again() {
+        let asked = read(
+            r#"{"allowOut":["8.8.8.8"],"denyOut":["10.0.0.0/8"]}"#,
+            Some(true),
+            true,
+        )
+        .unwrap();
+        let (open, allowed, denied) = shown(asked.policy.as_ref());
+        assert!(open);
+        assert_eq!(
+            (allowed, denied),
+            (vec!["8.8.8.8".to_owned()], vec!["10.0.0.0/8".to_owned()])
+        );
+    }
 
     fn read(json: &str, internet: Option<bool>, usual: bool) -> Answer<Asked> {
         let network: NetworkConfig =
@@ -492,13 +580,18 @@ mod tests {
                 r#"{"denyOut":["8.8.8.0/29"],"allowOut":["8.8.8.2/31"]}"#,
                 None,
                 true,
-                &["all-public", "Deny 8.8.8.0/31", "Deny 8.8.8.4/30"],
+                &[
+                    "all-public",
+                    "Deny 8.8.8.0/31",
+                    "Deny 8.8.8.4/30",
+                    "Allow 8.8.8.2/31",
+                ],
             ),
             (
                 r#"{"denyOut":["8.8.8.8"],"allowOut":["8.8.0.0/16"]}"#,
                 None,
                 true,
-                &["all-public"],
+                &["all-public", "Allow 8.8.0.0/16"],
             ),
             (
                 r#"{"denyOut":["0.0.0.0/0"],"allowOut":["0.0.0.0/0"]}"#,

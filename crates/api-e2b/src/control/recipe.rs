@@ -32,9 +32,36 @@ pub(crate) struct Step {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// A template, as in our store.
-    Template(String),
+    Template { name: String, begins: Begins },
     /// An image in a registry.
     Image(String),
+}
+
+/// As whom and where the first step runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Begins {
+    user: String,
+    workdir: String,
+}
+
+impl Default for Begins {
+    fn default() -> Self {
+        Self {
+            user: USER.to_owned(),
+            workdir: WORKDIR.to_owned(),
+        }
+    }
+}
+
+impl Begins {
+    /// Where another template's steps left off. What a template of ours does not say is as E2B has it.
+    pub(crate) fn where_left(user: &str, workdir: &str) -> Self {
+        let or = |said: &str, usual: &str| if said.is_empty() { usual } else { said }.to_owned();
+        Self {
+            user: or(user, USER),
+            workdir: or(workdir, WORKDIR),
+        }
+    }
 }
 
 /// E2B's own images that templates of ours stand for.
@@ -73,12 +100,17 @@ pub(crate) struct Recipe {
     pub(crate) copies: Vec<Copied>,
     /// The step of each line.
     lines: Vec<Option<usize>>,
+    /// As whom each step runs.
+    users: Vec<String>,
 }
 
 impl Recipe {
     pub(crate) fn new(origin: &Origin, steps: &[Step]) -> Answer<Self> {
         let mut recipe = Self::default();
-        let (Origin::Template(from) | Origin::Image(from)) = origin;
+        let (from, begins) = match origin {
+            Origin::Template { name, begins } => (name, begins.clone()),
+            Origin::Image(name) => (name, Begins::default()),
+        };
         if from.is_empty() || from.chars().any(|c| c.is_whitespace() || c.is_control()) {
             return Err(Refusal::invalid(format!(
                 "`{}` names no image",
@@ -86,11 +118,18 @@ impl Recipe {
             )));
         }
         recipe.line(None, &format!("FROM {from}"));
-        recipe.line(None, &format!("USER {USER}"));
-        recipe.line(None, &format!("WORKDIR {WORKDIR}"));
-        let mut user = USER.to_owned();
+        recipe.line(None, &format!("USER {}", word("user", &begins.user)?));
+        recipe.line(None, &format!("WORKDIR {}", line_of(&begins.workdir)?));
+        let mut user = begins.user;
         for (index, step) in steps.iter().enumerate() {
             recipe.step(index, step, &mut user)?;
+            recipe.users.push(
+                step.args
+                    .get(1)
+                    .filter(|_| step.r#type == "RUN")
+                    .unwrap_or(&user)
+                    .clone(),
+            );
         }
         Ok(recipe)
     }
@@ -203,16 +242,14 @@ impl Recipe {
         self.dockerfile = lines.join("\n") + "\n";
     }
 
-    /// Which step a failure is about, from the line that it names: `base` for what precedes the first.
-    pub(crate) fn step_of(&self, message: &str) -> Option<String> {
-        let digits = message.split_once("Dockerfile line ")?.1;
-        let digits: String = digits.chars().take_while(char::is_ascii_digit).collect();
-        let line: usize = digits.parse().ok()?;
-        match self.lines.get(line.checked_sub(1)?)? {
-            // Clients count what they build from as the first.
-            Some(index) => Some((index + 1).to_string()),
-            None => Some("base".to_owned()),
-        }
+    /// As whom a step runs.
+    pub(crate) fn user_at(&self, step: usize) -> &str {
+        self.users.get(step).map_or(USER, String::as_str)
+    }
+
+    /// Which step a line belongs to; `None`: to what precedes the first.
+    pub(crate) fn step_at(&self, line: usize) -> Option<usize> {
+        self.lines.get(line.checked_sub(1)?).copied().flatten()
     }
 }
 
@@ -268,6 +305,39 @@ mod tests {
         }
     }
 
+    fn base() -> Origin {
+        Origin::Template {
+            name: "base".into(),
+            begins: Begins::default(),
+        }
+    }
+
+    #[test]
+    fn a_template_on_another_goes_on_where_that_left_off() {
+        let derived = |user, workdir| {
+            let origin = Origin::Template {
+                name: "app".into(),
+                begins: Begins::where_left(user, workdir),
+            };
+            Recipe::new(
+                &origin,
+                &[step("RUN", &["x", "root"]), step("COPY", &["a", "b/", "", ""])],
+            )
+        };
+        let recipe = derived("worker", "/app").unwrap();
+        let lines: Vec<&str> = recipe.dockerfile.lines().collect();
+        assert_eq!(lines[..3], ["FROM app", "USER worker", "WORKDIR /app"]);
+        assert_eq!(lines[5], "USER worker", "as before the step that was another's");
+        assert!(lines[6].contains("--chown=worker"), "{}", lines[6]);
+        let usual = derived("", "").unwrap();
+        assert!(
+            usual
+                .dockerfile
+                .starts_with("FROM app\nUSER user\nWORKDIR /home/user\n")
+        );
+        assert!(derived("a\nRUN x", "/").is_err() && derived("a", "/\nRUN x").is_err());
+    }
+
     #[test]
     fn steps_become_lines_that_know_them() {
         let steps = [
@@ -276,7 +346,8 @@ mod tests {
             step("COPY", &["folder/*", "folder", "", ""]),
             step("COPY", &["a.txt", "b/c.txt", "root", "600"]),
         ];
-        let mut recipe = Recipe::new(&Origin::Template("base".into()), &steps).unwrap();
+        let mut recipe = Recipe::new(&base(), &steps).unwrap();
+        assert_eq!((recipe.user_at(0), recipe.user_at(1)), ("user", "root"));
         recipe.goes_to_parent("copy-3");
         let expected = r#"FROM base
 USER user
@@ -289,10 +360,9 @@ COPY --chown=user ["copy-2/","folder/"]
 COPY --chown=root --chmod=600 ["copy-3/","b/"]
 "#;
         assert_eq!(recipe.dockerfile, expected);
-        let of = |line| recipe.step_of(&format!("Dockerfile line {line}: it failed"));
-        assert_eq!(of(1).as_deref(), Some("base"));
-        assert_eq!(of(6).as_deref(), Some("2"));
-        assert_eq!(of(99), None);
+        for (line, step) in [(0, None), (1, None), (6, Some(1)), (99, None)] {
+            assert_eq!(recipe.step_at(line), step, "{line}");
+        }
         assert_eq!(recipe.copies[0].file_name, None);
         assert_eq!(recipe.copies[1].file_name.as_deref(), Some("c.txt"));
     }
@@ -306,7 +376,7 @@ COPY --chown=root --chmod=600 ["copy-3/","b/"]
             step("ADD", &["a", "b"]),
             step("RUN", &[]),
         ] {
-            assert!(Recipe::new(&Origin::Template("base".into()), &[wrong]).is_err());
+            assert!(Recipe::new(&base(), &[wrong]).is_err());
         }
         let sneaky = Origin::Image("x\nRUN y".into());
         assert!(Recipe::new(&sneaky, &[]).is_err());

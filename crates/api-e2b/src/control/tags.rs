@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::names::{DEFAULT_TAG, Name};
 use super::read::Read;
-use super::{templates, view};
+use super::{snapshots, templates, view};
 use crate::App;
 use crate::auth::Auth;
 use crate::error::{Answer, Refusal};
@@ -55,7 +55,7 @@ pub(crate) async fn assign(
         .iter()
         .map(|name| name.tag.as_deref().unwrap_or(DEFAULT_TAG))
         .collect();
-    let build = templates::build_id(&template.manifest.digest);
+    let build = templates::build_of(&app, &caller, &target.name, &template.manifest);
     Ok((StatusCode::CREATED, Json(json!({"tags": tags, "buildID": build}))).into_response())
 }
 
@@ -72,8 +72,17 @@ pub(crate) async fn remove(
     Read(request): Read<Remove>,
 ) -> Answer<StatusCode> {
     let target = Name::parse(&request.name)?;
-    for tag in &request.tags {
-        let name = tagged(&target, tag)?;
+    let names: Vec<Name> = request
+        .tags
+        .iter()
+        .map(|tag| tagged(&target, tag))
+        .collect::<Answer<_>>()?;
+    if names.iter().any(|name| name.tag.is_none()) {
+        return Err(Refusal::invalid(format!(
+            "the tag `{DEFAULT_TAG}` cannot be deleted"
+        )));
+    }
+    for name in names {
         // It must be there, and it is the name that goes.
         templates::find(
             &app,
@@ -98,11 +107,15 @@ pub(crate) async fn list(
             if name.name == wanted || template.manifest.id.as_str() == wanted {
                 found.push(json!({
                     "tag": name.tag.as_deref().unwrap_or(DEFAULT_TAG),
-                    "buildID": templates::build_id(&template.manifest.digest),
+                    "buildID": templates::build_of(&app, &caller, &name.name, &template.manifest),
                     "createdAt": view::time(template.manifest.created_at),
                 }));
             }
         }
+    }
+    if found.is_empty() {
+        let snapshots = snapshots::named(&app, &caller, &wanted).await?;
+        found.extend(snapshots.iter().map(snapshots::tag));
     }
     match found.is_empty() {
         true => Err(Refusal::not_found(format!("Template \"{id}\" not found"))),

@@ -2,12 +2,13 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use atoll_identity::Opens;
+use atoll_identity::{Caller, Opens};
 use atoll_sandboxes::Sandbox;
-use atoll_types::{MIB, SandboxState, SaveKind, TimeoutAction, Timestamp};
+use atoll_types::{MIB, SandboxState, SaveKind, SnapshotId, TimeoutAction, Timestamp};
 use serde_json::{Value, json};
 
 use super::domain::Domain;
+use super::names::Name;
 use super::network;
 use crate::App;
 use crate::extras::{Extras, LABEL};
@@ -46,7 +47,7 @@ pub(crate) fn state(state: SandboxState) -> Option<&'static str> {
 /// The answer of create, connect, resume and fork.
 pub(crate) fn created(app: &App, domain: &Domain, sandbox: &Sandbox) -> Value {
     let mut view = json!({
-        "templateID": sandbox.template,
+        "templateID": template_id(sandbox),
         "sandboxID": sandbox.id.bare(),
         "clientID": CLIENT,
         "envdVersion": ENVD_VERSION,
@@ -67,10 +68,38 @@ pub(crate) fn created(app: &App, domain: &Domain, sandbox: &Sandbox) -> Value {
     view
 }
 
-/// The name of its template, if it was created by name.
-fn alias(sandbox: &Sandbox) -> Option<&str> {
+/// What it was made of: a snapshot, by its id, or a template.
+pub(crate) fn template_id(sandbox: &Sandbox) -> &str {
     let given = sandbox.spec.template.as_str();
-    (given != sandbox.template.as_str()).then_some(given)
+    match given.parse::<SnapshotId>() {
+        Ok(_) => given,
+        Err(_) => sandbox.template.as_str(),
+    }
+}
+
+/// The name of its template, if it was created by name. Tags are no part of it.
+fn alias(sandbox: &Sandbox) -> Option<String> {
+    let given = sandbox.spec.template.as_str();
+    (given != template_id(sandbox)).then(|| Name::of_stored(given).name)
+}
+
+/// The same, of one that was created by id: what else that is called now.
+pub(crate) async fn name_of_template(app: &App, caller: &Caller, sandbox: &Sandbox) -> Option<String> {
+    if let Some(alias) = alias(sandbox) {
+        return Some(alias);
+    }
+    let given = template_id(sandbox);
+    if given.parse::<SnapshotId>().is_ok() {
+        let snapshot = app.sandboxes.snapshot(caller, given).await.ok()?;
+        return snapshot.name.map(|name| Name::of_stored(&name).name);
+    }
+    let template = app.sandboxes.template(caller, given).await.ok()?;
+    let mut names = template.names.iter().map(|name| Name::of_stored(name));
+    let first = names
+        .clone()
+        .find(|name| name.tag.is_none())
+        .or_else(|| names.next());
+    first.map(|name| name.name)
 }
 
 /// One of a list.
@@ -90,7 +119,7 @@ pub(crate) fn listed(sandbox: &Sandbox) -> Value {
         (None, None) => NEVER.to_owned(),
     };
     let mut view = json!({
-        "templateID": sandbox.template,
+        "templateID": template_id(sandbox),
         "sandboxID": sandbox.id.bare(),
         "clientID": CLIENT,
         "startedAt": time(sandbox.created_at),
@@ -110,8 +139,11 @@ pub(crate) fn listed(sandbox: &Sandbox) -> Value {
 }
 
 /// All that is told of one.
-pub(crate) fn detail(app: &App, domain: &Domain, sandbox: &Sandbox) -> Value {
+pub(crate) fn detail(app: &App, domain: &Domain, sandbox: &Sandbox, alias: Option<String>) -> Value {
     let mut view = listed(sandbox);
+    if let Some(alias) = alias {
+        view["alias"] = alias.into();
+    }
     let extras = Extras::of(&sandbox.spec.labels).unwrap_or_default();
     view["domain"] = json!(domain.0);
     let (internet, allowed, denied) = network::shown(sandbox.spec.network.as_ref());

@@ -3,7 +3,7 @@
 use atoll_front::extract::At;
 use atoll_identity::Opens;
 use atoll_sandboxes::{CreateVolume, Volume};
-use atoll_types::GIB;
+use atoll_types::{Code, GIB};
 use axum::extract::{Json, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -14,7 +14,7 @@ use crate::App;
 use crate::auth::Auth;
 use crate::control::domain::Domain;
 use crate::control::read::Read;
-use crate::error::Answer;
+use crate::error::{Answer, Refusal};
 
 /// E2B's volumes have no size; ours are files with holes, so this costs nothing until it is used.
 const BYTES: u64 = 10 * GIB;
@@ -48,7 +48,12 @@ pub(crate) async fn create(
         name: request.name,
         bytes: BYTES,
     };
-    let volume = app.sandboxes.create_volume(&caller, request).await?;
+    let created = app.sandboxes.create_volume(&caller, request).await;
+    let volume = created.map_err(|fault| match fault.code {
+        // As there, where it is no conflict.
+        Code::NameTaken => Refusal::invalid(fault.to_string()),
+        _ => fault.into(),
+    })?;
     Ok((StatusCode::CREATED, Json(with_token(&app, &domain, &volume))).into_response())
 }
 

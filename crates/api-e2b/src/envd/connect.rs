@@ -248,6 +248,8 @@ impl From<Fault> for Error {
         let code = match fault.kind() {
             // The sandbox is there.
             _ if fault.code == atoll_types::Code::ServerDiskFull => Code::ResourceExhausted,
+            // E2B's agent takes the name of a user for a proof of who asks.
+            _ if fault.code == atoll_types::Code::NoSuchUserInSandbox => Code::Unauthenticated,
             FaultKind::Invalid => Code::InvalidArgument,
             FaultKind::Unauthenticated => Code::Unauthenticated,
             FaultKind::Forbidden => Code::PermissionDenied,

@@ -39,6 +39,19 @@ impl Call {
         }
     }
 
+    /// A path from the root on, for messages; as it was given where that cannot be told.
+    pub(crate) async fn whole(&self, path: &str) -> String {
+        let below = self.at(path).path;
+        let below = String::from_utf8_lossy(&below);
+        if below.starts_with('/') {
+            return below.into_owned();
+        }
+        match self.stat(self.at(".")).await {
+            Ok(base) => joined(&String::from_utf8_lossy(&base.path), &below),
+            Err(_) => path.to_owned(),
+        }
+    }
+
     pub(crate) async fn stat(&self, at: FilePath) -> Result<FileStat, Fault> {
         self.app
             .sandboxes
@@ -170,6 +183,17 @@ fn permissions(stat: &FileStat) -> String {
         }
     }
     text
+}
+
+/// A path below a directory, without parts that mean nothing.
+fn joined(base: &str, below: &str) -> String {
+    let parts = below.split('/').filter(|part| !matches!(*part, "" | "."));
+    let mut whole = base.trim_end_matches('/').to_owned();
+    for part in parts {
+        whole.push('/');
+        whole.push_str(part);
+    }
+    if whole.is_empty() { "/".to_owned() } else { whole }
 }
 
 #[cfg(test)]

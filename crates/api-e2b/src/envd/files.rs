@@ -114,37 +114,38 @@ fn acting(admitted: Admitted, username: Option<String>) -> Option<String> {
 }
 
 /// Mistakes in the words of the original.
-fn refusal(call: &Call, path: &str, fault: Fault) -> Refusal {
+async fn refusal(call: &Call, path: &str, fault: Fault) -> Refusal {
     match (fault.kind(), fault.code) {
-        (FaultKind::NotFound, _) if is_about_user(&fault) => {
+        (_, Code::NoSuchUserInSandbox) => {
             let user = call.user.as_deref().unwrap_or_default();
             Refusal::unauthorized(format!("error looking up user '{user}': {}", fault.message))
         }
-        (FaultKind::NotFound, _) => {
-            file_refusal(StatusCode::NOT_FOUND, format!("path '{path}' does not exist"))
-        }
+        (FaultKind::NotFound, _) => missing(call, path).await,
         (_, Code::IsADirectory) => {
+            let path = call.whole(path).await;
             file_refusal(StatusCode::BAD_REQUEST, format!("path '{path}' is a directory"))
         }
         _ => fault.into(),
     }
 }
 
-fn is_about_user(fault: &Fault) -> bool {
-    fault.message.contains("no user") || fault.message.contains("unknown user")
+async fn missing(call: &Call, path: &str) -> Refusal {
+    let path = call.whole(path).await;
+    file_refusal(StatusCode::NOT_FOUND, format!("path '{path}' does not exist"))
 }
 
 async fn read(call: &Call, path: String, headers: &HeaderMap) -> Answer<Response> {
     let (caller, id) = (&call.target.caller, &call.target.id);
     let found = call.stat(call.at(&path)).await;
-    let found = found.map_err(|fault| refusal(call, &path, fault))?;
+    let found = match found {
+        Ok(found) => found,
+        Err(fault) => return Err(refusal(call, &path, fault).await),
+    };
     let Some(leads) = call.resolve(&found).await? else {
-        return Err(file_refusal(
-            StatusCode::NOT_FOUND,
-            format!("path '{path}' does not exist"),
-        ));
+        return Err(missing(call, &path).await);
     };
     if leads.kind == EntryKind::Directory {
+        let path = call.whole(&path).await;
         return Err(file_refusal(
             StatusCode::BAD_REQUEST,
             format!("path '{path}' is a directory"),
@@ -160,9 +161,11 @@ async fn read(call: &Call, path: String, headers: &HeaderMap) -> Answer<Response
     let content = call
         .app
         .sandboxes
-        .read_file(caller, id, call.exactly(&leads.path), offset, length)
-        .await
-        .map_err(|fault| refusal(call, &path, fault))?;
+        .read_file(caller, id, call.exactly(&leads.path), offset, length);
+    let content = match content.await {
+        Ok(content) => content,
+        Err(fault) => return Err(refusal(call, &path, fault).await),
+    };
     let mut response = Body::from_stream(content.body).into_response();
     let out = response.headers_mut();
     let name = file_name(&found.path).replace(['"', '\\'], "_");
@@ -243,12 +246,10 @@ async fn write_one(
         write: WriteMode::InPlace,
         parents: true,
     };
-    let stat: FileStat = call
-        .app
-        .sandboxes
-        .write_file(caller, id, spec, body)
-        .await
-        .map_err(|fault| refusal(call, path, fault))?;
+    let stat: FileStat = match call.app.sandboxes.write_file(caller, id, spec, body).await {
+        Ok(stat) => stat,
+        Err(fault) => return Err(refusal(call, path, fault).await),
+    };
     let change = FileChange::SetAttributes {
         prefix: METADATA.to_owned(),
         attributes: attributes.to_vec(),

@@ -82,7 +82,7 @@ pub(crate) async fn serve(app: &App, target: &Target, request: Request) -> Respo
         "/health" => Ok(StatusCode::NO_CONTENT.into_response()),
         // A link may be signed instead, which says who acts. No header does, here.
         "/files" => files::serve(call, app, target, request).await,
-        _ => match admitted(app, target, &request) {
+        _ => match admitted(app, target, request.headers()) {
             Ok(()) => {
                 let call = call(auth::user(request.headers()));
                 match call.admit() {
@@ -101,6 +101,17 @@ pub(crate) fn is_health(path: &str) -> bool {
     path.trim_start_matches('/') == "health"
 }
 
+/// Whether a path is one that E2B's servers steer their agent by. Nobody else may, whatever they show.
+pub(crate) fn is_reserved(path: &str) -> bool {
+    const RESERVED: [&str; 6] = ["init", "freeze", "unfreeze", "collapse", "fsfreeze", "fsthaw"];
+    RESERVED.contains(&path.trim_start_matches('/'))
+}
+
+/// Whether what a request shows opens the agent.
+pub(crate) fn opens(app: &App, target: &Target, headers: &HeaderMap) -> bool {
+    admitted(app, target, headers).is_ok()
+}
+
 /// Whether a path is one that nobody but the agent has, or [its health](is_health).
 pub(crate) fn is_agents(path: &str) -> bool {
     let path = path.trim_start_matches('/');
@@ -110,34 +121,74 @@ pub(crate) fn is_agents(path: &str) -> bool {
 /// A request for a file that says nothing of the sandbox: its signature tells which, or the token that comes with it (older
 /// SDKs for JavaScript send nothing else).
 pub(crate) async fn serve_signed(app: &App, request: Request) -> Response {
-    let found = FileQuery::of(&request).map(|query| {
-        let signed = query.signed(request.method() != Method::GET);
-        let id = match shown(request.headers()).filter(|_| signed.signature.is_none()) {
-            Some(token) => whose(app, token),
-            None => signed.by().and_then(|by| {
-                app.sandboxes
-                    .find_living(|sandbox| by.matches(&app.identity.token(&Opens::Agent { sandbox })))
-            }),
-        };
-        (id, signed.signature.is_some())
-    });
-    match found {
-        Ok((Some(id), _)) => match Target::find(app, &id).await {
-            Some(target) if target.answers() => serve(app, &target, request).await,
+    let query = match FileQuery::of(&request) {
+        Ok(query) => query,
+        Err(refusal) => return any_origin(refusal.into_response()),
+    };
+    let signed = query.signed(request.method() != Method::GET);
+    let id = match (shown(request.headers()), signed.signature) {
+        (Some(token), None) => whose(app, token),
+        _ => match signer(app, &signed).await {
+            Ok(id) => id,
+            Err(refusal) => return any_origin(refusal.into_response()),
+        },
+    };
+    let is_signed = signed.signature.is_some();
+    match id {
+        Some(id) => match Target::find(app, &id).await {
+            Some(target) if target.answers(app) => serve(app, &target, request).await,
             Some(_) | None => edge::not_found(&id),
         },
-        Ok((None, true)) => any_origin(Refusal::unauthorized("invalid signature").into_response()),
-        Ok((None, false)) => {
-            any_origin(Refusal::unauthorized("missing signature query parameter").into_response())
-        }
-        Err(refusal) => any_origin(refusal.into_response()),
+        None if is_signed => any_origin(Refusal::unauthorized("invalid signature").into_response()),
+        None => any_origin(Refusal::unauthorized("missing signature query parameter").into_response()),
     }
 }
 
-/// Which sandbox an agent's token is of, for clients that say nothing else.
+/// How many links are held against the tokens of all sandboxes at once. Whoever knows the server's address may ask for that, so
+/// it never takes more than this of the machine; a client that names the sandbox in the link's host needs no search.
+const SEARCHES: usize = 2;
+
+/// The places for [such searches](SEARCHES).
+#[derive(Debug)]
+pub(crate) struct Searches(tokio::sync::Semaphore);
+
+impl Default for Searches {
+    fn default() -> Self {
+        Self(tokio::sync::Semaphore::new(SEARCHES))
+    }
+}
+
+impl Searches {
+    /// A place to be kept while one goes on, if there is one.
+    fn begin(&self) -> Option<tokio::sync::SemaphorePermit<'_>> {
+        self.0.try_acquire().ok()
+    }
+}
+
+/// Whose token a link was signed with. A signature does not tell, so each that lives is tried.
+async fn signer(app: &App, signed: &Signed<'_>) -> Answer<Option<SandboxId>> {
+    let Some(by) = signed.by() else {
+        return Ok(None);
+    };
+    let Some(_place) = app.searches.begin() else {
+        return Err(Refusal::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            "too many links that name no sandbox are being looked at; use one with the sandbox in its host",
+        ));
+    };
+    let searching = app.clone();
+    let found = tokio::task::spawn_blocking(move || {
+        let is_it = |sandbox: &SandboxId| by.matches(&searching.identity.token(&Opens::Agent { sandbox }));
+        searching.sandboxes.find_living(is_it)
+    });
+    found
+        .await
+        .map_err(|_| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "the search was interrupted"))
+}
+
+/// Which sandbox an agent's token is of, for clients that say nothing else: it says so itself.
 pub(crate) fn whose(app: &App, token: &str) -> Option<SandboxId> {
-    app.sandboxes
-        .find_living(|sandbox| app.identity.is_token(&Opens::Agent { sandbox }, token))
+    app.identity.sandbox_of_agent_token(token)
 }
 
 /// What the caller shows.
@@ -153,9 +204,9 @@ fn is_open(target: &Target) -> bool {
 }
 
 /// Whether the caller holds the agent's token, or needs none.
-fn admitted(app: &App, target: &Target, request: &Request) -> Answer<()> {
+fn admitted(app: &App, target: &Target, headers: &HeaderMap) -> Answer<()> {
     let opens = Opens::Agent { sandbox: &target.id };
-    match shown(request.headers()) {
+    match shown(headers) {
         Some(shown) if app.identity.is_token(&opens, shown) => Ok(()),
         _ if is_open(target) => Ok(()),
         shown => Err(auth::refused(
@@ -262,4 +313,37 @@ fn any_origin(mut response: Response) -> Response {
 /// As E2B's agent writes refusals of its file routes.
 fn file_refusal(status: StatusCode, message: impl Into<String>) -> Refusal {
     Refusal::new(status, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strangers_have_few_searches_at_a_time() {
+        let searches = Searches::default();
+        let begun: Vec<_> = (0..SEARCHES).map(|_| searches.begin()).collect();
+        assert!(begun.iter().all(Option::is_some));
+        assert!(searches.begin().is_none());
+        drop(begun);
+        assert!(searches.begin().is_some(), "those that are over have left");
+    }
+
+    #[test]
+    fn what_steers_the_agent_is_told_from_what_it_serves() {
+        for reserved in [
+            "/init",
+            "//init",
+            "/freeze",
+            "/unfreeze",
+            "/collapse",
+            "/fsfreeze",
+            "/fsthaw",
+        ] {
+            assert!(is_reserved(reserved), "{reserved}");
+        }
+        for served in ["/", "/health", "/files", "/init/x", "/process.Process/Start"] {
+            assert!(!is_reserved(served), "{served}");
+        }
+    }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use atoll_front::Refused;
 use atoll_sandboxes::{ExecSpec, Kept, Process, ProcessEvents, ProcessSaid, StartProcess, WhichProcess};
-use atoll_types::FaultKind;
+use atoll_types::{Code as FaultCode, FaultKind};
 use axum::extract::Request;
 use axum::http::HeaderMap;
 use axum::response::Response;
@@ -14,6 +14,8 @@ use futures_util::StreamExt as _;
 use prost::Message as _;
 
 use super::Call;
+use crate::control::template_id;
+
 use super::connect::{self, Code, Error, Kind};
 use super::events::told;
 use super::messages::{
@@ -117,14 +119,11 @@ async fn start(
     let kept = pay(call, &config)?;
     let pty = request.pty.as_ref().and_then(size);
     let deadline = connect::timeout(headers);
+    let (cwd, user) = directory(call, config.cwd.as_deref().unwrap_or_default()).await?;
     let spec = ExecSpec {
         env: environment(call, &config.envs),
-        cwd: config
-            .cwd
-            .clone()
-            .filter(|cwd| !cwd.is_empty())
-            .map(String::into_bytes),
-        user: call.user.clone(),
+        cwd,
+        user,
         pty,
         // Old clients say nothing and may write.
         stdin: pty.is_none() && request.stdin.unwrap_or(true),
@@ -139,17 +138,49 @@ async fn start(
     };
     let (caller, id) = (&call.target.caller, &call.target.id);
     let started = call.app.processes.start(caller, id, request).await;
-    let events = started.map_err(|fault| match fault.kind() {
-        FaultKind::NotFound if fault.message.contains("user") => Error::new(
+    let events = started.map_err(|fault| match (fault.code, fault.kind()) {
+        (FaultCode::NoSuchUserInSandbox, _) => Error::new(
             Code::Unauthenticated,
             format!("invalid username: '{}'", call.user.as_deref().unwrap_or_default()),
         ),
         // A program or a directory that is not there is a mistake in the request.
-        FaultKind::NotFound | FaultKind::Forbidden => Error::invalid(fault.to_string()),
+        (_, FaultKind::NotFound | FaultKind::Forbidden) => Error::invalid(fault.to_string()),
         _ => fault.into(),
     })?;
     // The agent ends it when its time is over; its last word says so.
     Ok(follow(kind, headers, pty.is_some(), events, None))
+}
+
+/// Where a process starts, and as whom. As E2B has it, what is not absolute is below the user's home, which `~` stands for; what
+/// is not said is the template's directory.
+async fn directory(call: &Call, given: &str) -> Result<(Option<Vec<u8>>, Option<String>), Error> {
+    let Some(below) = below_home(given)? else {
+        let absolute = Some(given.as_bytes().to_vec()).filter(|path| !path.is_empty());
+        return Ok((absolute, call.user.clone()));
+    };
+    // The agent starts at a home for those that are named alone.
+    let named = call.user.clone().filter(|user| !user.is_empty());
+    let user = match named {
+        Some(user) => user,
+        None => call.app.sandboxes.user_of(&call.target.sandbox.template)?,
+    };
+    Ok((Some(below.as_bytes().to_vec()), Some(user)))
+}
+
+/// The part of a path that is below a home; `None`: it is absolute, or empty.
+fn below_home(given: &str) -> Result<Option<&str>, Error> {
+    let below = match given.strip_prefix('~') {
+        None if given.is_empty() || given.starts_with('/') => return Ok(None),
+        None => given,
+        Some(rest) if rest.is_empty() || rest.starts_with('/') => rest.trim_start_matches('/'),
+        Some(_) => {
+            return Err(Error::invalid(format!(
+                "`cwd` is {}: the home of a user cannot be named this way",
+                given.escape_default()
+            )));
+        }
+    };
+    Ok(Some(if below.is_empty() { "." } else { below }))
 }
 
 /// Lets the sandbox pay for what is remembered of a process.
@@ -184,7 +215,7 @@ fn environment(call: &Call, envs: &std::collections::HashMap<String, String>) ->
     let own = [
         ("E2B_SANDBOX", "true".to_owned()),
         ("E2B_SANDBOX_ID", call.target.id.bare().to_owned()),
-        ("E2B_TEMPLATE_ID", call.target.sandbox.template.to_string()),
+        ("E2B_TEMPLATE_ID", template_id(&call.target.sandbox).to_owned()),
     ];
     let own = own.into_iter().map(|(name, value)| (name.to_owned(), value));
     own.chain(envs.iter().map(|(name, value)| (name.clone(), value.clone())))
@@ -327,4 +358,27 @@ async fn stream_input(call: &Call, kind: Kind, body: axum::body::Body) -> Result
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_absolute_is_below_a_home() {
+        for (given, below) in [
+            ("", None),
+            ("/", None),
+            ("/srv/~", None),
+            ("~", Some(".")),
+            ("~/", Some(".")),
+            ("~/x/y", Some("x/y")),
+            ("~//x", Some("x")),
+            ("x", Some("x")),
+            ("../x", Some("../x")),
+        ] {
+            assert_eq!(below_home(given).unwrap(), below, "{given}");
+        }
+        assert_eq!(below_home("~root/x").unwrap_err().code, Code::InvalidArgument);
+    }
 }

@@ -74,7 +74,7 @@ fn what_cannot_be_started_is_explained() {
             user: Some("nobody-here".to_owned()),
             ..exec("c", &["true"])
         },
-        FailureKind::Invalid,
+        FailureKind::NoSuchUser,
         "no such user: nobody-here",
     );
     check(

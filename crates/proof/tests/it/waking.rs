@@ -100,16 +100,17 @@ async fn every_door_of_e2b_wakes_what_asks_for_it(server: &Server) {
         let method = body.as_ref().map_or(Method::GET, |_| Method::POST);
         to_port(&sandbox, 49983, method, path, headers, body).await
     };
-    // Asking whether it runs, and knocking without the key, wake nothing.
+    // Knocking without the key wakes nothing.
     pause(&sandbox).await;
-    agent("/health", &shown, None).await;
-    agent("/files?path=/etc/hostname", &[], None).await;
+    agent("/health", &[], None).await.expect(403);
+    agent("/files?path=/etc/hostname", &[], None).await.expect(401);
     assert_eq!(sandbox.state().await, "paused");
 
     sandbox.ask("/resume", json!({"timeout_ms": 60_000})).await.ok();
-    for door in ["files", "processes", "directories", "port"] {
+    for door in ["health", "files", "processes", "directories", "port"] {
         pause(&sandbox).await;
         match door {
+            "health" => agent("/health", &shown, None).await.expect(204),
             "files" => agent("/files?path=/etc/hostname", &shown, None).await.expect(200),
             "processes" => agent("/process.Process/List", &shown, Some(json!({})))
                 .await

@@ -13,5 +13,6 @@
 mod e2b;
 mod e2b_templates;
 mod e2b_versions;
+mod e2b_wire;
 mod examples;
 mod temporal;

@@ -75,6 +75,9 @@ def commands(sandbox):
     error = raises(CommandExitException, lambda: run("exit 3"))
     assert error.exit_code == 3
     assert run("pwd", cwd="/tmp").stdout == "/tmp\n"
+    assert run("pwd", cwd="~").stdout == "/home/user\n"
+    raises(e2b.InvalidArgumentException, lambda: run("pwd", cwd="~/missing"))
+    raises(e2b.AuthenticationException, lambda: run("pwd", user="nobody-here"))
     assert run("id -un", user="root").stdout == "root\n"
     seen = []
     run("printf a; printf b >&2", on_stdout=seen.append, on_stderr=seen.append)
@@ -176,7 +179,8 @@ def auto_pause(sandbox):
     sleepy.files.write("x", "1")
     sleepy.set_timeout(0)
     deadline = time.time() + 30
-    while sleepy.is_running() and time.time() < deadline:
+    # Not `is_running`: that is a request like any other, and wakes it.
+    while sleepy.get_info().state != SandboxState.PAUSED and time.time() < deadline:
         time.sleep(0.1)
     assert sleepy.get_info().state == SandboxState.PAUSED
     assert sleepy.files.read("x") == "1", "a use wakes it"
