@@ -33,6 +33,10 @@ pub enum Error {
     NotFound { wanted: String },
     #[error("template `{id}` is in use{by}; kill those sandboxes first")]
     InUse { id: String, by: String },
+    #[error(
+        "the template's environment, commands and settings take {bytes} bytes, and may take {most}; put large values into files"
+    )]
+    TooMuchSaid { bytes: usize, most: usize },
     #[error("the template store is damaged: {why}; rebuild the template")]
     Damaged { why: String },
     #[error("`{program}` is needed to {purpose} but was not found; install it with `{install}`")]

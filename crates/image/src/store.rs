@@ -44,6 +44,9 @@ use crate::oci::{Bound, Reach};
 use crate::progress::Job;
 use crate::tree::{Limits, Tree};
 
+/// What may be said of a template beside its image, as JSON: lists of templates hold thousands of these.
+const MOST_MANIFEST: usize = 64 * 1024;
+
 /// The templates as everybody sees them, or, of [`Templates::of`], as a project does. Cheap to clone. All methods do file
 /// work: call them from a thread that may block.
 #[derive(Debug, Clone)]
@@ -254,10 +257,11 @@ impl Templates {
         let blob = self.blob_path(digest);
         let size_bytes = fs::metadata(&blob).doing("read the size of", &blob)?.len();
         let id = template_id(digest, recipe)?;
-        // Before the manifest: a template is somebody's from its first moment on.
-        self.own(&id, now)?;
         let manifest = match self.known(&id)? {
-            Some(known) => known,
+            Some(known) => {
+                self.own(&id, now)?;
+                known
+            }
             None => {
                 let manifest = TemplateManifest {
                     id,
@@ -277,6 +281,14 @@ impl Templates {
                 let json = serde_json::to_vec_pretty(&manifest).map_err(|error| Error::Damaged {
                     why: format!("a manifest cannot be written: {error}"),
                 })?;
+                if json.len() > MOST_MANIFEST {
+                    return Err(Error::TooMuchSaid {
+                        bytes: json.len(),
+                        most: MOST_MANIFEST,
+                    });
+                }
+                // Before the manifest: a template is somebody's from its first moment on.
+                self.own(&manifest.id, now)?;
                 self.write_file(Path::new("manifests"), &format!("{}.json", manifest.id), &json)?;
                 manifest
             }

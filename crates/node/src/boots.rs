@@ -10,6 +10,8 @@ use atoll_turns::{Turn, Turns};
 use atoll_types::{InstanceId, ProjectId};
 use tokio_util::sync::CancellationToken;
 
+use crate::local::CROWD;
+
 /// Whose boot it is; `None`: the node's own, for a pool.
 type Whose = Option<ProjectId>;
 
@@ -20,10 +22,9 @@ pub(crate) struct Boots {
 }
 
 impl Boots {
-    /// Twice as many in all as of one project, so that no project waits for another one alone.
     pub(crate) fn new(of_one: usize) -> Self {
         Self {
-            turns: Turns::new(of_one, 2 * of_one),
+            turns: Turns::new(of_one, CROWD * of_one),
             waiting: Mutex::default(),
         }
     }

@@ -184,7 +184,7 @@ impl LocalNode {
                 no_cache,
                 network,
             } => {
-                let stand_in = self.stand_in(project, network.clone());
+                let stand_in = self.stand_in(project.clone(), network.clone());
                 let options = DockerfileOptions {
                     name: request.name,
                     context,
@@ -197,7 +197,7 @@ impl LocalNode {
                     login,
                     now: self.now(),
                 };
-                let steps = Steps::new(self, stand_in);
+                let steps = Steps::new(self, stand_in, project);
                 let built = templates.build_dockerfile(options, &steps, progress).await;
                 refused = steps.refused();
                 user_is_missing = steps.user_is_missing();

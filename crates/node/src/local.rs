@@ -9,10 +9,11 @@ use atoll_image::Templates;
 use atoll_lifecycle::{Missing, Tier};
 use atoll_runtime::probe::{Probe, Verdict};
 use atoll_runtime::{Instance, Runtime, Runtimes, SaveSource};
-use atoll_types::{Fault, InstanceId, Isolation, SnapshotId, TemplateManifest, Timestamp};
+use atoll_turns::Turns;
+use atoll_types::{Fault, InstanceId, Isolation, ProjectId, SnapshotId, TemplateManifest, Timestamp};
 use atoll_vault::Vault;
 use atoll_volumes::Volumes;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -57,8 +58,8 @@ pub(crate) struct Inner {
     /// State that was captured, until it is released.
     captured: Mutex<BTreeMap<SnapshotId, Arc<dyn SaveSource>>>,
     pub(crate) boots: Boots,
-    /// Instances of builds under way.
-    pub(crate) builds: Arc<Semaphore>,
+    /// Instances of builds under way, of each project.
+    pub(crate) builds: Turns<ProjectId>,
     pub(crate) events: mpsc::Sender<Event>,
     /// Until somebody listens.
     unheard: Mutex<Option<mpsc::Receiver<Event>>>,
@@ -106,7 +107,7 @@ impl LocalNode {
                 held: Mutex::default(),
                 captured: Mutex::default(),
                 boots: Boots::new(boots_at_once()),
-                builds: Arc::new(Semaphore::new(boots_at_once())),
+                builds: Turns::new(boots_at_once(), CROWD * boots_at_once()),
                 events,
                 unheard: Mutex::new(Some(unheard)),
                 tasks: TaskTracker::new(),
@@ -190,6 +191,10 @@ impl Offer {
             .collect()
     }
 }
+
+/// So many projects have to take all of their own places before others wait. Whoever lets a guest take its time holds a place and
+/// waits, so that more at once than there are processors for are no more work.
+pub(crate) const CROWD: usize = 8;
 
 fn boots_at_once() -> usize {
     std::thread::available_parallelism().map_or(4, |cores| 2 * cores.get())

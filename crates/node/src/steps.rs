@@ -14,9 +14,9 @@ use atoll_guest_protocol::{CommandState, Configure, Exec, FailureKind, Message, 
 use atoll_image::{BuildSandbox, Exported, Output, RunCommand, StepRunner};
 use atoll_runtime::channel::{ChannelError, Incoming};
 use atoll_runtime::{Instance, InstanceSpec};
-use atoll_types::{CommandId, InstanceId, Isolation, SandboxSpec};
+use atoll_turns::Turn;
+use atoll_types::{CommandId, InstanceId, Isolation, ProjectId, SandboxSpec};
 use tokio::io::AsyncWriteExt as _;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
 use crate::local::Held;
@@ -36,15 +36,18 @@ pub(crate) struct Steps {
     node: LocalNode,
     /// As whom they are known at the way out.
     stand_in: StandIn,
+    /// Who builds.
+    project: ProjectId,
     /// Whether one of them could not run because its user is not there.
     user_is_missing: Arc<AtomicBool>,
 }
 
 impl Steps {
-    pub(crate) fn new(node: &LocalNode, stand_in: StandIn) -> Self {
+    pub(crate) fn new(node: &LocalNode, stand_in: StandIn, project: ProjectId) -> Self {
         Self {
             node: node.clone(),
             stand_in,
+            project,
             user_is_missing: Arc::default(),
         }
     }
@@ -72,11 +75,9 @@ impl StepRunner for Steps {
         };
         let admitted = atoll_lifecycle::admit(spec, &node.settings().limits, &node.tiers())
             .map_err(|fault| fault.to_string())?;
-        // A build has one at a time, and counts as one sandbox of its project. The machine has not room for those of all.
-        let turn = Arc::clone(&node.inner.builds)
-            .acquire_owned()
-            .await
-            .map_err(|_| "the server is stopping".to_owned())?;
+        // A build has one at a time, and counts as one sandbox of its project. A step may take hours, so a project waits for
+        // its own alone.
+        let turn = node.inner.builds.take(&self.project).await;
         let id: InstanceId = entropy::id();
         let held = node.hold(id.clone());
         let spec = InstanceSpec {
@@ -92,9 +93,7 @@ impl StepRunner for Steps {
         let network = node
             .guest_network(admission.as_ref())
             .map_err(|fault| fault.to_string())?;
-        let whose = admission
-            .as_ref()
-            .map(|admission| admission.tenant.project.clone());
+        let whose = Some(self.project.clone());
         let instance = node
             .start_instance(admitted.isolation, spec, whose, admission)
             .await
@@ -128,7 +127,7 @@ struct Step {
     isolation: Isolation,
     instance: Option<(Instance, Held)>,
     user_is_missing: Arc<AtomicBool>,
-    _turn: OwnedSemaphorePermit,
+    _turn: Turn,
 }
 
 impl Step {

@@ -74,7 +74,12 @@ fn the_page_of_rights_is_the_committed_one() {
     for (action, (roles, scopes, routes)) in actions {
         let (roles, scopes) = (roles.replace(' ', ", "), scopes.replace(' ', ", "));
         let scopes = scopes.replace("any, scope", "any");
-        writeln!(text, "| `{action}` | {roles} | {scopes} | {} |", routes.join(", ")).unwrap();
+        writeln!(
+            text,
+            "| `{action}` | {roles} | {scopes} | {} |",
+            routes.join(", ")
+        )
+        .unwrap();
     }
     settle("docs/rights.md", &text);
 }

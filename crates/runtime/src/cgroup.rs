@@ -413,7 +413,8 @@ fn write(file: &Path, value: impl std::fmt::Display) -> Result<(), CgroupError> 
     };
     let flags = rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::CLOEXEC;
     let fd = rustix::fs::open(file, flags, rustix::fs::Mode::empty()).map_err(fail)?;
-    rustix::io::write(&fd, text.as_bytes()).map_err(fail)?;
+    // Lowering a limit of memory takes as long as reclaiming it does, and any signal breaks that off.
+    rustix::io::retry_on_intr(|| rustix::io::write(&fd, text.as_bytes())).map_err(fail)?;
     Ok(())
 }
 

@@ -226,7 +226,7 @@ impl Sandboxes {
                 .await
                 .map_err(|e| disk("writing the artifact", &e))?;
         }
-        file.sync_all()
+        settle(&mut file)
             .await
             .map_err(|e| disk("writing the artifact", &e))?;
         Ok((temporary, hex::encode(hasher.finalize()), size))
@@ -235,6 +235,13 @@ impl Sandboxes {
     fn content_path(&self, digest: &str) -> PathBuf {
         self.artifact_dir().join(digest)
     }
+}
+
+/// Waits until everything is on the disk. A write is done in the background, and how the last one went is told by `flush` alone:
+/// `sync_all` would say that what was written is safe, of however little that is.
+async fn settle(file: &mut tokio::fs::File) -> std::io::Result<()> {
+    file.flush().await?;
+    file.sync_all().await
 }
 
 /// A file that is removed unless it was renamed away.
@@ -302,5 +309,19 @@ fn view(row: ArtifactRow) -> Artifact {
         size_bytes: row.size,
         created_at: row.created_at,
         expires_at: row.expires_at,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_disk_that_is_full_at_the_last_write_is_told() {
+        let full = tokio::fs::OpenOptions::new().write(true).open("/dev/full").await;
+        let mut full = full.unwrap();
+        full.write_all(b"all of it").await.unwrap();
+        let told = settle(&mut full).await.unwrap_err();
+        assert_eq!(told.kind(), std::io::ErrorKind::StorageFull);
     }
 }

@@ -228,9 +228,11 @@ impl Templates {
         let _lock = self.lock()?;
         let before = self.images()?;
         let mut pruned = Pruned::default();
+        // Read once: a project may have thousands of both, and everybody waits for the lock.
+        let named: BTreeSet<TemplateId> = self.names(&self.space)?.into_values().collect();
         for id in self.ids(&self.space)? {
-            if self.names_of(&self.space, &id)?.is_empty() && !needed.here.contains(&id) {
-                self.disown(&self.space, &id)?;
+            if !named.contains(&id) && !needed.here.contains(&id) {
+                self.remove_file(&self.space.owned(), id.as_str())?;
                 pruned.templates.push(id);
             }
         }

@@ -458,3 +458,18 @@ fn half_a_publication_is_nobody_elses() {
         (0, 0)
     );
 }
+
+#[test]
+fn what_is_said_of_a_template_is_bounded_and_nothing_is_left_of_one_that_says_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Templates::open(dir.path()).unwrap();
+    let plain = add(&store, "a", "root", Some("plain"));
+    let large = Recipe {
+        env: BTreeMap::from([("A".into(), "x".repeat(MOST_MANIFEST))]),
+        ..recipe("root")
+    };
+    let refused = store.add_blob(&plain.digest, &large, Some("large"), Timestamp(1));
+    assert!(matches!(refused, Err(Error::TooMuchSaid { .. })), "{refused:?}");
+    assert!(store.inspect("large").is_err());
+    assert_eq!(store.list().unwrap().len(), 1);
+}
