@@ -93,32 +93,32 @@ impl LimitsTable {
             (
                 "buffered_per_project",
                 limits.memory.project == 0,
-                Self::follows("buffered", self.buffered_per_project),
+                Self::follows("buffered", self.buffered_per_project.as_ref()),
             ),
             (
                 "buffered_per_sandbox",
                 limits.memory.sandbox == 0,
-                Self::follows("buffered", self.buffered_per_sandbox),
+                Self::follows("buffered", self.buffered_per_sandbox.as_ref()),
             ),
             (
                 "strangers",
                 limits.connections.strangers == 0,
-                Self::follows("connections", self.strangers),
+                Self::follows("connections", self.strangers.as_ref()),
             ),
             (
                 "strangers_per_address",
                 limits.connections.address == 0,
-                Self::follows("connections", self.strangers_per_address),
+                Self::follows("connections", self.strangers_per_address.as_ref()),
             ),
             (
                 "connections_per_project",
                 limits.connections.project == 0,
-                Self::follows("connections", self.connections_per_project),
+                Self::follows("connections", self.connections_per_project.as_ref()),
             ),
             (
                 "connections_per_sandbox",
                 limits.connections.sandbox == 0,
-                Self::follows("connections", self.connections_per_sandbox),
+                Self::follows("connections", self.connections_per_sandbox.as_ref()),
             ),
             ("head_timeout", wait.head.is_zero(), None),
             ("idle_timeout", wait.idle.is_zero(), None),
@@ -139,7 +139,7 @@ impl LimitsTable {
     }
 
     /// Which key a limit that is not set itself follows from.
-    fn follows<T>(from: &'static str, own: Option<T>) -> Option<&'static str> {
+    fn follows<T>(from: &'static str, own: Option<&T>) -> Option<&'static str> {
         own.is_none().then_some(from)
     }
 }
