@@ -45,6 +45,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
+use std::time::Duration;
 
 use atoll_types::InstanceId;
 use rustix::fs::FlockOperation;
@@ -110,6 +111,22 @@ enum Namespace {
     InUse,
 }
 
+/// Takes the lock, waiting a moment for a server that was just killed: a process that it had forked and that has not started its
+/// program yet holds it, too. A server that gave up at once would let its sandboxes reach nothing for as long as it lives.
+async fn lock_soon(lock: &File) -> bool {
+    const TRIES: u32 = 200;
+    const PAUSE: Duration = Duration::from_millis(50);
+    for attempt in 0..TRIES {
+        if attempt > 0 {
+            tokio::time::sleep(PAUSE).await;
+        }
+        if rustix::fs::flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            return true;
+        }
+    }
+    false
+}
+
 impl Links {
     /// Opens the gateway, which is made if there is none, takes over the links of running instances and removes others.
     pub async fn start(config: LinksConfig) -> Result<(Self, Sockets)> {
@@ -121,8 +138,9 @@ impl Links {
             fs::create_dir_all(&state_dir).doing(|| format!("making {}", state_dir.display()))?;
             let path = state_dir.join("lock");
             let lock = File::create(&path).doing(|| format!("making {}", path.display()))?;
-            rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)
-                .map_err(|_| Error::InUse(state_dir.display().to_string()))?;
+            if !lock_soon(&lock).await {
+                return Err(Error::InUse(state_dir.display().to_string()));
+            }
             lock
         };
         let (jobs, queue) = mpsc::channel();

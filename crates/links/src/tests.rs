@@ -652,3 +652,15 @@ async fn a_flood_takes_no_place_that_a_neighbour_needs() {
     place.links.release(&instance(2)).await.unwrap();
     place.close().await;
 }
+
+#[tokio::test]
+async fn what_a_killed_server_still_holds_is_waited_for() {
+    let dir = TempDir::new().unwrap();
+    let open = || File::create(dir.path().join("lock")).unwrap();
+    let held = open();
+    assert!(lock_soon(&held).await);
+    let next = open();
+    // Tried once before the other lets go.
+    let (taken, ()) = tokio::join!(biased; lock_soon(&next), async { drop(held) });
+    assert!(taken);
+}
