@@ -87,7 +87,12 @@ impl Sandboxes {
             }
             if row.record.state != going {
                 self.check_storage(&cell.project).await?;
-                break self.attempt(cell, input).await?;
+                match self.attempt(cell, input.clone()).await {
+                    Ok(reply) => break reply,
+                    // Somebody else with the same wish was faster.
+                    Err(_) if [going, rested].contains(&cell.last_seen().record.state) => continue,
+                    Err(fault) => return Err(fault),
+                }
             }
             // Without one that was over between the two looks.
             if let Some(reply) = cell.reply(&row) {
