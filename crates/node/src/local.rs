@@ -192,8 +192,8 @@ impl Offer {
     }
 }
 
-/// So many projects have to take all of their own places before others wait. Whoever lets a guest take its time holds a place and
-/// waits, so that more at once than there are processors for are no more work.
+/// So many projects have to take all of their own places before others wait. A place is mostly held while its guest is waited for,
+/// so more places than processors cost little.
 pub(crate) const CROWD: usize = 8;
 
 fn boots_at_once() -> usize {
