@@ -137,7 +137,9 @@ impl Run {
     }
 
     fn schedule(&mut self, now: Nanos, speculative: bool) {
-        if !self.is_running() || self.holding || self.state.first_task_at > now {
+        // Only the first task waits for that time: where the clock was set back since, the run would wait for it again.
+        let too_early = self.awaits_first_task() && self.state.first_task_at > now;
+        if !self.is_running() || self.holding || too_early {
             return;
         }
         if let Some(task) = &self.state.task {

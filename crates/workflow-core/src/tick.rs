@@ -1,7 +1,12 @@
 //! What time brings. There is one deadline per run, the soonest of all that is pending; whoever keeps the time calls
 //! [`Run::tick`] when it has come, early or late, once or twice.
+//!
+//! Time may go back, between two servers. Timers, delays and the end of a run are points in time, and stay where they are. What
+//! a worker is given is a length of time, counted from when it began; if that has not come yet, it is counted from now
+//! ([`Run::set_back`]), so that nobody waits for a worker as long as the clock was wrong.
 
 use crate::run::{Run, Turn};
+use crate::state::{Activity, WorkflowTask};
 use crate::time::{Nanos, earlier, is_due};
 use crate::words::{Event, history};
 
@@ -17,7 +22,7 @@ impl Run {
                 soonest = earlier(soonest, task.started_at.saturating_add(task.timeout));
             }
             Some(task) => soonest = earlier(soonest, task.start_by),
-            None if self.state.last_completed_id == 0 && self.last_task_event_missing() => {
+            None if self.state.last_completed_id == 0 && self.awaits_first_task() => {
                 soonest = earlier(soonest, self.state.first_task_at);
             }
             None => {}
@@ -32,8 +37,30 @@ impl Run {
     }
 
     /// The first workflow task has not been scheduled: the run waits for its time.
-    fn last_task_event_missing(&self) -> bool {
+    pub(crate) fn awaits_first_task(&self) -> bool {
         self.state.task.is_none() && self.state.last_started_id == 0 && self.state.next_stamp == 0
+    }
+
+    /// Something that is waited for began later than now: the clock was set back since.
+    pub fn is_ahead(&self, now: Nanos) -> bool {
+        let task = self.state.task.as_ref();
+        self.is_running()
+            && (task.is_some_and(|task| task.latest() > now)
+                || self
+                    .state
+                    .activities
+                    .values()
+                    .any(|activity| activity.latest() > now))
+    }
+
+    /// Counts from now what began later than that.
+    pub fn set_back(&mut self, now: Nanos) {
+        if let Some(task) = &mut self.state.task {
+            task.set_back(now);
+        }
+        for activity in self.state.activities.values_mut() {
+            activity.set_back(now);
+        }
     }
 
     /// Does what has become due. Does nothing if nothing has.
@@ -46,7 +73,7 @@ impl Run {
             self.time_out(turn);
             return;
         }
-        if self.last_task_event_missing() && self.state.first_task_at <= turn.now {
+        if self.awaits_first_task() && self.state.first_task_at <= turn.now {
             self.schedule_task(turn.now);
         }
         if let Some(task) = self.state.task.clone() {
@@ -81,6 +108,52 @@ impl Run {
                 }),
             );
             self.schedule_task(turn.now);
+        }
+    }
+}
+
+impl WorkflowTask {
+    fn latest(&self) -> Nanos {
+        self.scheduled_at.max(self.started_at)
+    }
+
+    fn set_back(&mut self, now: Nanos) {
+        let by = self.scheduled_at.saturating_sub(now).max(0);
+        if self.start_by != 0 {
+            self.start_by -= by;
+        }
+        self.scheduled_at -= by;
+        self.started_at = self.started_at.min(now);
+    }
+}
+
+impl Activity {
+    fn latest(&self) -> Nanos {
+        // One that is on its queue was due when it was put there; another may be meant for later.
+        let due = if self.dispatched { self.due_at } else { 0 };
+        [
+            self.scheduled_at,
+            self.started_at,
+            self.heartbeat_at,
+            self.attempt_ended_at,
+        ]
+        .into_iter()
+        .fold(due, Nanos::max)
+    }
+
+    fn set_back(&mut self, now: Nanos) {
+        let since = self.scheduled_at.max(self.attempt_ended_at);
+        self.due_at -= since.saturating_sub(now).max(0);
+        if self.dispatched {
+            self.due_at = self.due_at.min(now);
+        }
+        for at in [
+            &mut self.scheduled_at,
+            &mut self.started_at,
+            &mut self.heartbeat_at,
+            &mut self.attempt_ended_at,
+        ] {
+            *at = (*at).min(now);
         }
     }
 }

@@ -661,6 +661,7 @@ impl Locked {
                 let write = write(
                     &self.engine.inner.options.limits,
                     slot,
+                    self.now,
                     is_current || unknown && slot.is_new,
                 );
                 let events = write.events.as_ref().map_or(0, |(_, body)| body.len());
@@ -735,7 +736,7 @@ impl Locked {
     }
 }
 
-fn write(limits: &Limits, slot: &mut Slot, is_current: bool) -> WorkflowRunWrite {
+fn write(limits: &Limits, slot: &mut Slot, now: i64, is_current: bool) -> WorkflowRunWrite {
     let run = &slot.run;
     let search = match slot.search.take() {
         Some(known) if known.0 == run.search_changes => known,
@@ -779,6 +780,7 @@ fn write(limits: &Limits, slot: &mut Slot, is_current: bool) -> WorkflowRunWrite
         is_open: run.is_running() || !state.outbox.is_empty(),
         is_ready: run.is_ready(),
         deadline: (deadline != 0).then_some(deadline),
+        written_at: now,
         events: unsaved.first().map(|first| {
             let batch = History {
                 events: unsaved.to_vec(),

@@ -92,8 +92,17 @@ impl Engine {
         let run_id = locked.resolve(run_id).await?;
         let now = locked.now();
         let slot = locked.slot(&run_id)?;
-        let deadline = slot.run.deadline();
         slot.rearm(0);
+        // The engine's time has gone back, which it does at a start alone.
+        if slot.run.is_ahead(now) {
+            locked.decide(&run_id, |slot, turn| {
+                slot.run.set_back(turn.now);
+                Ok(())
+            })?;
+            return locked.commit().await;
+        }
+        let slot = locked.slot(&run_id)?;
+        let deadline = slot.run.deadline();
         if deadline == 0 {
             return Ok(());
         }

@@ -54,7 +54,7 @@ mod workers;
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_store::WorkflowStore;
+use atoll_store::{OpenWorkflowRun, WorkflowStore};
 use atoll_workflow_core::{Limits, Nanos};
 use tokio_util::sync::CancellationToken;
 
@@ -100,6 +100,8 @@ pub struct Options {
     pub project: String,
     /// How long closed runs of those are kept.
     pub retention: Duration,
+    /// The machine's clock, in nanoseconds since 1970.
+    pub wall: fn() -> Nanos,
 }
 
 impl Default for Options {
@@ -115,6 +117,7 @@ impl Default for Options {
             namespaces: vec!["default".to_owned()],
             project: String::new(),
             retention: Duration::from_secs(72 * 3600),
+            wall: time::wall,
         }
     }
 }
@@ -149,7 +152,9 @@ impl Engine {
         let schedules = Schedules::load(&*store).await?;
         let approvals = Approvals::load(&*store).await?;
         let batches = Batches::load(&*store).await?;
-        let time = time::Time::load(&*store).await?;
+        let open = store.open_workflow_runs().await.map_err(unavailable)?;
+        let written = open.iter().map(|run| run.written_at).max();
+        let time = time::Time::load(&*store, options.wall, written).await?;
         let engine = Self {
             inner: Arc::new(Inner {
                 store,
@@ -167,7 +172,7 @@ impl Engine {
                 stop: CancellationToken::new(),
             }),
         };
-        engine.resume().await?;
+        engine.resume(open).await?;
         engine.resume_batches(None);
         tokio::spawn(engine.clone().keep_time());
         tokio::spawn(engine.clone().keep_schedules());
@@ -192,12 +197,14 @@ impl Engine {
     }
 
     /// Puts back what a restart has taken out of memory. A workflow stays there no longer than there is room.
-    async fn resume(&self) -> Result<(), Refusal> {
-        let open = self.inner.store.open_workflow_runs().await.map_err(unavailable)?;
+    async fn resume(&self, open: Vec<OpenWorkflowRun>) -> Result<(), Refusal> {
+        let now = self.now();
         for run in open {
             let key = cells::Key::new(&run.namespace, &run.workflow_id);
             if let Some(deadline) = run.deadline {
-                self.inner.clock.arm(deadline, &key, &run.run_id);
+                // One that was written later than now is looked at now: its deadline may be wrong.
+                let at = if run.written_at > now { now } else { deadline };
+                self.inner.clock.arm(at, &key, &run.run_id);
             }
             if !run.is_ready {
                 continue;

@@ -1,9 +1,10 @@
 //! The time of the engine: the machine's, but never going back, and never standing still.
 //!
 //! Where the machine's clock is set back, what waits for a timer must not wait for the machine to come there again. So time goes on,
-//! a little slower than it passes, until the machine's clock has caught up. While it is ahead it is written down, so that a
-//! restart does not turn it back either: what was about to be due would wait as long as the clock was wrong. More than a
-//! day ahead is not carried over: then a restart is how the right time comes back.
+//! a little slower than it passes, until the machine's clock has caught up. Every run says when it was written, and while the time
+//! is ahead it is written down by itself, so that a restart does not turn it back either: what was about to be due would wait as
+//! long as the clock was wrong. More than a day ahead is not carried over: then a restart is how the right time comes back, and
+//! what workers have is counted from then on (`Run::set_back`).
 
 use parking_lot::Mutex;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -15,38 +16,50 @@ use crate::{Refusal, unavailable};
 
 const KIND: &str = "time";
 const SECOND: Nanos = 1_000_000_000;
-/// How far ahead is worth to be written down, and is carried over.
-const CARRIED: std::ops::RangeInclusive<Nanos> = SECOND..=24 * 3600 * SECOND;
+/// How far ahead is carried over, and from where on it is worth to be written down.
+const CARRIED: std::ops::RangeInclusive<Nanos> = 1..=24 * 3600 * SECOND;
+const WRITTEN: std::ops::RangeInclusive<Nanos> = SECOND..=24 * 3600 * SECOND;
 
 /// How much of a second passes in a second while the engine is ahead.
 const PACE: (Nanos, Nanos) = (4, 5);
 
-#[derive(Debug, Default)]
-pub(crate) struct Time(Mutex<Option<(Nanos, Instant)>>);
+#[derive(Debug)]
+pub(crate) struct Time {
+    wall: fn() -> Nanos,
+    told: Mutex<Option<(Nanos, Instant)>>,
+}
 
-fn wall() -> Nanos {
+/// The machine's clock.
+pub(crate) fn wall() -> Nanos {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| i64::try_from(since.as_nanos()).unwrap_or(i64::MAX))
 }
 
 impl Time {
-    /// Goes on from where the engine was before, if that is ahead.
-    pub(crate) async fn load(store: &dyn WorkflowStore) -> Result<Self, Refusal> {
+    /// Goes on from where the engine was before, if that is ahead; `written` is when it last wrote a run.
+    pub(crate) async fn load(
+        store: &dyn WorkflowStore,
+        wall: fn() -> Nanos,
+        written: Option<Nanos>,
+    ) -> Result<Self, Refusal> {
         let kept = store.workflow_items(KIND).await.map_err(unavailable)?;
         let told = kept.first().and_then(|item| item.body.as_slice().try_into().ok());
-        Ok(Self::going_on(told.map(Nanos::from_le_bytes), wall()))
+        Ok(Self::going_on(told.map(Nanos::from_le_bytes).max(written), wall))
     }
 
-    fn going_on(told: Option<Nanos>, wall: Nanos) -> Self {
-        let told = told.filter(|told| CARRIED.contains(&told.saturating_sub(wall)));
-        Self(Mutex::new(told.map(|told| (told, Instant::now()))))
+    fn going_on(told: Option<Nanos>, wall: fn() -> Nanos) -> Self {
+        let told = told.filter(|told| CARRIED.contains(&told.saturating_sub(wall())));
+        Self {
+            wall,
+            told: Mutex::new(told.map(|told| (told, Instant::now()))),
+        }
     }
 
     /// Writes it down while it is ahead, and forgets that once it is not. `kept` says whether it was written down before.
     pub(crate) async fn keep(&self, store: &dyn WorkflowStore, kept: &mut bool) {
         let now = self.now();
-        let ahead = CARRIED.contains(&now.saturating_sub(wall()));
+        let ahead = WRITTEN.contains(&now.saturating_sub((self.wall)()));
         let (namespace, id) = (String::new(), KIND.to_owned());
         let written = match ahead {
             true => {
@@ -65,9 +78,9 @@ impl Time {
 
     /// Nanoseconds since 1970.
     pub(crate) fn now(&self) -> Nanos {
-        let wall = wall();
+        let wall = (self.wall)();
         let at = Instant::now();
-        let mut last = self.0.lock();
+        let mut last = self.told.lock();
         let now = match *last {
             Some((told, when)) => after(told, at.saturating_duration_since(when), wall),
             None => wall,
@@ -92,10 +105,10 @@ mod tests {
     fn a_restart_does_not_turn_it_back() {
         let wall = wall();
         for (ahead, carried) in [(0, false), (7200, true), (-7200, false), (48 * 3600, false)] {
-            let time = Time::going_on(Some(wall + ahead * SECOND), wall);
+            let time = Time::going_on(Some(wall + ahead * SECOND), super::wall);
             assert_eq!(time.now() > wall + 3600 * SECOND, carried, "{ahead}");
         }
-        assert!(Time::going_on(None, wall).now() >= wall);
+        assert!(Time::going_on(None, super::wall).now() >= wall);
     }
 
     #[tokio::test]
@@ -103,12 +116,12 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let store = atoll_store::sqlite::open_workflows(&place.path().join("db")).unwrap();
         let mut kept = false;
-        let ahead = Time::going_on(Some(wall() + 7200 * SECOND), wall());
+        let ahead = Time::going_on(Some(wall() + 7200 * SECOND), wall);
         ahead.keep(&*store, &mut kept).await;
-        assert!(kept && Time::load(&*store).await.unwrap().now() > wall() + 3600 * SECOND);
-        let right = Time::default();
+        assert!(kept && Time::load(&*store, wall, None).await.unwrap().now() > wall() + 3600 * SECOND);
+        let right = Time::going_on(None, wall);
         right.keep(&*store, &mut kept).await;
-        assert!(!kept && Time::load(&*store).await.unwrap().now() < wall() + 3600 * SECOND);
+        assert!(!kept && Time::load(&*store, wall, None).await.unwrap().now() < wall() + 3600 * SECOND);
         store.close().await;
     }
 
@@ -129,7 +142,7 @@ mod tests {
 
     #[test]
     fn nobody_is_told_less_than_before() {
-        let time = Time::default();
+        let time = Time::going_on(None, wall);
         let mut last = 0;
         for _ in 0..1000 {
             let now = time.now();

@@ -349,6 +349,7 @@ mod tests {
             is_open: true,
             is_ready: false,
             deadline: None,
+            written_at: 0,
             events: None,
         }
     }

@@ -85,23 +85,26 @@ impl WorkflowRunStore for Workflows {
     }
 
     async fn open_workflow_runs(&self) -> Result<Vec<OpenWorkflowRun>, Error> {
-        self.file.read("find open workflows", |db| {
-            sql::rows(
-                db,
-                "SELECT namespace, workflow_id, run_id, is_ready, deadline FROM workflow_runs WHERE is_open = 1",
-                &[],
-                |row| {
-                    Ok(OpenWorkflowRun {
-                        namespace: row.get(0)?,
-                        workflow_id: row.get(1)?,
-                        run_id: row.get(2)?,
-                        is_ready: row.get(3)?,
-                        deadline: row.get(4)?,
-                    })
-                },
-            )
-        })
-        .await
+        self.file
+            .read("find open workflows", |db| {
+                sql::rows(
+                    db,
+                    "SELECT namespace, workflow_id, run_id, is_ready, deadline, COALESCE(written_at, 0)
+                 FROM workflow_runs WHERE is_open = 1",
+                    &[],
+                    |row| {
+                        Ok(OpenWorkflowRun {
+                            namespace: row.get(0)?,
+                            workflow_id: row.get(1)?,
+                            run_id: row.get(2)?,
+                            is_ready: row.get(3)?,
+                            deadline: row.get(4)?,
+                            written_at: row.get(5)?,
+                        })
+                    },
+                )
+            })
+            .await
     }
 
     async fn has_open_workflow_runs(&self, namespace: String) -> Result<bool, Error> {
@@ -353,7 +356,7 @@ fn write_run(db: &Connection, run: &WorkflowRunWrite) -> Result<i64, Error> {
     if run.is_new {
         let (parent_id, parent_run_id) = split(&row.parent);
         let (root_id, root_run_id) = split(&row.root);
-        let values: [&dyn ToSql; 22] = [
+        let values: [&dyn ToSql; 23] = [
             &row.run_id,
             &row.namespace,
             &row.workflow_id,
@@ -376,13 +379,16 @@ fn write_run(db: &Connection, run: &WorkflowRunWrite) -> Result<i64, Error> {
             &run.is_ready,
             &run.deadline,
             &row.state,
+            &run.written_at,
         ];
         sql::execute(
             db,
             "INSERT INTO workflow_runs (run_id, namespace, workflow_id, is_current, status, workflow_type, task_queue,
                 started_at, execution_at, closed_at, history_length, history_bytes, transitions, parent_id,
-                parent_run_id, root_id, root_run_id, search, is_open, is_ready, deadline, state)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22)",
+                parent_run_id, root_id, root_run_id, search, is_open, is_ready, deadline, state,
+                written_at)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22,
+                ?23)",
             &values,
         )?;
     } else {
@@ -397,7 +403,7 @@ fn write_run(db: &Connection, run: &WorkflowRunWrite) -> Result<i64, Error> {
             db,
             "UPDATE workflow_runs SET is_current = ?2, status = ?3, execution_at = ?4, closed_at = ?5,
                 history_length = ?6, history_bytes = ?7, transitions = ?8, search = ?9, is_open = ?10, is_ready = ?11,
-                deadline = ?12, state = ?13
+                deadline = ?12, state = ?13, written_at = ?14
              WHERE run_id = ?1",
             &[
                 &row.run_id,
@@ -413,6 +419,7 @@ fn write_run(db: &Connection, run: &WorkflowRunWrite) -> Result<i64, Error> {
                 &run.is_ready,
                 &run.deadline,
                 &row.state,
+                &run.written_at,
             ],
         )?;
         if changed == 0 {

@@ -22,6 +22,8 @@ pub struct WorkflowRunWrite {
     pub is_open: bool,
     pub is_ready: bool,
     pub deadline: Option<i64>,
+    /// When that is: later than now for whoever reads it only where the clock was set back.
+    pub written_at: i64,
     /// The id of the first of the new events, and all of them.
     pub events: Option<(i64, Vec<u8>)>,
 }
@@ -57,6 +59,7 @@ pub struct OpenWorkflowRun {
     pub run_id: String,
     pub is_ready: bool,
     pub deadline: Option<i64>,
+    pub written_at: i64,
 }
 
 #[async_trait]

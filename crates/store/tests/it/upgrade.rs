@@ -377,7 +377,12 @@ const IN_MAIN: [&str; 20] = [
     "facts",
 ];
 /// What came with the count of bytes.
-const SIZES: [&str; 3] = ["ledger_sizes", "model_spent_trimmed", "usage_trimmed"];
+const SIZES: [&str; 4] = [
+    "kept_sizes",
+    "ledger_sizes",
+    "model_spent_trimmed",
+    "usage_trimmed",
+];
 const IN_WORKFLOWS: [&str; 4] = [
     "workflow_runs",
     "workflow_events",

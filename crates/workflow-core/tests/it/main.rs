@@ -11,6 +11,7 @@
 mod behaviour;
 mod pausing;
 mod schedules;
+mod set_back;
 mod simulation;
 mod sizes;
 mod support;

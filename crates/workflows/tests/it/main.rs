@@ -10,6 +10,7 @@
 mod bindings;
 mod bounds;
 mod bytes;
+mod clock;
 mod names;
 mod room;
 
