@@ -34,6 +34,7 @@ mod refusals;
 mod relay;
 mod reports;
 mod settlement;
+mod settling;
 mod setup;
 mod spans;
 mod whole;
@@ -72,6 +73,7 @@ use faults::from_store;
 use health::{Healths, Retries};
 use keys::Keys;
 use refusals::Refusals;
+use settling::Settling;
 use setup::ProjectSetup;
 
 /// How long a starting server waits until what was spent is summed.
@@ -109,9 +111,7 @@ struct Inner {
     setups: RwLock<HashMap<ProjectId, Arc<ProjectSetup>>>,
     keys: Keys,
     books: Mutex<Books>,
-    /// Held by each call from when the books know what it cost until its row says so; alone while what was spent is read, so
-    /// that no call is in neither.
-    settling: Arc<tokio::sync::RwLock<()>>,
+    settling: Settling,
     healths: Healths,
     cache: Cache,
     bodies: Option<Bodies>,
@@ -156,7 +156,7 @@ impl Models {
                 setups: RwLock::default(),
                 keys: Keys::default(),
                 books: Mutex::default(),
-                settling: Arc::default(),
+                settling: Settling::default(),
                 healths: Healths::default(),
                 cache: Cache::default(),
                 bodies: bodies.transpose().map_err(Fault::internal)?,
@@ -277,7 +277,8 @@ impl Models {
 
     /// From the rows of the calls in its present window. Those under way the books know.
     async fn sum_budget(&self, row: &ModelBudgetRow) -> Result<(), Fault> {
-        let _none_in_between = self.inner.settling.write().await;
+        let gate = self.inner.settling.of(&row.project);
+        let _none_in_between = gate.write().await;
         let now = self.now();
         let from = Window::containing(row.window, now).start;
         let spent = self

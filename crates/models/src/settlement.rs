@@ -280,7 +280,7 @@ impl Open {
         let (models, written, row) = (self.models.clone(), self.written.clone(), row.clone());
         let settled = row.clone();
         // At once, unless a budget is being set that may not know of it yet.
-        let gate = Arc::clone(&models.inner.settling);
+        let gate = models.inner.settling.of(&row.project);
         let now_settled = gate
             .clone()
             .try_read_owned()

@@ -150,6 +150,16 @@ impl File {
     ) -> Result<T, Error> {
         self.engine.report(project.as_str(), what, work).await
     }
+
+    /// See [`Engine::sum`].
+    async fn sum<T: Send + 'static>(
+        &self,
+        project: &ProjectId,
+        what: &'static str,
+        work: impl FnOnce(&Connection) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        self.engine.sum(project.as_str(), what, work).await
+    }
 }
 
 #[async_trait]
@@ -207,5 +217,77 @@ impl Memory {
         Self {
             file: File { engine, touches },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use atoll_types::{BudgetScope, BudgetWindow, Id, SandboxId, Timestamp};
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::{LedgerStore as _, ModelCallStore as _, Scope, SpendBy, SpendQuery, UsageTotal};
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// How long they take is up to the project that they are of, so nobody else may wait for them.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn sums_of_a_project_are_not_read_by_the_readers_of_all() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = File::open(&directory.path().join("atoll.db"), schema::MAIN).unwrap();
+        // All readers are busy until this is dropped.
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        let held = Arc::new(parking_lot::Mutex::new(held));
+        let mut reading = Vec::new();
+        for _ in 0..engine::READERS {
+            let (begin, begun) = oneshot::channel();
+            let (engine, held) = (Arc::clone(&file.engine), Arc::clone(&held));
+            reading.push(tokio::spawn(async move {
+                let read = engine.read("hold", move |_| {
+                    let _ = begin.send(());
+                    let _ = held.lock().recv();
+                    Ok(())
+                });
+                read.await.unwrap();
+            }));
+            begun.await.unwrap();
+        }
+        let (ledger, models) = (Ledger { file: file.clone() }, Models { file: file.clone() });
+        let project: ProjectId = Id::from_entropy([1; 20]);
+        let sandbox: SandboxId = Id::from_entropy([2; 20]);
+        let (from, to) = (Timestamp(0), Timestamp(i64::MAX));
+        let query = SpendQuery {
+            project: project.clone(),
+            from,
+            to,
+            by: SpendBy::Day,
+            model: None,
+            provider: None,
+            sandbox: None,
+            user: None,
+            key: None,
+        };
+        let sums = async {
+            ledger.compute_beside(query).await.unwrap();
+            for scope in [
+                Scope::Project(project.clone()),
+                Scope::Sandbox(project.clone(), sandbox),
+            ] {
+                ledger.usage_total(scope, from, to).await.unwrap();
+            }
+            let none = (UsageTotal::default(), 0);
+            ledger.usage_since(&project, none).await.unwrap();
+            let (scope, window) = (BudgetScope::Project, BudgetWindow::Total);
+            let spent = models.model_spent(&project, scope, None, window, from, 1);
+            spent.await.unwrap();
+        };
+        let summed = tokio::time::timeout(LONG, sums).await;
+        drop(release);
+        for read in reading {
+            read.await.unwrap();
+        }
+        assert!(summed.is_ok(), "a sum waits for a reader");
     }
 }

@@ -24,7 +24,7 @@ async fn metrics_tell_what_is_used_now(server: &Server) {
     assert_eq!(before["oom_kills"], 0);
     if server.tier.is_tenant_boundary() {
         assert!(
-            before["guest"]["memory_total_bytes"].as_u64().unwrap() <= 520 * MIB,
+            before["guest"]["memory_total_bytes"].as_u64().unwrap() <= 1032 * MIB,
             "{before}"
         );
     }

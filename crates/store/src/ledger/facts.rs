@@ -390,12 +390,15 @@ impl Fact {
     }
 
     /// It says who may do what, or who allowed it; or what is not in the ledger any more. Of these there are few, and nobody
-    /// can push them out by doing much else.
+    /// can push them out by doing much else, not even with decisions of another kind.
     pub fn is_decision(&self) -> bool {
         matches!(
             self,
             Self::KeyCreated { .. }
                 | Self::KeyRevoked { .. }
+                | Self::TemplateDeleted { .. }
+                | Self::TemplateShared { .. }
+                | Self::TemplateUnshared { .. }
                 | Self::NetworkPolicySet { .. }
                 | Self::SecretSet { .. }
                 | Self::SecretRotated { .. }

@@ -31,11 +31,17 @@ use crate::Error;
 const MAX_BATCH: usize = 256;
 /// Jobs that wait for a thread; beyond it callers wait for room, asynchronously.
 const QUEUE: usize = 1024;
-const READERS: usize = 3;
+pub(crate) const READERS: usize = 3;
 /// How long a report may take. Whoever asks for one chooses how much is read for it.
 const REPORT: Bounds = Bounds {
     steps: u64::MAX,
     time: Duration::from_secs(10),
+};
+
+/// The same for a sum that has to be known, however much it is of.
+const SUM: Bounds = Bounds {
+    steps: u64::MAX,
+    time: Duration::from_secs(60),
 };
 
 /// One write that somebody waits for.
@@ -182,6 +188,26 @@ impl Engine {
         what: &'static str,
         work: impl FnOnce(&Connection) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
+        self.report_within(REPORT, project, what, work).await
+    }
+
+    /// The same for a sum that something depends on.
+    pub(crate) async fn sum<T: Send + 'static>(
+        &self,
+        project: &str,
+        what: &'static str,
+        work: impl FnOnce(&Connection) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        self.report_within(SUM, project, what, work).await
+    }
+
+    async fn report_within<T: Send + 'static>(
+        &self,
+        bounds: Bounds,
+        project: &str,
+        what: &'static str,
+        work: impl FnOnce(&Connection) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
         #[cfg(feature = "testing")]
         if let Some(here) = &self.here {
             return here.read(what, work).await;
@@ -190,7 +216,7 @@ impl Engine {
         let waits = Waits::default();
         let _waiter = waits.waiter();
         ask(&self.reports, what, move |db| {
-            bounded(db, what, REPORT, &waits, work)
+            bounded(db, what, bounds, &waits, work)
         })
         .await
     }

@@ -107,8 +107,9 @@ impl LedgerStore for Ledger {
     }
 
     async fn usage_total(&self, scope: Scope, from: Timestamp, to: Timestamp) -> Result<UsageTotal, Error> {
+        let (Scope::Project(whose) | Scope::Sandbox(whose, _) | Scope::Instance(whose, ..)) = scope.clone();
         self.file
-            .read("sum usage", move |db| {
+            .sum(&whose, "sum usage", move |db| {
                 let (project, sandbox) = match &scope {
                     Scope::Project(project) => (project, None),
                     Scope::Sandbox(project, sandbox) | Scope::Instance(project, sandbox, _) => {
@@ -141,7 +142,7 @@ impl LedgerStore for Ledger {
     ) -> Result<(UsageTotal, i64), Error> {
         let project = project.clone();
         self.file
-            .read("sum usage", move |db| {
+            .sum(&project.clone(), "sum usage", move |db| {
                 // Some that were not summed yet are gone: then all are summed anew, with those.
                 let (known, seen) = if known.1 < trimming::trimmed_to(db, &project)? || known.1 == 0 {
                     let gone = trimming::usage(db, &project, Timestamp(i64::MIN), Timestamp(i64::MAX))?;
@@ -220,7 +221,7 @@ impl LedgerStore for Ledger {
             return Ok(Vec::new());
         };
         self.file
-            .read("sum usage by group", move |db| {
+            .report(&query.project.clone(), "sum usage by group", move |db| {
                 let mut statement = db.prepare_cached(&format!(
                     "SELECT {group} AS bucket, data ->> 'wall_millis', data ->> 'cpu_micros',
                         data ->> 'memory_byte_seconds', data ->> 'disk_byte_seconds'

@@ -60,6 +60,7 @@ static LEDGER: Domain = Domain {
     steps: &[
         include_str!("schema/ledger/0001-facts.sql"),
         include_str!("schema/ledger/0002-sizes.sql"),
+        include_str!("schema/ledger/0003-kinds.sql"),
     ],
     first_tables: &["fact_retention", "facts"],
 };
@@ -98,7 +99,10 @@ static MODELS: Domain = Domain {
 };
 static RUNS: Domain = Domain {
     name: "workflows",
-    steps: &[include_str!("schema/workflows/0001-workflows.sql")],
+    steps: &[
+        include_str!("schema/workflows/0001-workflows.sql"),
+        include_str!("schema/workflows/0002-written.sql"),
+    ],
     first_tables: &[
         "workflow_bytes",
         "workflow_items",

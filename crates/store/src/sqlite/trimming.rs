@@ -2,14 +2,16 @@
 //!
 //! What must hold:
 //! - The oldest goes first, whichever table it is in, and only of the project that has too much.
-//! - One transaction looks at a bounded number of rows, and goes on where the last one stopped.
-//! - Facts about who decided what ([`Fact::is_decision`]) stay when others go. They have a bound of their own, so that nobody
-//!   can push them out with something else.
+//! - One transaction looks at a bounded number of rows and takes a bounded time, since whoever else writes waits for it, and the
+//!   next one goes on where it stopped.
+//! - Facts about who decided what ([`Fact::is_decision`]) stay when others go. They have a bound of their own, and beyond that
+//!   the oldest of the kind go that there is most of, so that nobody can push them out with something else.
 //! - Sums stay what they were: usage that goes is added to `usage_trimmed`, spending to `model_spent_trimmed`, in the same
 //!   transaction.
 //! - One fact tells of it, and takes the place of the one before.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use atoll_types::{ProjectId, SandboxId, Timestamp};
 use rusqlite::Connection;
@@ -19,9 +21,11 @@ use super::{facts, sql};
 use crate::{Error, Fact, NewFact, UsageTotal};
 
 /// The most rows that go in one transaction. More than others write meanwhile: as many wait for the writer at most.
-const AT_ONCE: usize = 2_000;
+const AT_ONCE: usize = 256;
 /// The most facts that are looked at for it.
-const LOOKED_AT: usize = 10_000;
+const LOOKED_AT: usize = 2_000;
+/// How long rows are removed for. On a busy machine fewer of them go at once.
+const TIME: Duration = Duration::from_millis(10);
 /// Sandboxes that ended a moment ago may still be written to.
 const SETTLED_MILLIS: i64 = 60_000;
 const DAY_MILLIS: i64 = 24 * 60 * 60 * 1000;
@@ -42,13 +46,14 @@ pub(crate) fn trim(db: &Connection, project: &ProjectId, most: u64, now: Timesta
     let Some(before) = Size::of(db, project)? else {
         return Ok(false);
     };
+    let until = Instant::now() + TIME;
     may_go(db, project, || {
         let mut has_moved = false;
         if before.bytes > most {
-            has_moved |= trim_oldest(db, project, &before, most, now)?;
+            has_moved |= trim_oldest(db, project, &before, most, now, until)?;
         }
         if before.kept_bytes > most {
-            has_moved |= trim_decisions(db, project, &before, most)?;
+            has_moved |= trim_decisions(db, project, &before, most, until)?;
         }
         let after = Size::of(db, project)?.unwrap_or_default();
         let goes_on = has_moved && (after.bytes > most || after.kept_bytes > most);
@@ -144,6 +149,7 @@ fn trim_oldest(
     size: &Size,
     most: i64,
     now: Timestamp,
+    until: Instant,
 ) -> Result<bool, Error> {
     let (mut old, looked_to) = old_facts(db, project, size.trimmed_to)?;
     let facts_found = old.len();
@@ -181,6 +187,9 @@ fn trim_oldest(
                 sql::execute(db, "DELETE FROM sandboxes WHERE id = ?1", &[&id.as_str()])?;
                 sandboxes += 1;
             }
+        }
+        if Instant::now() >= until {
+            break;
         }
     }
     if has_spent {
@@ -262,24 +271,35 @@ fn old_rows(db: &Connection, project: &ProjectId, now: Timestamp) -> Result<Vec<
     Ok(old)
 }
 
-/// Removes the oldest decisions until few enough are left. Whether any went, or others were found.
-fn trim_decisions(db: &Connection, project: &ProjectId, size: &Size, most: i64) -> Result<bool, Error> {
-    let looked_at = sql::rows(
-        db,
-        "SELECT seq, kept FROM facts WHERE project = ?1 AND seq > ?2 ORDER BY seq LIMIT ?3",
-        &[&project.as_str(), &size.kept_trimmed_to, &sql::as_limit(AT_ONCE)],
-        |row| Ok((row.get::<_, i64>("seq")?, row.get::<_, Option<i64>>("kept")?)),
-    )?;
+/// Removes decisions until few enough are left: the oldest of the kind that there is most of. Whether any went.
+fn trim_decisions(
+    db: &Connection,
+    project: &ProjectId,
+    size: &Size,
+    most: i64,
+    until: Instant,
+) -> Result<bool, Error> {
     let (mut facts, mut trimmed_to) = (0_i64, size.kept_trimmed_to);
-    for (seq, kept) in looked_at {
-        if kept.is_some() {
-            if counted(db, project, true)? <= most {
-                break;
-            }
-            sql::execute(db, "DELETE FROM facts WHERE seq = ?1", &[&seq])?;
-            facts += 1;
+    for _ in 0..AT_ONCE {
+        if counted(db, project, true)? <= most {
+            break;
         }
-        trimmed_to = seq;
+        let oldest = sql::row(
+            db,
+            "SELECT min(seq) AS seq FROM facts INDEXED BY facts_kept WHERE project = ?1 AND kept IS NOT NULL AND kind =
+                 (SELECT kind FROM kept_sizes WHERE project = ?1 ORDER BY bytes DESC, kind LIMIT 1)",
+            &[&project.as_str()],
+            |row| row.get::<_, Option<i64>>("seq"),
+        )?;
+        let Some(seq) = oldest.flatten() else {
+            break;
+        };
+        sql::execute(db, "DELETE FROM facts WHERE seq = ?1", &[&seq])?;
+        facts += 1;
+        trimmed_to = trimmed_to.max(seq);
+        if Instant::now() >= until {
+            break;
+        }
     }
     sql::execute(
         db,
@@ -287,7 +307,7 @@ fn trim_decisions(db: &Connection, project: &ProjectId, size: &Size, most: i64) 
          WHERE project = ?1",
         &[&project.as_str(), &trimmed_to, &facts, &(facts > 0)],
     )?;
-    Ok(trimmed_to > size.kept_trimmed_to)
+    Ok(facts > 0)
 }
 
 fn tell(db: &Connection, project: &ProjectId, size: &Size, now: Timestamp) -> Result<(), Error> {

@@ -5,7 +5,8 @@ use atoll_store::{
     sqlite,
 };
 use atoll_types::{
-    BudgetScope, BudgetWindow, CallOutcome, Id, KeyId, ModelCallId, ModelUsage, ProjectId, Timestamp, Usd,
+    BudgetScope, BudgetWindow, CallOutcome, Id, KeyId, ModelCallId, ModelUsage, ProjectId, TemplateId,
+    Timestamp, Usd,
 };
 
 use crate::support::{Context, T0, entropy, instance_id, project_id, sandbox_id};
@@ -266,6 +267,81 @@ async fn decisions_stay_when_others_go_and_have_a_bound_of_their_own() {
     assert_eq!(left.iter().filter(|kind| *kind == "test").count(), others);
     assert_eq!(left.iter().filter(|kind| *kind == "ledger.trimmed").count(), 1);
     assert_eq!(context.sizes(&project).0, context.sizes(&project).1);
+}
+
+/// Whoever may make one kind of decision, and no other, cannot have the others forgotten.
+#[tokio::test]
+async fn decisions_of_one_kind_push_out_no_other_kind() {
+    let context = Context::new().await;
+    let project = context.project.id.clone();
+    let of = |n: u64, fact| NewFact {
+        at: T0.plus_millis(n),
+        project: project.clone(),
+        sandbox: None,
+        fact,
+    };
+    let template = || TemplateId::from_entropy(entropy(1));
+    let shared = vec![
+        of(0, Fact::TemplateShared { template: template() }),
+        of(1, Fact::TemplateUnshared { template: template() }),
+        of(2, Fact::TemplateDeleted { template: template() }),
+    ];
+    let append = async |facts| context.store.ledger.append_facts(facts).await.unwrap();
+    append(shared).await;
+    append((3..6).map(|n| decision(&project, n)).collect()).await;
+    let policy = || Fact::NetworkPolicySet {
+        preset: None,
+        rules: 0,
+        secrets: Vec::new(),
+    };
+    append((6..1000).map(|n| of(n, policy())).collect()).await;
+    // And anything else.
+    append((1000..2000).map(|n| context.fact(n)).collect()).await;
+    context.trim(20_000).await;
+    let facts = context.facts_of(&project, 0).await;
+    let kinds: Vec<_> = facts.iter().map(|row| row.fact.kind()).collect();
+    assert_eq!(
+        kinds[..6],
+        [
+            "template.shared",
+            "template.unshared",
+            "template.deleted",
+            "secret.set",
+            "secret.set",
+            "secret.set"
+        ]
+    );
+    let policies = kinds.iter().filter(|kind| **kind == "network.policy_set").count();
+    assert!((20..80).contains(&policies), "{policies}");
+    assert_eq!(context.sizes(&project).0, context.sizes(&project).1);
+}
+
+/// Others who write wait for it.
+#[tokio::test]
+async fn a_few_rows_go_at_a_time() {
+    let context = Context::new().await;
+    let project = context.project.id.clone();
+    let append = async |facts| context.store.ledger.append_facts(facts).await.unwrap();
+    append((0..1000).map(|n| context.fact(n)).collect()).await;
+    append((1000..2000).map(|n| decision(&project, n)).collect()).await;
+    let count = || -> usize {
+        let direct = rusqlite::Connection::open(context.path()).unwrap();
+        direct
+            .query_row("SELECT count(*) FROM facts", [], |row| row.get(0))
+            .unwrap()
+    };
+    let (mut left, mut rounds) = (count(), 0);
+    loop {
+        let goes_on = context.store.ledger.trim_ledger(&project, 10_000, T0);
+        let goes_on = goes_on.await.unwrap();
+        let now = count();
+        assert!(left - now <= 600, "{left} {now}");
+        (left, rounds) = (now, rounds + 1);
+        if !goes_on {
+            break;
+        }
+    }
+    assert!(left < 80 && rounds >= 4, "{left} {rounds}");
 }
 
 #[tokio::test]

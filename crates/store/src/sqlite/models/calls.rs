@@ -134,7 +134,7 @@ impl ModelCallStore for Models {
             BudgetScope::Sandbox => "sandbox",
         };
         self.file
-            .read("sum what was spent", move |db| {
+            .sum(&project.clone(), "sum what was spent", move |db| {
                 // Row by row, in the order of the index: subjects are names of callers' choosing, and a sorter would hold all
                 // rows of all of them.
                 let mut statement = db.prepare_cached(&format!(
