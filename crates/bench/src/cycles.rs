@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use crate::Place;
 use crate::host::{self, SandboxGroup};
+use crate::interrupt::Interrupt;
 use crate::row::Samples;
 use crate::subject::{Subject, create, kill};
 
@@ -90,10 +91,12 @@ pub async fn run(place: &Place, output: Output, options: CyclesOptions) -> Resul
     std::fs::write(&config, format!("cgroup = \"{}\"\n", group.name()))
         .doing("cannot write the configuration")?;
     let config = config.display().to_string();
+    // From before there is a server that would be left behind.
+    let mut interrupt = Interrupt::listen()?;
     let subject = Subject::start(&place.templates, &["--isolation", "gvisor", "--config", &config]).await?;
     let outcome = tokio::select! {
         outcome = Box::pin(cycle(&subject, &group, options)) => outcome,
-        _ = tokio::signal::ctrl_c() => Err(Error::new("interrupted")),
+        () = interrupt.heard() => Err(Error::new("interrupted")),
     };
     subject.stop().await;
     let report = outcome?;

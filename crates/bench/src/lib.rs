@@ -13,6 +13,7 @@ mod e2b;
 mod egress;
 mod gateway;
 mod host;
+mod interrupt;
 mod peers;
 mod raw;
 mod row;
@@ -238,7 +239,14 @@ fn base(place: &Place) -> Result<PathBuf> {
         .find("base")
         .doing("cannot look for the template `base`")?
         .ok_or_else(|| Error::new("the template `base` is not built").hint("atoll template build base"))?;
-    Ok(templates.image_path(&base))
+    let files = templates.image_files(&base.digest);
+    // Whom we compare with mount images as they are.
+    match &files.doing("cannot read the template `base`")?[..] {
+        [image] => Ok(image.clone()),
+        _ => Err(Error::new(
+            "the template `base` is a layer on another, which only Atoll can mount",
+        )),
+    }
 }
 
 fn prepare(place: &Place, wanted: &Rows, many: usize) -> Result<Setting> {

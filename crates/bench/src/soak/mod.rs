@@ -39,6 +39,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::interrupt::Interrupt;
 use crate::{Place, host};
 
 pub use hostile::{Attack, parse as parse_attacks};
@@ -76,6 +77,8 @@ pub async fn run(place: &Place, output: Output, options: &SoakOptions) -> Result
         let now = jiff::Timestamp::now().as_nanosecond();
         u64::try_from(now & i128::from(u32::MAX)).unwrap_or_default()
     });
+    // From before there is anything that would be left behind.
+    let interrupt = Interrupt::listen()?;
     let home = Home::make()?;
     let mut left_out = Vec::new();
     if !home.own_disk {
@@ -102,7 +105,7 @@ pub async fn run(place: &Place, output: Output, options: &SoakOptions) -> Result
     let _provider = AbortOnDropHandle::new(tokio::spawn(provider));
     let server = Server::new(home, &place.templates)?;
     let world = Arc::new(World::new(seed, server, format!("http://{address}")));
-    let _ear = listen_for_signals(&world);
+    let _ear = end_when_told(&world, interrupt);
     let progress = Progress::begin(&world, output, options.time_millis);
     let began = Instant::now();
     let mut soak = Soak {
@@ -155,19 +158,10 @@ pub async fn run(place: &Place, output: Output, options: &SoakOptions) -> Result
 }
 
 /// Ctrl-C and SIGTERM end the run in order.
-fn listen_for_signals(world: &Arc<World>) -> AbortOnDropHandle<()> {
+fn end_when_told(world: &Arc<World>, mut interrupt: Interrupt) -> AbortOnDropHandle<()> {
     let world = Arc::clone(world);
     AbortOnDropHandle::new(tokio::spawn(async move {
-        let terminated = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate());
-        match terminated {
-            Ok(mut terminated) => tokio::select! {
-                _ = tokio::signal::ctrl_c() => {}
-                _ = terminated.recv() => {}
-            },
-            Err(_) => {
-                let _gone = tokio::signal::ctrl_c().await;
-            }
-        }
+        interrupt.heard().await;
         world.interrupted.cancel();
     }))
 }

@@ -5,12 +5,14 @@
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod artifacts;
+mod bench;
 mod builds;
 mod cli;
 mod commands;
 mod confinement;
 mod deadlines;
 mod demo;
+mod disk;
 mod exec;
 mod files;
 mod keys;
