@@ -12,7 +12,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::error::Answer;
-use crate::extract::{Args, Arriving, As, At, MaybeJson};
+use crate::extract::{Args, Arriving, As, At, MaybeJson, Paying};
 use crate::named::Named;
 use crate::sandboxes::idempotency_key;
 use crate::{App, upload, wire};
@@ -134,6 +134,7 @@ pub(crate) async fn delete_snapshot(
 pub(crate) async fn export_snapshot(
     State(app): State<App>,
     As(caller): As,
+    Paying(visit): Paying,
     At(which): At<String>,
 ) -> Answer<Response> {
     let body = app.sandboxes.export_snapshot(&caller, &which).await?;
@@ -141,7 +142,7 @@ pub(crate) async fn export_snapshot(
         (header::CONTENT_TYPE, "application/octet-stream"),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
     ];
-    Ok((headers, Body::from_stream(body)).into_response())
+    Ok((headers, Body::from_stream(visit.download(body))).into_response())
 }
 
 /// Takes in a file that an export made.
@@ -188,11 +189,11 @@ pub(crate) async fn keep_template_running(
     At(which): At<String>,
     MaybeJson(body): MaybeJson<KeepRunningRequest>,
 ) -> Answer<(StatusCode, axum::Json<SnapshotView>)> {
-    let resources = body.resources.map(|asked| asked.into_resources());
+    let resources = body.resources.unwrap_or_default().into_asked();
     let floor = body.isolation_floor.map(IsolationName::into_isolation);
     let kept = app
         .sandboxes
-        .keep_running(&caller, &which, resources, floor)
+        .keep_running(&caller, &which, resources, floor, None)
         .await?;
     Ok((StatusCode::CREATED, axum::Json(SnapshotView::of(kept))))
 }

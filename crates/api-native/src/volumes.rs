@@ -12,7 +12,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::error::Answer;
-use crate::extract::{Args, Arriving, As, At, Json};
+use crate::extract::{Args, Arriving, As, At, Json, Paying};
 use crate::{App, upload, wire};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
@@ -195,6 +195,7 @@ pub(crate) async fn delete_volume(
 pub(crate) async fn export_volume(
     State(app): State<App>,
     As(caller): As,
+    Paying(visit): Paying,
     At(which): At<String>,
 ) -> Answer<Response> {
     let body = app.sandboxes.export_volume(&caller, &which).await?;
@@ -202,7 +203,7 @@ pub(crate) async fn export_volume(
         (header::CONTENT_TYPE, "application/x-tar"),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
     ];
-    Ok((headers, Body::from_stream(body)).into_response())
+    Ok((headers, Body::from_stream(visit.download(body))).into_response())
 }
 
 /// Adds what is in a tar archive to a volume.

@@ -11,6 +11,7 @@ use http_body::Body;
 
 use crate::body::{self, Held, Metered, Refused, Upload};
 use crate::connections::Line;
+use crate::download::Download;
 use crate::memory::{Account, Permit};
 use crate::{Front, Patience};
 
@@ -141,6 +142,11 @@ impl Visit {
     /// A body that is kept as it comes; it must keep coming.
     pub fn upload<B>(&self, body: B) -> Upload<B> {
         Upload::new(body, self.0.front.patience)
+    }
+
+    /// An answer whose maker holds a place meanwhile; whoever asks must keep reading it.
+    pub fn download<S>(&self, bytes: S) -> Download<S> {
+        Download::new(bytes, self.0.front.patience)
     }
 
     /// How long whoever asks is waited for.
