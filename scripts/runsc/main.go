@@ -1,4 +1,4 @@
-// Command runsc is gVisor's, with five things of our own:
+// Command runsc is gVisor's, with six things of our own:
 //
 //   - The sentry's seccomp filters are compiled ahead, as in gVisor's own releases; `go build` of the module alone would
 //     compile them at every start and every restore, which is a quarter of the work of each. The file with them
@@ -8,9 +8,10 @@
 //     hold on to theirs until the runtime notices, which takes up to 10 ms; on a machine with two processors two such
 //     waiters are enough to stop the rest, and a restored sandbox begins with just that.
 //   - Whether the sentry and its stubs wait for each other by spinning is decided by trying both,
-//   - only system calls that are made often are replaced by jumps, and
-//   - a port that was used before a restore can be used again after it. These three are changes of gVisor's source, made by
-//     ./amend during the build.
+//   - only system calls that are made often are replaced by jumps,
+//   - a port that was used before a restore can be used again after it, and
+//   - an EROFS image may be of several files, where the first refers to the others (pkg/erofs/layers.go). These four are changes
+//     of gVisor's source, made by ./amend during the build.
 package main
 
 import (

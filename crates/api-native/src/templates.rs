@@ -13,13 +13,13 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use futures_util::StreamExt as _;
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::error::{Answer, ErrorDetail, Failure};
 use crate::exec::{event, sse};
-use crate::extract::{Args, Arriving, As, At, Json, MaybeJson};
+use crate::extract::{Args, Arriving, As, At, Json, MaybeJson, Paying};
 use crate::upload::{self, Upload};
 use crate::{App, wire};
 
@@ -58,8 +58,12 @@ pub(crate) struct TemplateView {
     project: Option<String>,
     /// Whether every project may use it.
     shared: bool,
+    /// Of its image. Where that is a layer on others, it stands for them too.
     digest: String,
+    /// Of its image, with all that it lies on.
     size_bytes: u64,
+    /// What it has for itself; null: all of it.
+    layer_bytes: Option<u64>,
     #[schema(format = DateTime)]
     created_at: String,
     source: SourceView,
@@ -93,6 +97,7 @@ impl TemplateView {
             shared,
             digest: manifest.digest,
             size_bytes: manifest.size_bytes,
+            layer_bytes: manifest.layer_bytes,
             created_at: wire::time(manifest.created_at),
             source: match manifest.source {
                 TemplateSource::Debian { suite, packages } => SourceView::Debian { suite, packages },
@@ -113,8 +118,22 @@ impl TemplateView {
 }
 
 #[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct TemplateList {
+pub(crate) struct TemplatePage {
     items: Vec<TemplateView>,
+    /// Pass it as `cursor` to get what follows; absent at the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next: Option<String>,
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct TemplatesQuery {
+    /// `next` of the page before.
+    cursor: Option<String>,
+    /// A page of templates with long descriptions has fewer.
+    #[param(minimum = 1, maximum = 100, default = 50)]
+    limit: Option<u64>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -124,22 +143,34 @@ pub(crate) struct PruneResult {
 
 // ---- handlers
 
-/// Lists templates: those of the caller's project, and those that every project may use.
+/// Lists templates, newest first: those of the caller's project, and those that every project may use.
 #[utoipa::path(
     get, path = "/v1/templates", tag = "templates",
-    security(("key" = ["templates.read"])),
-    responses((status = 200, description = "The templates.", body = TemplateList))
+    security(("key" = ["templates.read"])), params(TemplatesQuery),
+    responses((status = 200, description = "A page of them.", body = TemplatePage))
 )]
 pub(crate) async fn list_templates(
     State(app): State<App>,
     As(caller): As,
-) -> Answer<axum::Json<TemplateList>> {
-    let templates = app.sandboxes.templates(&caller).await?;
-    Ok(axum::Json(TemplateList {
-        items: templates
-            .into_iter()
-            .map(|template| TemplateView::of(&caller, template))
-            .collect(),
+    Paying(visit): Paying,
+    Args(query): Args<TemplatesQuery>,
+) -> Answer<axum::Json<TemplatePage>> {
+    let (after, limit) = wire::page(query.cursor, query.limit)?;
+    let (page, bytes) = app.sandboxes.template_page(&caller, after, limit).await?;
+    // As text, and as what is read of it.
+    let mut permit = visit.permit()?;
+    permit.grow(bytes.saturating_mul(2))?;
+    let asking = caller.clone();
+    let items = app
+        .sandboxes
+        .gather_templates(&caller, Some(page.items), move |template| {
+            Ok(Some(TemplateView::of(&asking, template)))
+        })
+        .await?;
+    visit.keep(permit);
+    Ok(axum::Json(TemplatePage {
+        items,
+        next: page.next.map(|next| next.to_string()),
     }))
 }
 
@@ -253,7 +284,7 @@ pub(crate) async fn build_template(
     headers: HeaderMap,
     Json(body): Json<BuildRequest>,
 ) -> Answer<Response> {
-    let build = body.into_build(read_login(&headers)?)?;
+    let build = body.into_build(read_login(&headers)?, app.sandboxes.usual_resources())?;
     let progress = app.sandboxes.build_template(&caller, build).await?;
     Ok(follow(caller, progress, None))
 }
@@ -276,7 +307,7 @@ pub(crate) async fn build_from_context(
     headers: HeaderMap,
     Arriving(body): Arriving,
 ) -> Answer<Response> {
-    let build = read_context_query(pairs)?;
+    let build = read_context_query(pairs, app.sandboxes.usual_resources())?;
     let login = read_login(&headers)?;
     if login.as_ref().is_some_and(|login| login.registry.is_none()) {
         return Err(Failure::new(
@@ -326,7 +357,7 @@ pub(crate) async fn build_from_archive(
     let name = wire::name("name", query.name)?;
     let start = read_start(query.start.as_deref())?;
     let network = read_network("network", query.network)?;
-    let resources = read_resources(query.resources)?;
+    let resources = read_resources(query.resources, app.sandboxes.usual_resources())?;
     let upload = upload::archive(&app, &caller, body).await?;
     let request = BuildTemplate {
         name,

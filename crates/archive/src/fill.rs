@@ -213,7 +213,13 @@ impl Filler<'_> {
         let size = entry.real_size.unwrap_or(entry.size);
         Budget::spend(&mut self.budget.bytes, size, "the files are too large together")?;
         let (pieces, mut left) = match (entry.real_size, &entry.map) {
-            (None, _) => (vec![(0, entry.size)], entry.size),
+            (None, _) => {
+                // Not everybody who writes archives knows of holes (gVisor): a long run of zeros is one.
+                if entry.size >= BUFFER as u64 {
+                    rustix::fs::ftruncate(file, entry.size).map_err(at(&entry.path))?;
+                }
+                (vec![(0, entry.size)], entry.size)
+            }
             (Some(real_size), Some(map)) => {
                 rustix::fs::ftruncate(file, real_size).map_err(at(&entry.path))?;
                 (map.clone(), entry.size)
@@ -231,7 +237,10 @@ impl Filler<'_> {
             while done < length {
                 let want = usize::try_from(length - done).map_or(BUFFER, |rest| rest.min(BUFFER));
                 read_whole(input, &mut self.buffer[..want])?;
-                write_at(file, &self.buffer[..want], start + done).map_err(at(&entry.path))?;
+                let piece = &self.buffer[..want];
+                if want < BUFFER || piece.iter().any(|byte| *byte != 0) {
+                    write_at(file, piece, start + done).map_err(at(&entry.path))?;
+                }
                 done += want as u64;
                 left -= want as u64;
             }

@@ -36,6 +36,7 @@ mod walk;
 use std::io;
 
 pub use fill::{unpack, unpack_within};
+pub use sparse::{Map as SparseMap, read_map as read_sparse_map};
 pub use walk::pack;
 
 /// What the stream is about.

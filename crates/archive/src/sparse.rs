@@ -16,7 +16,7 @@ use crate::header::read_whole;
 use crate::invalid;
 
 /// A file's data, in order, without overlaps.
-pub(crate) type Map = Vec<(u64, u64)>;
+pub type Map = Vec<(u64, u64)>;
 
 /// More pieces than a hostile stream may make us remember (16 bytes each).
 pub(crate) const MOST_PIECES: u64 = 1 << 20;
@@ -73,7 +73,7 @@ pub(crate) fn text_of(map: &Map) -> Vec<u8> {
 }
 
 /// Reads the list from content of `size` bytes for a file of `real_size`. Gives it and how many bytes it took.
-pub(crate) fn read_map(input: &mut dyn Read, size: u64, real_size: u64) -> io::Result<(Map, u64)> {
+pub fn read_map(input: &mut dyn Read, size: u64, real_size: u64) -> io::Result<(Map, u64)> {
     let mut numbers = Numbers {
         input,
         block: [0; BLOCK],

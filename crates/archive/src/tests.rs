@@ -392,6 +392,28 @@ fn depth_costs_no_descriptors() {
 }
 
 /// As `tar --format=gnu -S` writes them, and the `tar` crate.
+/// As gVisor writes them: not knowing that there are any.
+#[test]
+fn holes_that_were_written_out_are_holes_again() {
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let holes = File::create(one.path().join("holes")).unwrap();
+    holes.write_all_at(b"begin", 3).unwrap();
+    holes.write_all_at(b"middle", 40 << 20).unwrap();
+    holes.set_len((64 << 20) + 5).unwrap();
+    let output = std::process::Command::new("tar")
+        .args(["--format=pax", "-C"])
+        .arg(one.path())
+        .args(["-c", "."])
+        .output()
+        .unwrap();
+    assert!(output.stdout.len() > 64 << 20, "tar knew of the holes");
+    unpacked(two.path(), Dialect::Plain, Ids::Same, &output.stdout).unwrap();
+    let read = |dir: &Path| fs::read(dir.join("holes")).unwrap();
+    assert!(read(one.path()) == read(two.path()));
+    let blocks = fs::metadata(two.path().join("holes")).unwrap().blocks();
+    assert!(blocks * 512 < 4 << 20, "{blocks} blocks are in use");
+}
+
 #[test]
 fn holes_in_gnus_old_way_are_read() {
     for pieces in [1, 40] {

@@ -62,6 +62,34 @@ enum Source {
     File(Arc<Backing>),
     /// Opened only while it is read: a build context may have more files than a process may have open.
     Unopened(Arc<Path>),
+    /// Zeros, but for some pieces.
+    Sparse(Arc<Sparse>),
+}
+
+#[derive(Debug)]
+struct Sparse {
+    /// All pieces, one behind the other.
+    data: Content,
+    /// Where each begins and ends in the file, in order, and where it begins in `data`.
+    pieces: Vec<(u64, u64, u64)>,
+}
+
+impl Sparse {
+    fn read_at(&self, buf: &mut [u8], at: u64) -> Result<()> {
+        buf.fill(0);
+        let end = at + buf.len() as u64;
+        let first = self.pieces.partition_point(|(_, to, _)| *to <= at);
+        for (from, to, data) in &self.pieces[first..] {
+            if *from >= end {
+                break;
+            }
+            let (start, stop) = ((*from).max(at), (*to).min(end));
+            // Both lie within `buf`.
+            let part = &mut buf[(start - at) as usize..(stop - at) as usize];
+            self.data.read_at(part, data + (start - from))?;
+        }
+        Ok(())
+    }
 }
 
 impl Content {
@@ -106,6 +134,22 @@ impl Content {
         }
     }
 
+    /// Zeros, but for these pieces (where, and how long, in order), whose bytes are `data`.
+    pub(crate) fn sparse(data: Self, map: &[(u64, u64)], len: u64) -> Self {
+        let mut taken = 0;
+        let pieces = map.iter().map(|(start, length)| {
+            let piece = (*start, start + length, taken);
+            taken += length;
+            piece
+        });
+        let pieces = pieces.collect();
+        Self {
+            source: Source::Sparse(Arc::new(Sparse { data, pieces })),
+            offset: 0,
+            len,
+        }
+    }
+
     /// This content with its file open, for many reads.
     pub(crate) fn opened(&self) -> Result<Self> {
         let Source::Unopened(path) = &self.source else {
@@ -141,12 +185,21 @@ impl Content {
         }
     }
 
+    /// The open file that it is a range of, and where the range begins.
+    pub(crate) fn file_range(&self) -> Option<(&Arc<Backing>, u64)> {
+        match &self.source {
+            Source::File(backing) => Some((backing, self.offset)),
+            Source::Bytes(_) | Source::Unopened(_) | Source::Sparse(_) => None,
+        }
+    }
+
     /// Where the content lies, for error messages.
     pub(crate) fn path(&self) -> &Path {
         match &self.source {
             Source::Bytes(_) => Path::new("(memory)"),
             Source::File(backing) => &backing.path,
             Source::Unopened(path) => path,
+            Source::Sparse(sparse) => sparse.data.path(),
         }
     }
 
@@ -166,6 +219,7 @@ impl Content {
             }
             Source::File(backing) => backing.read_exact_at(buf, at),
             Source::Unopened(_) => self.opened()?.read_at(buf, at - self.offset),
+            Source::Sparse(sparse) => sparse.read_at(buf, at),
         }
     }
 

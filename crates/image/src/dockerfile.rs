@@ -1,8 +1,8 @@
 //! Templates from Dockerfiles.
 //!
 //! Only `RUN` needs a sandbox; everything else edits the tree in memory. The application lends sandboxes through
-//! [`StepRunner`]: a step gets a fresh one on the image of the state so far, and its filesystem comes back as a tar
-//! archive. States are kept in the store's cache under a key of all that led to them (base image, instructions, digests
+//! [`StepRunner`]: a step gets a fresh one on the image of the state so far, and what it changed there comes back as a tar
+//! archive. Nothing of the base is read again but its inodes: what a state adds becomes a layer on it. States are kept in the store's cache under a key of all that led to them (base image, instructions, digests
 //! of copied files, environment), so a step that was run before is not run again.
 //!
 //! ```text
@@ -58,8 +58,8 @@ pub struct DockerfileOptions {
 /// Lends sandboxes to a build.
 #[async_trait]
 pub trait StepRunner: Send + Sync {
-    /// Starts a sandbox on an image. An error is a sentence for people.
-    async fn start(&self, image: &Path) -> Result<Box<dyn BuildSandbox>, String>;
+    /// Starts a sandbox on an image of the store, given by its digest. An error is a sentence for people.
+    async fn start(&self, image: &str) -> Result<Box<dyn BuildSandbox>, String>;
 }
 
 /// Where a step's output goes, piece by piece.
@@ -71,20 +71,12 @@ pub trait BuildSandbox: Send {
     /// Runs a command to its end and returns its exit code. Its output goes to `output` as it comes.
     async fn run(&mut self, command: RunCommand, output: &Output<'_>) -> Result<i32, String>;
 
-    /// Writes the filesystem as a plain tar archive to a file that does not exist yet. Mounts (`/proc`, `/sys`, `/dev`,
-    /// `/.atoll`, `/tmp` if it is one) need not be left out: the build drops what is in the first four.
-    async fn export(&mut self, archive: &Path) -> Result<Exported, String>;
+    /// Writes what differs from the image as a plain tar archive to a file that does not exist yet, and says how it tells what
+    /// is gone. Mounts (`/proc`, `/sys`, `/dev`, `/.atoll`, `/tmp` if it is one) need not be left out: the build drops what is
+    /// in the first four. Nothing else is asked of the sandbox after that.
+    async fn export(&mut self, archive: &Path) -> Result<Whiteouts, String>;
 
     async fn destroy(self: Box<Self>);
-}
-
-/// What an exported archive holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Exported {
-    /// The whole root filesystem.
-    Whole,
-    /// What differs from the image that the sandbox was started on.
-    Changes(Whiteouts),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

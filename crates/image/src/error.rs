@@ -37,6 +37,8 @@ pub enum Error {
         "the template's environment, commands and settings take {bytes} bytes, and may take {most}; put large values into files"
     )]
     TooMuchSaid { bytes: usize, most: usize },
+    #[error("{0}")]
+    Refused(atoll_types::Fault),
     #[error("the template store is damaged: {why}; rebuild the template")]
     Damaged { why: String },
     #[error("`{program}` is needed to {purpose} but was not found; install it with `{install}`")]

@@ -6,9 +6,15 @@ use tar::{EntryType, Header};
 
 pub(crate) struct Archive(tar::Builder<Vec<u8>>);
 
+impl Default for Archive {
+    fn default() -> Self {
+        Self(tar::Builder::new(Vec::new()))
+    }
+}
+
 impl Archive {
     pub(crate) fn new() -> Self {
-        Self(tar::Builder::new(Vec::new()))
+        Self::default()
     }
 
     pub(crate) fn entry(mut self, kind: EntryType, path: &str, link: &str, data: &[u8]) -> Self {

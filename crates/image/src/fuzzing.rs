@@ -1,4 +1,4 @@
-//! What the fuzzer may see: patterns, words of Dockerfiles, the documents of OCI images.
+//! What the fuzzer may see: patterns, words of Dockerfiles, the documents of OCI images, checksums.
 
 use crate::dockerfile::{expand, pattern};
 use crate::error::Result;
@@ -32,4 +32,13 @@ pub fn oci_document(bytes: &[u8]) -> Result<()> {
     }
     format::image_parts("fuzzed", manifest)?;
     config.map(drop)
+}
+
+/// Makes the checksum of an image's superblock right, whatever it says.
+pub fn repair_checksum(image: &mut [u8]) {
+    if let Some(block) = image.get_mut(1024..4096) {
+        block[4..8].fill(0);
+        let checksum = !crc32c::crc32c(block);
+        block[4..8].copy_from_slice(&checksum.to_le_bytes());
+    }
 }

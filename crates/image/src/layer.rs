@@ -1,8 +1,10 @@
-//! Applies one layer, a tar archive, onto a tree by the rules of OCI images.
+//! Applies one layer, a tar archive, onto a tree: by the rules of OCI images, or by those of overlayfs, as a sandbox's changes come.
 //!
 //! Later entries win over earlier ones, whiteouts remove what lower layers brought, paths through symbolic links are
 //! resolved inside the tree. Device nodes and sockets are left out: a sandbox has its own /dev. `..` in a name is
 //! refused: no honest tool writes it.
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::content::Content;
 use crate::error::{Error, Result};
@@ -10,6 +12,10 @@ use crate::tarball::{Entry, EntryKind, Tarball};
 use crate::tree::{Entries, Kind, LastLink, Meta, NodeId, Tree, split_last};
 
 const WHITEOUT: &[u8] = b".wh.";
+/// How many whiteouts of an archive may be linked to; where there are links at all, they are to one.
+const MOST_LINKED: usize = 1024;
+/// How many directories one layer may have renamed.
+const MOST_MOVED: usize = 4096;
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
 /// How a layer says that something of the layers below is gone.
@@ -18,7 +24,7 @@ pub enum Whiteouts {
     /// Files named `.wh.<name>`.
     #[default]
     Oci,
-    /// Character devices 0:0, as overlayfs and `runsc tar rootfs-upper` write them.
+    /// Character devices 0:0, and an attribute of directories that hide all, as overlayfs has them.
     Overlay,
     /// None: the archive is a whole filesystem, and a file may be named `.wh.x`.
     None,
@@ -40,10 +46,23 @@ pub fn apply(
     let mut tarball = Tarball::new(archive);
     let mut report = LayerReport::default();
     tree.begin_layer();
+    let mut hidden = BTreeSet::new();
+    let mut moved = match whiteouts {
+        Whiteouts::Overlay => take_moved(tree, tarball.clone())?,
+        Whiteouts::Oci | Whiteouts::None => BTreeMap::new(),
+    };
     while let Some(entry) = tarball.next_entry()? {
         report.entries += 1;
         if report.entries.is_multiple_of(512) {
             progress(tarball.position())?;
+        }
+        if whiteouts == Whiteouts::Overlay && hides(&entry, &mut hidden) {
+            remove(tree, &entry.path)?;
+            continue;
+        }
+        if let Some(taken) = moved.remove(&plain(&entry.path)) {
+            place(tree, &entry, taken)?;
+            continue;
         }
         apply_entry(tree, entry, whiteouts, &mut report)?;
     }
@@ -51,8 +70,107 @@ pub fn apply(
     Ok(report)
 }
 
+/// Whether an entry is only there to hide another. gVisor has one whiteout, and links to it, so those that came are in `hidden`.
+fn hides(entry: &Entry, hidden: &mut BTreeSet<Vec<u8>>) -> bool {
+    match &entry.kind {
+        EntryKind::CharDevice { major: 0, minor: 0 } => {
+            if hidden.len() < MOST_LINKED {
+                hidden.insert(entry.path.clone());
+            }
+            true
+        }
+        EntryKind::HardLink(target) => hidden.contains(target),
+        _ => false,
+    }
+}
+
+/// The directories that were renamed, by where they are now. Taken away from where they were before anything else is looked at: what
+/// hides their old names may come before or after them, and others may have been inside of them.
+fn take_moved(tree: &mut Tree, mut tarball: Tarball) -> Result<BTreeMap<Vec<u8>, NodeId>> {
+    // Where each is, and where it was, from the top down.
+    let mut all: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
+    while let Some(entry) = tarball.next_entry()? {
+        let Some(redirect) = entry.redirect.filter(|_| !entry.opaque) else {
+            continue;
+        };
+        if has_dotdot(&redirect) || has_dotdot(&entry.path) {
+            return Err(Error::layer(&entry.path, "`..` in a path"));
+        }
+        if all.len() >= MOST_MOVED {
+            let why = format!("more than {MOST_MOVED} directories of the template were renamed");
+            return Err(Error::layer(&entry.path, why));
+        }
+        let path = plain(&entry.path);
+        let was = match redirect.strip_prefix(b"/") {
+            Some(absolute) => plain(absolute),
+            // Beside its old parent, which may have been renamed, too.
+            None => {
+                let (parent, _) = split_last(&path).unwrap_or((b"", b""));
+                let above = all.iter().filter(|(at, _)| {
+                    parent == at.as_slice() || (parent.starts_with(at) && parent.get(at.len()) == Some(&b'/'))
+                });
+                let parent = match above.max_by_key(|(at, _)| at.len()) {
+                    Some((at, was)) => [was.as_slice(), &parent[at.len()..]].concat(),
+                    None => parent.to_vec(),
+                };
+                match parent.is_empty() {
+                    true => redirect,
+                    false => [parent.as_slice(), b"/", &redirect].concat(),
+                }
+            }
+        };
+        all.insert(path, was);
+    }
+    // Those further down first, so that none is taken along by another.
+    let mut order: Vec<_> = all.into_iter().collect();
+    order.sort_by_key(|(_, was)| std::cmp::Reverse(was.len()));
+    let mut taken = BTreeMap::new();
+    for (path, was) in order {
+        if let Some(id) = tree.take(&was)? {
+            taken.insert(path, id);
+        }
+    }
+    Ok(taken)
+}
+
+/// A path as others are compared with it.
+fn plain(path: &[u8]) -> Vec<u8> {
+    let parts = path.split(|byte| *byte == b'/');
+    let parts: Vec<&[u8]> = parts.filter(|part| !part.is_empty() && *part != b".").collect();
+    parts.join(&b'/')
+}
+
+fn place(tree: &mut Tree, entry: &Entry, taken: NodeId) -> Result<()> {
+    let Some((parent_path, name)) = split_last(&entry.path) else {
+        return Ok(());
+    };
+    let context = |error| in_entry(&entry.path, error);
+    let parent = tree.make_dirs(parent_path, &Meta::root(0o755)).map_err(context)?;
+    tree.place(parent, name, entry.meta.clone(), taken)
+        .map_err(context)
+}
+
+fn remove(tree: &mut Tree, path: &[u8]) -> Result<()> {
+    if has_dotdot(path) {
+        return Err(Error::layer(path, "`..` in a path"));
+    }
+    let Some((parent_path, name)) = split_last(path) else {
+        return Ok(());
+    };
+    let parent = tree.make_dirs(parent_path, &Meta::root(0o755));
+    let parent = parent.map_err(|error| in_entry(path, error))?;
+    tree.whiteout(parent, name);
+    Ok(())
+}
+
 fn apply_entry(tree: &mut Tree, entry: Entry, whiteouts: Whiteouts, report: &mut LayerReport) -> Result<()> {
-    let Entry { path, meta, kind } = entry;
+    let Entry {
+        path,
+        meta,
+        kind,
+        opaque,
+        redirect: _,
+    } = entry;
     if has_dotdot(&path) {
         return Err(Error::layer(&path, "`..` in a path"));
     }
@@ -75,16 +193,16 @@ fn apply_entry(tree: &mut Tree, entry: Entry, whiteouts: Whiteouts, report: &mut
         EntryKind::Symlink(target) => Kind::Symlink(target.into()),
         EntryKind::Fifo => Kind::Fifo,
         EntryKind::HardLink(target) => return hard_link(tree, parent, name, &path, &target),
-        EntryKind::CharDevice { major: 0, minor: 0 } if whiteouts == Whiteouts::Overlay => {
-            tree.whiteout(parent, name);
-            return Ok(());
-        }
         EntryKind::CharDevice { .. } | EntryKind::BlockDevice => {
             report.devices_dropped += 1;
             return Ok(());
         }
     };
-    tree.put_in(parent, name, meta, kind).map(drop).map_err(context)
+    let id = tree.put_in(parent, name, meta, kind).map_err(context)?;
+    if opaque && whiteouts == Whiteouts::Overlay {
+        tree.opaque(id);
+    }
+    Ok(())
 }
 
 fn whiteout(tree: &mut Tree, path: &[u8], parent_path: &[u8], name: &[u8], hidden: &[u8]) -> Result<()> {

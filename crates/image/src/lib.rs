@@ -8,7 +8,7 @@
 //! mmdebstrap ──┐                                       ┌─> blobs/<sha256>.erofs
 //! OCI layers ──┼─ tar ─> Tree ─ edits, whiteouts ──────┤   manifests/<id>.json
 //! Dockerfile ──┘          ^                            └─> names/<name>
-//!                         └── an image that exists (FROM a template)
+//!                         └── an image that exists (FROM a template): then what differs is a layer on it
 //! ```
 
 //!
@@ -18,7 +18,7 @@
 //! | build from a registry, an OCI layout or `docker save` | [`Templates::build_oci`] |
 //! | build from a Dockerfile, with sandboxes lent by a [`StepRunner`] | [`Templates::build_dockerfile`] |
 //! | see as a project does, find, list, name, remove, share, check | [`Templates::of`], [`resolve`](Templates::resolve), [`list`](Templates::list), [`inspect`](Templates::inspect), [`name`](Templates::name), [`delete`](Templates::delete), [`share`](Templates::share), [`unshare`](Templates::unshare), [`prune`](Templates::prune), [`verify`](Templates::verify) |
-//! | mount a template | [`Templates::image_path`] |
+//! | mount a template | [`Templates::image_files`], [`Templates::kernel_files`] |
 //! | carry the guest agent into a sandbox | [`agent_image`] |
 //!
 //! Builds are async, cancel-safe, and report to a [`Progress`]; everything else blocks briefly on the disk.
@@ -46,13 +46,15 @@ pub use agent::{AGENT_PATH, agent_image};
 pub use content::{Backing, Content};
 pub use debian::{BASE_PACKAGES, DebianOptions, Installer};
 pub use dockerfile::{
-    BuildSandbox, Command, Copy, Dockerfile, DockerfileOptions, Exported, Instruction, Output, RunCommand,
-    Source, Stage, Step, StepRunner, parse_dockerfile,
+    BuildSandbox, Command, Copy, Dockerfile, DockerfileOptions, Instruction, Output, RunCommand, Source,
+    Stage, Step, StepRunner, parse_dockerfile,
 };
-pub use erofs::{Written, read_tree, write_image};
+pub use erofs::{
+    MAX_FILES, Stack, Written, lower_of, read_stack, read_tree, write_image, write_index, write_layer,
+};
 pub use error::{Error, Result};
 pub use layer::{LayerReport, Whiteouts, apply as apply_layer};
 pub use oci::{ImageConfig, ImageSource, Login, OciOptions, Reach};
 pub use progress::{Progress, Quiet, Update};
-pub use store::{Listed, Needed, Pruned, Recipe, Scratch, Settings, Templates, check_name};
+pub use store::{Listed, Needed, Needs, Pruned, Recipe, Room, Scratch, Settings, Templates, check_name};
 pub use tree::{Entries, Kind, LastLink, Limits, Meta, Mtime, Node, NodeId, Tree};

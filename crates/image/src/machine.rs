@@ -27,6 +27,8 @@ pub(crate) fn finish(tree: &mut Tree, built_after: Mtime) -> Result<()> {
     write(tree, "/etc/default/locale", 0o644, "LANG=C.UTF-8\n")?;
     allow_pip(tree)?;
     add_user(tree)?;
+    add_yarn(tree)?;
+    open_to_user(tree)?;
     settle_times(tree, built_after);
     Ok(())
 }
@@ -158,6 +160,33 @@ fn make_home(tree: &mut Tree) -> Result<()> {
     Ok(())
 }
 
+/// Corepack comes with npm and knows where Yarn is to be had, which it fetches when it is first used: Debian's own package
+/// brings 70 others.
+fn add_yarn(tree: &mut Tree) -> Result<()> {
+    const COREPACK: &str = "/usr/share/nodejs/corepack/dist/yarn.js";
+    if tree.lookup(COREPACK.as_bytes(), LastLink::Keep)?.is_some() {
+        tree.put_symlink(b"/usr/local/bin/yarn", COREPACK.as_bytes())?;
+    }
+    Ok(())
+}
+
+/// Where the user installs things for all to find (`npm install -g`, `pip install`) and keeps projects, without sudo. As at E2B,
+/// anybody may write there: whoever is in the sandbox may be root in it.
+fn open_to_user(tree: &mut Tree) -> Result<()> {
+    const ANYBODY: u16 = 0o777;
+    tree.make_dirs(b"/usr/local/bin", &Meta::root(0o755))?;
+    tree.make_dirs(b"/usr/local/lib", &Meta::root(0o755))?;
+    for (path, id) in tree.walk() {
+        let below = path == b"/usr/local" || path.starts_with(b"/usr/local/");
+        if below && matches!(tree.node(id).kind, Kind::Directory(_)) {
+            tree.meta_mut(id).mode = ANYBODY;
+        }
+    }
+    let owned = Meta::root(ANYBODY).owned(USER_ID, USER_ID);
+    tree.put(b"/code", owned, Kind::Directory(Default::default()))?;
+    Ok(())
+}
+
 /// What the build itself wrote gets the time of the newest file that it only unpacked, so that two builds of the same
 /// packages are the same image. Times of unpacked files stay: compiled Python refers to them.
 fn settle_times(tree: &mut Tree, built_after: Mtime) {
@@ -222,6 +251,8 @@ mod tests {
             ("/etc/sudoers.d/README", ""),
             ("/var/log/dpkg.log", "today"),
             ("/usr/lib/python3.13/EXTERNALLY-MANAGED", ""),
+            ("/usr/local/share/fonts/README", ""),
+            ("/usr/share/nodejs/corepack/dist/yarn.js", ""),
         ] {
             write(&mut tree, path, 0o644, text).unwrap();
         }
@@ -247,6 +278,27 @@ mod tests {
             .unwrap();
         let meta = &tree.node(sudoers).meta;
         assert_eq!((meta.mode, meta.uid, meta.mtime), (0o440, 0, package_time));
+        let meta = |path: &str| {
+            let found = tree.lookup(path.as_bytes(), LastLink::Keep).unwrap();
+            let meta = &tree.node(found.expect(path)).meta;
+            (meta.mode, meta.uid)
+        };
+        for open in [
+            "/usr/local",
+            "/usr/local/bin",
+            "/usr/local/lib",
+            "/usr/local/share/fonts",
+        ] {
+            assert_eq!(meta(open), (0o777, 0), "{open}");
+        }
+        assert_eq!(meta("/code"), (0o777, USER_ID));
+        assert_eq!(meta("/usr/local/share/fonts/README"), (0o644, 0));
+        assert_eq!(meta("/usr/share"), (0o755, 0));
+        let yarn = tree.lookup(b"/usr/local/bin/yarn", LastLink::Follow).unwrap();
+        let corepack = tree
+            .lookup(b"/usr/share/nodejs/corepack/dist/yarn.js", LastLink::Keep)
+            .unwrap();
+        assert_eq!(yarn, corepack);
         for gone in ["/var/log/dpkg.log", "/usr/lib/python3.13/EXTERNALLY-MANAGED"] {
             assert!(tree.lookup(gone.as_bytes(), LastLink::Keep).unwrap().is_none());
         }

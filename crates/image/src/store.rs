@@ -1,16 +1,21 @@
 //! The templates of this machine, on disk.
 //!
 //! ```text
-//! <dir>/blobs/<sha256>.erofs      images, named by their own digest, read-only, one for whoever has the same bytes
+//! <dir>/blobs/<sha256>.erofs      images, and layers on them, named by their own digest, read-only, one for whoever has
+//!                                 the same bytes
+//! <dir>/indexes/<sha256>.erofs    what a kernel needs beside the files of an image that has several, made when first asked for
 //! <dir>/manifests/<tpl id>.json   what makes an image a template; it says nothing of whose it is
 //! <dir>/names, shared, cache      what everybody may use of that
 //! <dir>/projects/<project>/       what a project has of that: see `spaces.rs`
 //! <dir>/tmp/<build>/              what a build has not finished yet, locked by the process that builds
 //! <dir>/lock                      held around every change, so that several processes may share a store
 //! ```
-//! What must hold: a name leads to a manifest, a manifest to a blob, and a blob has the digest that its name says; each
-//! becomes visible by one rename, after everything below it. Whatever a killed process leaves behind lies in `tmp` and
-//! goes when the store is opened next.
+//! What must hold: a name leads to a manifest, a manifest to a blob, a layer to those that it lies on, and a blob has the
+//! digest that its name says; each becomes visible by one rename, after everything below it. A layer names what it lies on
+//! by digest, so one digest stands for all files of an image, and is all that anybody else keeps. Whatever a killed process
+//! leaves behind lies in `tmp` and goes when the store is opened next.
+//!
+//! A blob goes when no manifest, no cached step and no build that is under way leads to it (`tmp/<build>/holds-<sha256>`).
 
 mod scratch;
 mod spaces;
@@ -25,8 +30,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use atoll_types::{
-    ImageCommand, NetworkPolicy, Resources, StartCommand, TemplateId, TemplateManifest, TemplateSource,
-    Timestamp,
+    Fault, ImageCommand, NetworkPolicy, Resources, StartCommand, TemplateId, TemplateManifest,
+    TemplateSource, Timestamp,
 };
 use serde::Serialize;
 use sha2::{Digest, Sha256};
@@ -34,11 +39,11 @@ use sha2::{Digest, Sha256};
 pub use scratch::Scratch;
 pub(crate) use scratch::end_group;
 use spaces::Space;
-pub use spaces::{Needed, Pruned};
+pub use spaces::{Needed, Needs, Pruned};
 
 use crate::content::Backing;
 use crate::debian::Installer;
-use crate::erofs::{Written, read_tree, write_image};
+use crate::erofs::{Stack, lower_of, read_stack, write_image, write_index, write_layer};
 use crate::error::{Error, IoContext, Result};
 use crate::oci::{Bound, Reach};
 use crate::progress::Job;
@@ -58,6 +63,17 @@ pub struct Templates {
     pub(crate) installer: Option<Arc<dyn Installer>>,
     /// Where registries may lead to.
     pub(crate) reach: Option<Arc<dyn Reach>>,
+    /// Who is asked before an image is kept.
+    room: Option<Arc<dyn Room>>,
+}
+
+/// How much may be stored.
+pub trait Room: Send + Sync + std::fmt::Debug {
+    /// Before an image of so many bytes is kept. An error is why it may not be.
+    fn take(&self, bytes: u64) -> std::result::Result<(), Fault>;
+
+    /// How much could be taken now.
+    fn left(&self) -> u64;
 }
 
 /// What is to be recorded beside an image.
@@ -103,7 +119,15 @@ impl Templates {
     /// Opens the store at `dir`, making it if needed and removing what dead builds left.
     pub fn open(dir: impl AsRef<Path>) -> Result<Self> {
         let dir = dir.as_ref();
-        for part in ["blobs", "manifests", "names", "cache", "projects", "tmp"] {
+        for part in [
+            "blobs",
+            "indexes",
+            "manifests",
+            "names",
+            "cache",
+            "projects",
+            "tmp",
+        ] {
             let path = dir.join(part);
             fs::create_dir_all(&path).doing("make", &path)?;
         }
@@ -113,6 +137,7 @@ impl Templates {
             space: Space::Shared,
             installer: None,
             reach: None,
+            room: None,
         };
         let _lock = store.lock()?;
         scratch::remove_abandoned(&store.dir.join("tmp"))?;
@@ -141,17 +166,70 @@ impl Templates {
         Self { reach, ..self }
     }
 
+    /// The same templates, for whoever may not store more than there is room for. Each step of a build stores what it changed.
+    #[must_use]
+    pub fn within(self, room: Arc<dyn Room>) -> Self {
+        let room = Some(room);
+        Self { room, ..self }
+    }
+
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// The image file of a template: what a runtime mounts.
-    pub fn image_path(&self, manifest: &TemplateManifest) -> PathBuf {
-        self.blob_path(&manifest.digest)
+    /// The files of an image, from the top down: what gVisor mounts.
+    pub fn image_files(&self, digest: &str) -> Result<Vec<PathBuf>> {
+        let lower = self.lower(digest)?;
+        let digests = std::iter::once(digest).chain(lower.iter().map(String::as_str));
+        Ok(digests.map(|digest| self.blob_path(digest)).collect())
     }
 
-    pub fn blob_path(&self, digest: &str) -> PathBuf {
+    /// The same for the kernel: if there are several, a plain image before them, in which there is all but the data.
+    pub fn kernel_files(&self, digest: &str) -> Result<Vec<PathBuf>> {
+        let mut files = self.image_files(digest)?;
+        if files.len() > 1 {
+            let index = self.dir.join("indexes").join(format!("{digest}.erofs"));
+            if !index.exists() {
+                self.make_index(digest, &index)?;
+            }
+            files.insert(0, index);
+        }
+        Ok(files)
+    }
+
+    fn make_index(&self, digest: &str, index: &Path) -> Result<()> {
+        let scratch = self.scratch()?;
+        let path = scratch.path().join("index.erofs");
+        let tree = self.blob_tree(digest)?;
+        let below = tree
+            .below()
+            .ok_or_else(|| Error::Invalid("a tree of no image".into()))?;
+        let file = File::create(&path).doing("write", &path)?;
+        let mut out = std::io::BufWriter::with_capacity(1 << 20, file);
+        write_index(&tree, below, &mut out)?;
+        seal(out).doing("write", &path)?;
+        let _lock = self.lock()?;
+        // It may have gone while this was made; then nobody would take the index away.
+        match self.blob_path(digest).exists() {
+            true => fs::rename(&path, index).doing("move the finished index to", index),
+            false => Err(Error::Damaged {
+                why: format!("image {digest} is gone"),
+            }),
+        }
+    }
+
+    pub(crate) fn blob_path(&self, digest: &str) -> PathBuf {
         self.dir.join("blobs").join(format!("{digest}.erofs"))
+    }
+
+    /// The digests of what an image lies on, from the top down. What is not there lies on nothing; whoever wants to read it will
+    /// see.
+    fn lower(&self, digest: &str) -> Result<Vec<String>> {
+        match Backing::open(&self.blob_path(digest)) {
+            Ok(top) => lower_of(&top),
+            Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
     }
 
     /// The template's filesystem, to look into or to build on.
@@ -160,30 +238,33 @@ impl Templates {
     }
 
     pub(crate) fn blob_tree(&self, digest: &str) -> Result<Tree> {
-        read_tree(&Backing::open(&self.blob_path(digest))?, Limits::default())
+        let mut files = Vec::new();
+        for digest in std::iter::once(digest.to_owned()).chain(self.lower(digest)?) {
+            let file = Backing::open(&self.blob_path(&digest))?;
+            files.push((digest, file));
+        }
+        read_stack(&Arc::new(Stack::open(files)?), Limits::default())
     }
 
-    /// Reads the whole image and compares it with its digest.
+    /// Reads all files of the image and compares them with their digests.
     pub fn verify(&self, manifest: &TemplateManifest) -> Result<()> {
-        let path = self.image_path(manifest);
-        let mut file = File::open(&path).doing("open", &path)?;
-        let mut sha = Sha256::new();
-        let mut buf = vec![0; 1 << 20];
-        loop {
-            match file.read(&mut buf).doing("read", &path)? {
-                0 => break,
-                n => sha.update(&buf[..n]),
+        let check = |digest: &str| {
+            let path = self.blob_path(digest);
+            let actual = digest_of(&path)?;
+            if actual != digest {
+                return Err(Error::Digest {
+                    what: format!("the image of template `{}`", manifest.id),
+                    expected: digest.to_owned(),
+                    actual,
+                });
             }
-        }
-        let actual = hex::encode(sha.finalize());
-        if actual != manifest.digest {
-            return Err(Error::Digest {
-                what: format!("the image of template `{}`", manifest.id),
-                expected: manifest.digest.clone(),
-                actual,
-            });
-        }
-        Ok(())
+            Ok(())
+        };
+        // Before what it says of others is believed.
+        check(&manifest.digest)?;
+        self.lower(&manifest.digest)?
+            .iter()
+            .try_for_each(|lower| check(lower))
     }
 
     /// A directory for a build, removed when dropped or, after a crash, when the store is opened next.
@@ -192,8 +273,8 @@ impl Templates {
         Scratch::new(&self.dir.join("tmp"))
     }
 
-    /// Writes `tree` as an image and makes it a template, all or nothing. The same tree and recipe give the same
-    /// template: then nothing but the name changes.
+    /// Writes `tree` as an image, or as a layer on the one that it was read from, and makes it a template, all or nothing. The
+    /// same tree and recipe give the same template: then nothing but the name changes.
     pub(crate) fn add(
         &self,
         tree: &Tree,
@@ -204,11 +285,21 @@ impl Templates {
     ) -> Result<TemplateManifest> {
         name.map_or(Ok(()), check_name)?;
         let scratch = self.scratch()?;
-        let (staged, written) = stage_image(&scratch, tree, job)?;
+        let staged = self.stage(&scratch, tree, job)?;
         let _lock = self.lock()?;
         job.check()?;
-        self.adopt_blob(&staged, &written.digest)?;
-        self.publish(&written.digest, recipe, name, now)
+        self.adopt(&staged)?;
+        self.publish(&staged.digest, recipe, name, now)
+    }
+
+    /// Keeps an image from going as long as this directory is there, if it is still there itself.
+    pub(crate) fn hold(&self, digest: &str, by: &Scratch) -> Result<bool> {
+        let _lock = self.lock()?;
+        if !self.blob_path(digest).exists() {
+            return Ok(false);
+        }
+        by.hold(digest)?;
+        Ok(true)
     }
 
     /// As [`Templates::add`], for an image that is in the store already.
@@ -254,8 +345,10 @@ impl Templates {
         name: Option<&str>,
         now: Timestamp,
     ) -> Result<TemplateManifest> {
-        let blob = self.blob_path(digest);
-        let size_bytes = fs::metadata(&blob).doing("read the size of", &blob)?.len();
+        let mut sizes = Vec::new();
+        for file in self.image_files(digest)? {
+            sizes.push(fs::metadata(&file).doing("read the size of", &file)?.len());
+        }
         let id = template_id(digest, recipe)?;
         let manifest = match self.known(&id)? {
             Some(known) => {
@@ -266,7 +359,8 @@ impl Templates {
                 let manifest = TemplateManifest {
                     id,
                     digest: digest.to_owned(),
-                    size_bytes,
+                    size_bytes: sizes.iter().sum(),
+                    layer_bytes: (sizes.len() > 1).then(|| sizes[0]),
                     created_at: now,
                     source: recipe.source.clone(),
                     env: recipe.env.clone(),
@@ -302,33 +396,61 @@ impl Templates {
     /// The digest of a build state that was cached from here, and whose image is still there. What others have cached is not
     /// looked at: that a step need not be run would tell what they have built, and what came of it would be theirs to say.
     pub(crate) fn cached(&self, key: &str) -> Result<Option<String>> {
-        let digest = read_if_there(&self.dir.join(self.space.cache()).join(key))?;
-        Ok(digest.filter(|digest| is_digest(digest) && self.blob_path(digest).exists()))
+        let path = self.dir.join(self.space.cache()).join(key);
+        let digest = read_if_there(&path)?;
+        let digest = digest.filter(|digest| is_digest(digest) && self.blob_path(digest).exists());
+        if digest.is_some() {
+            // It was of use: it stays longer. One that has just gone is noticed when it is held.
+            let file = File::options().append(true).open(&path);
+            let _ = file.and_then(|file| file.set_modified(std::time::SystemTime::now()));
+        }
+        Ok(digest)
     }
 
     /// Keeps `tree` as the build state for `key`.
-    pub(crate) fn cache(&self, key: &str, tree: &Tree, job: &Job) -> Result<String> {
+    pub(crate) fn cache(&self, key: &str, tree: &Tree, by: &Scratch, job: &Job) -> Result<String> {
         let scratch = self.scratch()?;
-        let (staged, written) = stage_image(&scratch, tree, job)?;
+        let staged = self.stage(&scratch, tree, job)?;
         let _lock = self.lock()?;
-        self.adopt_blob(&staged, &written.digest)?;
-        self.write_file(&self.space.cache(), key, written.digest.as_bytes())?;
-        Ok(written.digest)
+        self.adopt(&staged)?;
+        by.hold(&staged.digest)?;
+        self.write_file(&self.space.cache(), key, staged.digest.as_bytes())?;
+        Ok(staged.digest)
+    }
+
+    /// Writes an image for which there is room. One that others have, too, takes the same.
+    fn stage(&self, scratch: &Scratch, tree: &Tree, job: &Job) -> Result<Staged> {
+        let staged = Staged::write(scratch, tree, job)?;
+        if let (Some(room), Some(file)) = (&self.room, &staged.file) {
+            let bytes = fs::metadata(file).doing("read the size of", file)?.len();
+            room.take(bytes).map_err(Error::Refused)?;
+        }
+        Ok(staged)
     }
 
     /// Moves a finished image to its place. The caller holds the lock.
-    fn adopt_blob(&self, staged: &Path, digest: &str) -> Result<()> {
-        let path = self.blob_path(digest);
-        if path.exists() {
-            return Ok(());
+    fn adopt(&self, staged: &Staged) -> Result<()> {
+        let path = self.blob_path(&staged.digest);
+        if let Some(file) = staged.file.as_ref().filter(|_| !path.exists()) {
+            fs::rename(file, &path).doing("move the finished image to", &path)?;
+            sync_dir(&self.dir.join("blobs"))?;
         }
-        fs::rename(staged, &path).doing("move the finished image to", &path)?;
-        sync_dir(&self.dir.join("blobs"))
+        // Whoever builds holds what it builds on, so this is somebody who removed files by hand.
+        match self
+            .image_files(&staged.digest)?
+            .iter()
+            .find(|file| !file.exists())
+        {
+            None => Ok(()),
+            Some(gone) => Err(Error::Damaged {
+                why: format!("`{}`, which an image lies on, is gone", gone.display()),
+            }),
+        }
     }
 
     /// Whosever it is: for what was made of it while it could be seen.
     pub fn known(&self, id: &TemplateId) -> Result<Option<TemplateManifest>> {
-        let path = self.dir.join("manifests").join(format!("{id}.json"));
+        let path = self.manifest_path(id);
         let Some(text) = read_if_there(&path)? else {
             return Ok(None);
         };
@@ -337,6 +459,10 @@ impl Templates {
             .map_err(|error| Error::Damaged {
                 why: format!("`{}` is not readable: {error}", path.display()),
             })
+    }
+
+    fn manifest_path(&self, id: &TemplateId) -> PathBuf {
+        self.dir.join("manifests").join(format!("{id}.json"))
     }
 
     fn manifests(&self) -> Result<Vec<TemplateManifest>> {
@@ -377,15 +503,34 @@ impl Templates {
         for space in self.spaces()? {
             used.extend(self.cached_digests(&space)?);
         }
-        for blob in self.files(Path::new("blobs"))? {
-            if blob
-                .strip_suffix(".erofs")
-                .is_some_and(|digest| !used.contains(digest))
-            {
-                self.remove_file(Path::new("blobs"), &blob)?;
+        used.extend(scratch::held(&self.dir.join("tmp"))?);
+        let used = self.with_lower(used)?;
+        for part in ["indexes", "blobs"].map(Path::new) {
+            for file in self.files(part)? {
+                if file
+                    .strip_suffix(".erofs")
+                    .is_some_and(|digest| !used.contains(digest))
+                {
+                    self.remove_file(part, &file)?;
+                }
             }
         }
         Ok(())
+    }
+
+    /// These images with all that they lie on.
+    fn with_lower(&self, mut images: BTreeSet<String>) -> Result<BTreeSet<String>> {
+        let mut lower = BTreeSet::new();
+        for digest in &images {
+            match self.lower(digest) {
+                Ok(those) => lower.extend(those),
+                // What cannot be used keeps nothing. What cannot be read now is another matter.
+                Err(Error::Erofs { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        images.append(&mut lower);
+        Ok(images)
     }
 
     fn lock(&self) -> Result<File> {
@@ -452,26 +597,67 @@ pub fn check_name(name: &str) -> Result<()> {
     })
 }
 
-fn stage_image(scratch: &Scratch, tree: &Tree, job: &Job) -> Result<(PathBuf, Written)> {
-    let path = scratch.path().join("image.erofs");
-    let file = File::create(&path).doing("write", &path)?;
-    let mut out = std::io::BufWriter::with_capacity(1 << 20, file);
-    let mut reported = 0;
-    let written = write_image(tree, &mut out, |done, total| {
-        if done >= reported + (4 << 20) || done == total {
-            reported = done;
-            return job.report("writing image", done, total, "");
+/// An image that is not in its place yet.
+struct Staged {
+    digest: String,
+    /// `None`: it is one that is there already.
+    file: Option<PathBuf>,
+}
+
+impl Staged {
+    /// A layer on the image that the tree was read from; where that has as many as it may have, on the lowest of its files,
+    /// so that they become one. The whole, where there is nothing to lie on.
+    fn write(scratch: &Scratch, tree: &Tree, job: &Job) -> Result<Self> {
+        let path = scratch.path().join("image.erofs");
+        let file = File::create(&path).doing("write", &path)?;
+        let mut out = std::io::BufWriter::with_capacity(1 << 20, file);
+        let mut reported = 0;
+        let progress = |done, total| {
+            if done >= reported + (4 << 20) || done == total {
+                reported = done;
+                return job.report("writing image", done, total, "");
+            }
+            Ok(())
+        };
+        let below = match tree.below() {
+            Some(below) if !below.takes_another() => Some(Arc::new(below.lowest()?)),
+            below => below.cloned(),
+        };
+        let written = match below.filter(|below| below.takes_another()) {
+            None => write_image(tree, &mut out, progress)?,
+            Some(below) => match write_layer(tree, &below, &mut out, progress)? {
+                Some(written) => written,
+                None => {
+                    let digest = below.digest().to_owned();
+                    return Ok(Self { digest, file: None });
+                }
+            },
+        };
+        seal(out).doing("write", &path)?;
+        Ok(Self {
+            digest: written.digest,
+            file: Some(path),
+        })
+    }
+}
+
+/// Nobody writes to a finished image, and it is on the disk before it gets its name.
+fn seal(out: std::io::BufWriter<File>) -> std::io::Result<()> {
+    let file = out.into_inner().map_err(std::io::IntoInnerError::into_error)?;
+    file.set_permissions(fs::Permissions::from_mode(0o444))?;
+    file.sync_all()
+}
+
+fn digest_of(path: &Path) -> Result<String> {
+    let mut file = File::open(path).doing("open", path)?;
+    let mut sha = Sha256::new();
+    let mut buf = vec![0; 1 << 20];
+    loop {
+        match file.read(&mut buf).doing("read", path)? {
+            0 => return Ok(hex::encode(sha.finalize())),
+            n => sha.update(&buf[..n]),
         }
-        Ok(())
-    })?;
-    let file = out
-        .into_inner()
-        .map_err(std::io::IntoInnerError::into_error)
-        .doing("write", &path)?;
-    file.set_permissions(fs::Permissions::from_mode(0o444))
-        .and_then(|()| file.sync_all())
-        .doing("write", &path)?;
-    Ok((path, written))
+    }
 }
 
 fn template_id(digest: &str, recipe: &Recipe) -> Result<TemplateId> {

@@ -26,6 +26,10 @@ pub(crate) struct Entry {
     pub(crate) path: Vec<u8>,
     pub(crate) meta: Meta,
     pub(crate) kind: EntryKind,
+    /// A directory that hides what lies below it, as overlayfs says so.
+    pub(crate) opaque: bool,
+    /// Of a directory: where what lies below it is, as overlayfs says so. It was renamed.
+    pub(crate) redirect: Option<Vec<u8>>,
 }
 
 #[derive(Debug)]
@@ -39,7 +43,7 @@ pub(crate) enum EntryKind {
     BlockDevice,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Tarball {
     archive: Content,
     at: u64,
@@ -95,7 +99,7 @@ impl Tarball {
     }
 
     fn entry(&mut self, start: u64, header: &Header<'_>, size: u64, ext: Extension) -> Result<Entry> {
-        let path = ext.path.unwrap_or_else(|| header.name());
+        let path = ext.sparse_name.or(ext.path).unwrap_or_else(|| header.name());
         let link = ext.link.unwrap_or_else(|| header.link().to_vec());
         if path.len() > MAX_PATH || link.len() > MAX_PATH {
             return Err(Error::layer(&path, "a path of more than 4096 bytes"));
@@ -127,7 +131,10 @@ impl Tarball {
                         format!("`{}` declares {size} bytes, the archive ends before", show(&path)),
                     ));
                 }
-                let content = self.archive.slice(self.at, size)?;
+                let mut content = self.archive.slice(self.at, size)?;
+                if ext.sparse {
+                    content = self.with_holes(start, &content, ext.real_size)?;
+                }
                 self.at += size.next_multiple_of(BLOCK);
                 EntryKind::File(content)
             }
@@ -156,7 +163,23 @@ impl Tarball {
                 ));
             }
         };
-        Ok(Entry { path, meta, kind })
+        Ok(Entry {
+            path,
+            meta,
+            kind,
+            opaque: ext.opaque,
+            redirect: ext.redirect,
+        })
+    }
+
+    /// A file whose content begins with a list of where there is data (GNU's PAX format 1.0).
+    fn with_holes(&self, start: u64, content: &Content, real_size: Option<u64>) -> Result<Content> {
+        let real_size = real_size.filter(|size| *size <= MAX_SIZE);
+        let real_size = real_size.ok_or_else(|| self.bad(start, "a file with holes and without a size"))?;
+        let map = atoll_archive::read_sparse_map(&mut content.reader(), content.len(), real_size);
+        let (map, taken) = map.map_err(|error| self.bad(start, error.to_string()))?;
+        let data = content.slice(taken, content.len() - taken)?;
+        Ok(Content::sparse(data, &map, real_size))
     }
 
     /// The block that lies here; `None` at the end of the archive.
@@ -203,6 +226,11 @@ struct Extension {
     uid: Option<u64>,
     gid: Option<u64>,
     mtime: Option<Mtime>,
+    opaque: bool,
+    redirect: Option<Vec<u8>>,
+    sparse: bool,
+    sparse_name: Option<Vec<u8>>,
+    real_size: Option<u64>,
     xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
@@ -224,13 +252,22 @@ impl Extension {
             b"uid" => self.uid = Some(number()?.min(u64::from(u32::MAX))),
             b"gid" => self.gid = Some(number()?.min(u64::from(u32::MAX))),
             b"mtime" => self.mtime = format::time(value).map(mtime),
+            b"SCHILY.xattr.trusted.overlay.opaque" => self.opaque = value == b"y",
+            b"SCHILY.xattr.trusted.overlay.redirect" => self.redirect = Some(value.to_vec()),
+            b"GNU.sparse.major" if value == b"1" => self.sparse = true,
+            b"GNU.sparse.minor" if value == b"0" => {}
+            b"GNU.sparse.name" => self.sparse_name = Some(value.to_vec()),
+            b"GNU.sparse.realsize" => self.real_size = Some(number()?),
             _ => {
                 if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
                     if name.starts_with(b"user.") || name == b"security.capability" {
                         self.xattrs.insert(name.to_vec(), value.to_vec());
                     }
                 } else if key.starts_with(b"GNU.sparse.") {
-                    return Err("sparse files are not supported; write the archive without them".into());
+                    return Err(
+                        "holes are written in a way that is not read here; write the archive without them"
+                            .into(),
+                    );
                 }
             }
         }

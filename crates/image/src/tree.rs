@@ -5,8 +5,10 @@
 //! its root; every growth is counted against [`Limits`].
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use crate::content::Content;
+use crate::erofs::Stack;
 use crate::error::{Error, Result, show};
 
 pub(crate) const MAX_NAME: usize = 255;
@@ -107,6 +109,8 @@ pub enum LastLink {
 /// Nodes are never freed: a removed one is only unreachable. Two names for one node are hard links.
 #[derive(Debug, Clone)]
 pub struct Tree {
+    /// The image that it was read from: what a layer with its changes would lie on.
+    below: Option<Arc<Stack>>,
     nodes: Vec<Node>,
     layer: u32,
     limits: Limits,
@@ -130,12 +134,21 @@ impl Tree {
             layer: 0,
         };
         Self {
+            below: None,
             nodes: vec![root],
             layer: 0,
             limits,
             bytes: 0,
             memory: 0,
         }
+    }
+
+    pub(crate) fn below(&self) -> Option<&Arc<Stack>> {
+        self.below.as_ref()
+    }
+
+    pub(crate) fn set_below(&mut self, image: Arc<Stack>) {
+        self.below = Some(image);
     }
 
     pub fn node(&self, id: NodeId) -> &Node {
@@ -345,6 +358,37 @@ impl Tree {
         } else if self.entries(child).is_some() {
             self.opaque(child);
         }
+    }
+
+    /// Takes a directory of the layers below away from where it is. It is nowhere until [`Tree::place`].
+    pub(crate) fn take(&mut self, path: &[u8]) -> Result<Option<NodeId>> {
+        let Some((parent, name)) = split_last(path) else {
+            return Ok(None);
+        };
+        let parent = self.lookup(parent, LastLink::Keep)?;
+        let Some(parent) = parent.filter(|&id| self.entries(id).is_some()) else {
+            return Ok(None);
+        };
+        let found = self
+            .entries(parent)
+            .and_then(|entries| entries.get(name))
+            .copied();
+        let found = found.filter(|&id| self.entries(id).is_some());
+        if found.is_some() {
+            self.entries_mut(parent).remove(name);
+        }
+        Ok(found)
+    }
+
+    /// Puts a directory that was taken under another name, in place of whatever lies there.
+    pub(crate) fn place(&mut self, parent: NodeId, name: &[u8], meta: Meta, taken: NodeId) -> Result<()> {
+        check_name(name)?;
+        self.charge(&meta, name.len())?;
+        let layer = self.layer;
+        let node = &mut self.nodes[taken.index()];
+        (node.meta, node.layer) = (meta, layer);
+        self.entries_mut(parent).insert(name.into(), taken);
+        Ok(())
     }
 
     /// Removes all that lower layers brought into `dir`.

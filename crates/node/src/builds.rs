@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 pub use atoll_image::Login as RegistryLogin;
 use atoll_image::{
-    DebianOptions, DockerfileOptions, ImageSource, Limits, Listed, OciOptions, Progress, Templates, Update,
+    DebianOptions, DockerfileOptions, ImageSource, Limits, Listed, OciOptions, Progress, Room, Templates,
+    Update,
 };
 use atoll_types::{
     Code, Fault, NetworkPolicy, ProjectId, Resources, StartCommand, TemplateId, TemplateManifest,
@@ -59,6 +60,8 @@ pub struct Builder {
     pub project: ProjectId,
     /// Whether it runs the server: then it may name any registry. Others may name those that a sandbox could reach.
     pub is_operator: bool,
+    /// What the project may still store, unless it is for everybody.
+    pub room: Option<Arc<dyn Room>>,
 }
 
 /// What sandboxes made from a template start with.
@@ -134,12 +137,20 @@ impl LocalNode {
             }));
         });
         // As whoever it is for sees them: what it builds on, what is cached, and what it becomes.
-        let Builder { project, is_operator } = builder;
+        let Builder {
+            project,
+            is_operator,
+            room,
+        } = builder;
         let templates = match request.shared {
             true => self.inner.templates.shared(),
             false => self.inner.templates.of(&project),
         };
         let templates = if is_operator { templates } else { templates.bound() };
+        let templates = match room.clone() {
+            Some(room) => templates.within(room),
+            None => templates,
+        };
         let name = request.name.clone();
         // Said beside what went wrong, where something did.
         let mut refused = Vec::new();
@@ -197,7 +208,7 @@ impl LocalNode {
                     login,
                     now: self.now(),
                 };
-                let steps = Steps::new(self, stand_in, project);
+                let steps = Steps::new(self, stand_in, project, room);
                 let built = templates.build_dockerfile(options, &steps, progress).await;
                 refused = steps.refused();
                 user_is_missing = steps.user_is_missing();

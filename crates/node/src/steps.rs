@@ -4,19 +4,23 @@
 //! dies leaves an instance that no row names, which recovery destroys. A step's code may have taken over its agent, so how long
 //! it takes and how much comes out of it is measured here.
 
-use std::path::Path;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use atoll_guest_protocol::{CommandState, Configure, Exec, FailureKind, Message, Network, Request};
-use atoll_image::{BuildSandbox, Exported, Output, RunCommand, StepRunner};
+use atoll_image::{BuildSandbox, Output, Room, RunCommand, StepRunner, Whiteouts};
 use atoll_runtime::channel::{ChannelError, Incoming};
-use atoll_runtime::{Instance, InstanceSpec};
+use atoll_runtime::{Instance, InstanceSpec, SaveKind, SaveSink};
 use atoll_turns::Turn;
 use atoll_types::{CommandId, InstanceId, Isolation, ProjectId, SandboxSpec};
-use tokio::io::AsyncWriteExt as _;
+use parking_lot::Mutex;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
 use crate::local::Held;
@@ -30,6 +34,8 @@ const GRACE: Duration = Duration::from_secs(60);
 /// The longest that the result of a step may take to come out, and the most of it.
 const EXPORT_WITHIN: Duration = Duration::from_secs(30 * 60);
 const MOST_EXPORTED: u64 = 32 << 30;
+/// How much of it is taken at a time.
+const PIECE: u64 = 16 << 20;
 
 #[derive(Debug)]
 pub(crate) struct Steps {
@@ -38,16 +44,24 @@ pub(crate) struct Steps {
     stand_in: StandIn,
     /// Who builds.
     project: ProjectId,
+    /// What may still be stored for it.
+    room: Option<Arc<dyn Room>>,
     /// Whether one of them could not run because its user is not there.
     user_is_missing: Arc<AtomicBool>,
 }
 
 impl Steps {
-    pub(crate) fn new(node: &LocalNode, stand_in: StandIn, project: ProjectId) -> Self {
+    pub(crate) fn new(
+        node: &LocalNode,
+        stand_in: StandIn,
+        project: ProjectId,
+        room: Option<Arc<dyn Room>>,
+    ) -> Self {
         Self {
             node: node.clone(),
             stand_in,
             project,
+            room,
             user_is_missing: Arc::default(),
         }
     }
@@ -65,7 +79,7 @@ impl Steps {
 
 #[async_trait]
 impl StepRunner for Steps {
-    async fn start(&self, image: &Path) -> Result<Box<dyn BuildSandbox>, String> {
+    async fn start(&self, image: &str) -> Result<Box<dyn BuildSandbox>, String> {
         let node = &self.node;
         let spec = SandboxSpec {
             template: "build".into(),
@@ -82,7 +96,9 @@ impl StepRunner for Steps {
         let held = node.hold(id.clone());
         let spec = InstanceSpec {
             id,
-            image: image.to_owned(),
+            image: node
+                .image(admitted.isolation, image)
+                .map_err(|fault| fault.to_string())?,
             resources: admitted.spec.resources,
             hostname: "build".into(),
             restore: None,
@@ -103,6 +119,7 @@ impl StepRunner for Steps {
             isolation: admitted.isolation,
             instance: Some((instance, held)),
             user_is_missing: Arc::clone(&self.user_is_missing),
+            room: self.room.clone(),
             _turn: turn,
         };
         let configure = Request::Configure(Configure {
@@ -127,6 +144,7 @@ struct Step {
     isolation: Isolation,
     instance: Option<(Instance, Held)>,
     user_is_missing: Arc<AtomicBool>,
+    room: Option<Arc<dyn Room>>,
     _turn: Turn,
 }
 
@@ -180,37 +198,33 @@ impl BuildSandbox for Step {
         Err("the build sandbox ended before the step did".into())
     }
 
-    async fn export(&mut self, archive: &Path) -> Result<Exported, String> {
+    async fn export(&mut self, archive: &Path) -> Result<Whiteouts, String> {
         // Whom it trusts is the step's own affair, and nothing to hand down.
         let nobody = Request::Network(Network::default());
         let forgotten = self.instance()?.guest.call(&nobody).await;
         forgotten.map_err(|error| error.to_string())?;
-        let request = Request::TarOut {
-            path: b"/".to_vec(),
-            user: None,
-            one_file_system: true,
+        let runtime = self
+            .node
+            .runtime(self.isolation)
+            .map_err(|fault| fault.to_string())?;
+        let id = self.instance()?.id.clone();
+        let most = self.room.as_ref().map_or(u64::MAX, |room| room.left());
+        // An archive has more than what is in it; what is a little too much is refused in the words of the quota.
+        let most = most.saturating_add(most / 8).saturating_add(64 << 20);
+        let kept_free = self.node.settings().min_free_disk;
+        let archive = Archive::create(archive, most, kept_free).map_err(|error| written(&error))?;
+        let sink = Arc::new(archive);
+        let exported = async {
+            let saved = runtime.save(&id, SaveKind::Filesystem, Arc::clone(&sink) as Arc<dyn SaveSink>);
+            let saved = saved.await;
+            // Why it could not be written is better known here.
+            sink.finish().await.map_err(|error| written(&error))?;
+            saved.map_err(|error| error.to_string())
         };
-        let mut stream = self
-            .instance()?
-            .guest
-            .open(&request)
-            .await
-            .map_err(|error| error.to_string())?;
-        let failed = |error: std::io::Error| format!("writing the step's filesystem: {error}");
-        let mut file = tokio::fs::File::create_new(archive).await.map_err(failed)?;
-        let mut room = room_beside(archive).map_err(|error| failed(error.into()))?;
-        let until = Instant::now() + EXPORT_WITHIN;
-        let slow = |_| "the step's filesystem did not come out of the build sandbox in time".to_owned();
-        while let Some(incoming) = timeout_at(until, stream.next()).await.map_err(slow)? {
-            if let Incoming::Data { bytes, .. } = incoming.map_err(|error| error.to_string())? {
-                room = room.checked_sub(bytes.len() as u64).ok_or(
-                    "the step left more than a template may hold, or than this machine has room for",
-                )?;
-                file.write_all(&bytes).await.map_err(failed)?;
-            }
+        match timeout_at(Instant::now() + EXPORT_WITHIN, exported).await {
+            Ok(exported) => exported.map(|()| Whiteouts::Overlay),
+            Err(_) => Err("what the step changed did not come out of the build sandbox in time".into()),
         }
-        file.flush().await.map_err(failed)?;
-        Ok(Exported::Whole)
     }
 
     async fn destroy(mut self: Box<Self>) {
@@ -220,10 +234,82 @@ impl BuildSandbox for Step {
     }
 }
 
-/// How much may be written there: never more than half of what is free, which is not the build's alone.
-fn room_beside(archive: &Path) -> rustix::io::Result<u64> {
+fn written(error: &io::Error) -> String {
+    format!("writing what the step changed: {error}")
+}
+
+/// The one stream of what a step changed, into a file, as far as there is room for it. It comes through a pipe, so that
+/// whoever writes it, who may be the step's, is told when it is too much.
+#[derive(Debug)]
+struct Archive {
+    path: PathBuf,
+    file: File,
+    most: u64,
+    kept_free: u64,
+    copying: Mutex<Option<JoinHandle<io::Result<()>>>>,
+}
+
+impl Archive {
+    fn create(path: &Path, most: u64, kept_free: u64) -> io::Result<Self> {
+        Ok(Self {
+            path: path.to_owned(),
+            file: File::create_new(path)?,
+            most: most.min(MOST_EXPORTED),
+            kept_free,
+            copying: Mutex::default(),
+        })
+    }
+
+    /// Waits until all that was written is in the file.
+    async fn finish(&self) -> io::Result<()> {
+        let copying = self.copying.lock().take();
+        match copying {
+            Some(copying) => copying.await.map_err(io::Error::other)?,
+            None => Ok(()),
+        }
+    }
+}
+
+impl SaveSink for Archive {
+    fn stream(&self, _name: &str) -> io::Result<OwnedFd> {
+        let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        let mut to = self.file.try_clone()?;
+        let (path, most, kept_free) = (self.path.clone(), self.most, self.kept_free);
+        let copying = tokio::task::spawn_blocking(move || {
+            let mut from = File::from(read);
+            let mut done = 0;
+            loop {
+                // Others write, too, so this is asked again and again.
+                if free_beside(&path)? < kept_free.saturating_add(2 * PIECE) {
+                    return Err(io::Error::other("this machine has no room for it"));
+                }
+                match io::copy(&mut (&mut from).take(PIECE), &mut to)? {
+                    0 => return Ok(()),
+                    copied => done += copied,
+                }
+                if done > most {
+                    return Err(io::Error::other(
+                        "it is more than a template may hold, or than its project may store",
+                    ));
+                }
+            }
+        });
+        *self.copying.lock() = Some(copying);
+        Ok(write)
+    }
+
+    fn scratch(&self) -> io::Result<File> {
+        Err(io::Error::from(io::ErrorKind::Unsupported))
+    }
+
+    fn part(&self, _name: &str, _whole: File) -> io::Result<()> {
+        Err(io::Error::from(io::ErrorKind::Unsupported))
+    }
+}
+
+fn free_beside(archive: &Path) -> rustix::io::Result<u64> {
     let disk = rustix::fs::statvfs(archive)?;
-    Ok(MOST_EXPORTED.min(disk.f_bavail.saturating_mul(disk.f_frsize) / 2))
+    Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
 }
 
 impl Drop for Step {

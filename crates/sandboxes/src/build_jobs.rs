@@ -20,6 +20,7 @@ use std::sync::Arc;
 use atoll_identity::Caller;
 use atoll_types::{Code, Fault, Resources, TemplateId, Timestamp};
 use futures_util::{Stream, StreamExt as _};
+use tokio::sync::mpsc;
 
 use crate::{BuildEvent, BuildTemplate, Sandboxes};
 
@@ -181,8 +182,16 @@ impl BuildJobs {
             ..
         } = &job.request;
         if starts {
-            let kept = self.service.keep_running(caller, name, Some(*resources), None);
-            match kept.await {
+            let (said, mut lines) = mpsc::channel(256);
+            let kept = self
+                .service
+                .keep_running(caller, name, (*resources).into(), None, Some(said));
+            let log = async {
+                while let Some(line) = lines.recv().await {
+                    job.log(LineLevel::Info, line, self.service.now());
+                }
+            };
+            match tokio::join!(kept, log).0 {
                 Ok(_) => {}
                 // Where memory cannot be kept, each sandbox starts it.
                 Err(fault) if fault.code == Code::MemoryNotSupported => {}

@@ -4,8 +4,10 @@
 //! exist. Shared ones are changed by operators alone. Whatever was made of a template goes on, whoever may use it now.
 
 use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
 
-use atoll_image::{Needed, Templates};
+use atoll_image::{Needed, Pruned, Room, Templates};
 use atoll_node::{
     BuildEvent, BuildFrom, BuildTemplate, Builder, Template, find_template, from_image, known_template,
     on_templates,
@@ -16,20 +18,18 @@ use futures_util::Stream;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::{Action, Caller, Sandboxes};
+use crate::{Action, Caller, Sandboxes, UploadRoom};
 
-/// The most templates, and steps of builds that are cached, that a project has.
+/// The most templates, names of them, and steps of builds that are cached, that a project has.
 const MOST_TEMPLATES: usize = 5000;
+/// How often it is looked for templates that nothing is called by any more; they stay for a day.
+const COLLECT_EVERY: Duration = Duration::from_secs(60 * 60);
 
 /// What a build says while it goes on; the last item is `Done` or an error. Dropping it stops the build, which leaves
 /// nothing behind.
 pub type BuildStream = Pin<Box<dyn Stream<Item = Result<BuildEvent, Fault>> + Send>>;
 
 impl Sandboxes {
-    fn templates_of(&self, project: &ProjectId) -> Templates {
-        self.inner.templates.of(project)
-    }
-
     /// One that a project may use, by name or id: its own, or a shared one.
     pub(crate) fn usable_template(
         &self,
@@ -54,13 +54,6 @@ impl Sandboxes {
         self.inner.templates.has(which).map_err(|e| from_image(&e))
     }
 
-    /// Those that the caller may use.
-    pub async fn templates(&self, caller: &Caller) -> Result<Vec<Template>, Fault> {
-        let templates = self.templates_of(caller.project());
-        let listed = on_templates(move || templates.list()).await?;
-        Ok(listed.into_iter().map(Template::from).collect())
-    }
-
     pub async fn template(&self, caller: &Caller, which: &str) -> Result<Template, Fault> {
         let manifest = self.usable_template(caller.project(), which)?;
         let templates = self.templates_of(caller.project());
@@ -79,7 +72,8 @@ impl Sandboxes {
         let manifest = self.usable_template(caller.project(), which)?;
         self.check_count(caller.project()).await?;
         let (templates, name, now) = (self.templates_of(caller.project()), name.to_owned(), self.now());
-        on_templates(move || templates.name(&name, &manifest.id, now)).await?;
+        self.change_templates(caller.project(), move || templates.name(&name, &manifest.id, now))
+            .await?;
         self.node().templates_changed();
         Ok(())
     }
@@ -96,10 +90,11 @@ impl Sandboxes {
             self.templates_of(project)
         };
         let (needed, which) = (
-            self.templates_needed((!of_all).then_some(project)).await?,
+            self.needs_templates((!of_all).then_some(project)),
             which.to_owned(),
         );
-        on_templates(move || templates.delete(&which, &needed)).await?;
+        self.change_templates(project, move || templates.delete(&which, &needed))
+            .await?;
         self.node().templates_changed();
         if self.usable_template(project, manifest.id.as_str()).is_err() {
             self.drop_running_state(project, &manifest.id).await;
@@ -119,7 +114,8 @@ impl Sandboxes {
         caller.may(Action::ShareTemplates, None)?;
         let manifest = self.usable_template(project, which)?;
         let (templates, which, now) = (self.templates_of(project), which.to_owned(), self.now());
-        on_templates(move || templates.share(&which, now)).await?;
+        self.change_templates(project, move || templates.share(&which, now))
+            .await?;
         self.node().templates_changed();
         let template = manifest.id.clone();
         self.note_template(caller, Fact::TemplateShared { template })
@@ -132,7 +128,8 @@ impl Sandboxes {
         caller.may(Action::ShareTemplates, None)?;
         let manifest = find_template(&self.inner.templates, which)?;
         let (templates, which, now) = (self.templates_of(caller.project()), which.to_owned(), self.now());
-        on_templates(move || templates.unshare(&which, now)).await?;
+        self.change_templates(caller.project(), move || templates.unshare(&which, now))
+            .await?;
         self.node().templates_changed();
         let template = manifest.id.clone();
         self.note_template(caller, Fact::TemplateUnshared { template })
@@ -155,17 +152,50 @@ impl Sandboxes {
     /// keeps no more. For operators the same of what is shared as well.
     pub async fn prune_templates(&self, caller: &Caller) -> Result<u64, Fault> {
         let project = caller.project();
-        let mut freed = self.prune_in(self.templates_of(project), Some(project)).await?;
+        let own = self.templates_of(project);
+        let mut freed = self.prune_in(project, own, Some(project)).await?;
         if caller.may(Action::ShareTemplates, None).is_ok() {
-            freed += self.prune_in(self.inner.templates.clone(), None).await?;
+            freed += self.prune_in(project, self.inner.templates.clone(), None).await?;
         }
         Ok(freed)
     }
 
-    async fn prune_in(&self, templates: Templates, project: Option<&ProjectId>) -> Result<u64, Fault> {
-        let needed = self.templates_needed(project).await?;
-        let pruned = on_templates(move || templates.prune(&needed)).await?;
+    async fn prune_in(
+        &self,
+        by: &ProjectId,
+        templates: Templates,
+        project: Option<&ProjectId>,
+    ) -> Result<u64, Fault> {
+        let needed = self.needs_templates(project);
+        let pruned = self
+            .change_templates(by, move || templates.prune(&needed))
+            .await?;
+        self.drop_what_was_kept(project, &pruned).await;
         Ok(pruned.bytes)
+    }
+
+    /// What ran of templates that are gone, and was kept so that sandboxes need not start it anew.
+    async fn drop_what_was_kept(&self, project: Option<&ProjectId>, pruned: &Pruned) {
+        // Those that everybody uses are the operators'.
+        let project = project.unwrap_or_else(|| self.identity().default_project());
+        for id in &pruned.templates {
+            if self.usable_template(project, id.as_str()).is_err() {
+                self.drop_running_state(project, id).await;
+            }
+        }
+    }
+
+    /// For threads that may wait: what is needed when they ask.
+    fn needs_templates(
+        &self,
+        project: Option<&ProjectId>,
+    ) -> impl Fn() -> atoll_image::Result<Needed> + Send + use<> {
+        let (service, project) = (self.clone(), project.cloned());
+        let runtime = tokio::runtime::Handle::current();
+        move || {
+            let needed = runtime.block_on(service.templates_needed(project.as_ref()));
+            needed.map_err(atoll_image::Error::Refused)
+        }
     }
 
     /// What sandboxes run on, and what snapshots need to come back: those of a project, or of everybody.
@@ -193,7 +223,10 @@ impl Sandboxes {
             0..MOST_TEMPLATES => Ok(()),
             _ => Err(Fault::new(
                 Code::TooManyTemplates,
-                format!("the project has {MOST_TEMPLATES} templates and cached steps of builds, the most that it may have"),
+                format!(
+                    "the project has {MOST_TEMPLATES} templates, names of them and cached steps of builds, the most that it \
+                     may have"
+                ),
             )
             .hint("delete some, or prune them: `atoll template prune` removes what has no name, and what is cached")),
         }
@@ -219,16 +252,20 @@ impl Sandboxes {
         {
             return Ok(Some(manifest.id));
         }
-        let listed = templates.list().map_err(|e| from_image(&e))?;
-        Ok(listed
-            .into_iter()
-            .find(|listed| listed.manifest.digest == digest)
-            .map(|listed| listed.manifest.id))
+        let same =
+            |listed: atoll_image::Listed| (listed.manifest.digest == digest).then_some(listed.manifest.id);
+        let found = templates.gather(None, same).map_err(|e| from_image(&e))?;
+        Ok(found.into_iter().next())
     }
 
     /// The longest lifetime that a sandbox may ask for; `None`: any.
     pub fn longest_lifetime(&self) -> Option<u64> {
         self.settings().limits.max_timeout_millis
+    }
+
+    /// What a sandbox gets of which neither its creator nor its template says anything.
+    pub fn usual_resources(&self) -> Resources {
+        self.settings().default_resources
     }
 
     /// Whether a sandbox may ask for this much.
@@ -268,22 +305,26 @@ impl Sandboxes {
             self.check_enforced(network)
                 .map_err(|fault| of("the network of the build", fault))?;
         }
-        self.check_storage(caller.project()).await?;
+        let room = Arc::new(self.upload_room(caller.project()).await?);
         self.check_count(caller.project()).await?;
         let place = self.take_place(caller.project())?;
         let (events, stream) = mpsc::channel(256);
         let (service, caller) = (self.clone(), caller.clone());
         self.inner.tasks.spawn(async move {
             let outcome = tokio::select! {
-                built = service.build(&caller, request, events.clone()) => built,
+                built = service.build(&caller, request, Arc::clone(&room), events.clone()) => built,
                 // Nobody listens any more: dropping the build stops it.
-                () = events.closed() => return,
+                () = events.closed() => Err(Fault::internal("nobody waits for the build")),
                 () = service.inner.stop.cancelled() => {
                     Err(Fault::new(Code::ServerStopping, "the server is stopping"))
                 }
             };
             // Whoever hears that it is over has the place again.
             drop(place);
+            // What its steps stored is there, however it ended.
+            if let Some(room) = Arc::into_inner(room) {
+                room.stored();
+            }
             let _ = events
                 .send(outcome.map(|template| BuildEvent::Done(Box::new(template))))
                 .await;
@@ -295,13 +336,15 @@ impl Sandboxes {
         &self,
         caller: &Caller,
         request: BuildTemplate,
+        room: Arc<UploadRoom>,
         progress: mpsc::Sender<Result<BuildEvent, Fault>>,
     ) -> Result<Template, Fault> {
+        let shared = request.shared;
         let builder = Builder {
             project: caller.project().clone(),
             is_operator: caller.may(Action::ShareTemplates, None).is_ok(),
+            room: (!shared).then_some(room as Arc<dyn Room>),
         };
-        let shared = request.shared;
         let manifest = self.node().build(request, builder, progress).await?;
         let template = manifest.id.clone();
         self.note_template(
@@ -318,6 +361,44 @@ impl Sandboxes {
                 .await?;
         }
         self.template(caller, manifest.id.as_str()).await
+    }
+
+    /// Removes, now and then, what builds have left behind: templates whose names others have taken, and cached steps that nobody
+    /// came by. Looking takes the store's lock and reads all that there is, so not after each build.
+    pub(crate) async fn keep_collecting_templates(&self) {
+        loop {
+            tokio::select! {
+                biased;
+                () = tokio::time::sleep(COLLECT_EVERY) => {}
+                () = self.inner.stop.cancelled() => return,
+            }
+            let templates = self.inner.templates.clone();
+            let projects = on_templates(move || templates.projects()).await;
+            let projects = projects.unwrap_or_else(|fault| {
+                tracing::warn!(%fault, "who has templates cannot be seen");
+                Vec::new()
+            });
+            for project in projects.into_iter().map(Some).chain([None]) {
+                if let Err(fault) = self.collect_templates(project.as_ref()).await {
+                    tracing::warn!(%fault, "templates that lost their names stay for now");
+                }
+            }
+        }
+    }
+
+    /// Those of a project, or of everybody.
+    async fn collect_templates(&self, project: Option<&ProjectId>) -> Result<(), Fault> {
+        let templates = match project {
+            Some(project) => self.templates_of(project),
+            None => self.inner.templates.clone(),
+        };
+        let (needed, now) = (self.needs_templates(project), self.now());
+        let by = project.unwrap_or_else(|| self.identity().default_project());
+        let collected = self
+            .change_templates(by, move || templates.collect(&needed, now))
+            .await?;
+        self.drop_what_was_kept(project, &collected).await;
+        Ok(())
     }
 }
 

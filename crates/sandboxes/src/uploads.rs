@@ -9,14 +9,24 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use atoll_image::Room;
 use atoll_types::{Code, Fault, InstanceId, Isolation, ProjectId, format_bytes};
 
 use crate::Sandboxes;
 use crate::faults::from_store;
 
-/// Bytes of all uploads that are not over, by project.
+/// What each project has on its way.
 #[derive(Debug, Default)]
-pub(crate) struct Uploads(Mutex<BTreeMap<ProjectId, u64>>);
+pub(crate) struct Uploads(Mutex<BTreeMap<ProjectId, OnTheWay>>);
+
+/// Of a project, as long as it has anything on its way.
+#[derive(Debug, Default)]
+struct OnTheWay {
+    bytes: u64,
+    /// What was on its way and is stored now. Whoever began before that has not seen it among what was stored.
+    stored: u64,
+    rooms: usize,
+}
 
 /// The room that an upload takes in scratch. It is given back when this is dropped: drop it when the files are gone.
 #[derive(Debug)]
@@ -25,55 +35,75 @@ pub struct UploadRoom {
     project: ProjectId,
     /// What the project had stored when the upload began, and may store. `None`: as much as there is.
     quota: Option<(u64, u64)>,
+    /// [`OnTheWay::stored`] when it began.
+    since: u64,
     taken: AtomicU64,
 }
 
 impl Uploads {
-    /// So many bytes more; what the project has on its way then.
-    fn add(&self, project: &ProjectId, bytes: u64) -> u64 {
+    /// So many bytes more for `room`; what its project has on its way then, and what it stored since the room was taken.
+    fn add(&self, room: &UploadRoom, bytes: u64) -> (u64, u64) {
         let mut all = self.0.lock();
-        let ours = all.entry(project.clone()).or_default();
-        *ours = ours.saturating_add(bytes);
-        *ours
+        let ours = all.entry(room.project.clone()).or_default();
+        ours.bytes = ours.bytes.saturating_add(bytes);
+        (ours.bytes, ours.stored.saturating_sub(room.since))
     }
 
     /// What a project has on its way, and what is kept for it in scratch.
     pub(crate) fn of(&self, project: &ProjectId) -> u64 {
         let all = self.0.lock();
-        all.get(project).copied().unwrap_or(0)
-    }
-
-    fn remove(&self, project: &ProjectId, bytes: u64) {
-        let mut all = self.0.lock();
-        if let Some(ours) = all.get_mut(project) {
-            *ours = ours.saturating_sub(bytes);
-            if *ours == 0 {
-                all.remove(project);
-            }
-        }
+        all.get(project).map_or(0, |ours| ours.bytes)
     }
 }
 
 impl UploadRoom {
+    /// Of a project without a quota. Take it before what is stored is looked up, so that nothing is missed in between.
+    fn new(uploads: &Arc<Uploads>, project: &ProjectId) -> Self {
+        let mut all = uploads.0.lock();
+        let ours = all.entry(project.clone()).or_default();
+        ours.rooms += 1;
+        Self {
+            uploads: Arc::clone(uploads),
+            project: project.clone(),
+            quota: None,
+            since: ours.stored,
+            taken: AtomicU64::new(0),
+        }
+    }
+
     /// Before so many bytes are written.
     pub fn take(&self, bytes: u64) -> Result<(), Fault> {
-        let on_the_way = self.uploads.add(&self.project, bytes);
+        let (on_the_way, since) = self.uploads.add(self, bytes);
         self.taken.fetch_add(bytes, Ordering::Relaxed);
         match self.quota {
-            Some((stored, limit)) if stored.saturating_add(on_the_way) > limit => {
-                Err(Self::refused(stored, on_the_way, limit))
+            Some((stored, limit)) => {
+                let stored = stored.saturating_add(since);
+                match stored.saturating_add(on_the_way) > limit {
+                    true => Err(Self::refused(stored, on_the_way, limit)),
+                    false => Ok(()),
+                }
             }
-            _ => Ok(()),
+            None => Ok(()),
+        }
+    }
+
+    /// What was on its way is stored, and counts as that from now on.
+    pub(crate) fn stored(self) {
+        let mut all = self.uploads.0.lock();
+        if let Some(ours) = all.get_mut(&self.project) {
+            ours.stored = ours.stored.saturating_add(self.taken.load(Ordering::Relaxed));
         }
     }
 
     /// For a save of about so many bytes, which is refused if nothing fits any more beside what else is on its way.
     fn take_for_save(&self, bytes: u64) -> Result<(), Fault> {
-        let on_the_way = self.uploads.add(&self.project, bytes);
+        let (on_the_way, since) = self.uploads.add(self, bytes);
         self.taken.fetch_add(bytes, Ordering::Relaxed);
         match self.quota {
-            Some((stored, limit)) if stored.saturating_add(on_the_way - bytes) >= limit => {
-                Err(Self::refused(stored, on_the_way, limit))
+            Some((stored, limit))
+                if stored.saturating_add(since).saturating_add(on_the_way - bytes) >= limit =>
+            {
+                Err(Self::refused(stored.saturating_add(since), on_the_way, limit))
             }
             _ => Ok(()),
         }
@@ -98,7 +128,28 @@ impl UploadRoom {
 
 impl Drop for UploadRoom {
     fn drop(&mut self) {
-        self.uploads.remove(&self.project, *self.taken.get_mut());
+        let mut all = self.uploads.0.lock();
+        if let Some(ours) = all.get_mut(&self.project) {
+            ours.bytes = ours.bytes.saturating_sub(*self.taken.get_mut());
+            ours.rooms -= 1;
+            if ours.rooms == 0 {
+                all.remove(&self.project);
+            }
+        }
+    }
+}
+
+/// What is built is stored as it is built, step by step.
+impl Room for UploadRoom {
+    fn take(&self, bytes: u64) -> Result<(), Fault> {
+        Self::take(self, bytes)
+    }
+
+    fn left(&self) -> u64 {
+        let (on_the_way, since) = self.uploads.add(self, 0);
+        self.quota.map_or(u64::MAX, |(stored, limit)| {
+            limit.saturating_sub(stored.saturating_add(since).saturating_add(on_the_way))
+        })
     }
 }
 
@@ -120,21 +171,14 @@ impl Sandboxes {
 
     /// Begins an upload of a project: refused where nothing fits any more.
     pub async fn upload_room(&self, project: &ProjectId) -> Result<UploadRoom, Fault> {
-        let quota = match self.settings().max_storage_per_project {
-            None => None,
-            Some(limit) => {
-                self.check_storage(project).await?;
-                let used = self.store().saved.project_storage(project).await;
-                let used = used.map_err(|e| from_store(&e))?.total();
-                Some((used.saturating_add(self.template_bytes(project).await?), limit))
-            }
-        };
-        Ok(UploadRoom {
-            uploads: Arc::clone(&self.inner.uploads),
-            project: project.clone(),
-            quota,
-            taken: AtomicU64::new(0),
-        })
+        let mut room = UploadRoom::new(&self.inner.uploads, project);
+        if let Some(limit) = self.settings().max_storage_per_project {
+            self.check_storage(project).await?;
+            let used = self.store().saved.project_storage(project).await;
+            let used = used.map_err(|e| from_store(&e))?.total();
+            room.quota = Some((used.saturating_add(self.template_bytes(project).await?), limit));
+        }
+        Ok(room)
     }
 }
 
@@ -145,11 +189,10 @@ mod tests {
     #[test]
     fn uploads_share_what_their_project_may_store() {
         let uploads = Arc::new(Uploads::default());
-        let room = |n: u8, stored: u64| UploadRoom {
-            uploads: Arc::clone(&uploads),
-            project: ProjectId::from_entropy([n; 20]),
-            quota: Some((stored, 100)),
-            taken: AtomicU64::new(0),
+        let room = |n: u8, stored: u64| {
+            let mut room = UploadRoom::new(&uploads, &ProjectId::from_entropy([n; 20]));
+            room.quota = Some((stored, 100));
+            room
         };
         let (one, other) = (room(1, 30), room(1, 30));
         one.take(40).unwrap();
@@ -171,6 +214,15 @@ mod tests {
         drop((one, other));
         room(1, 99).take_for_save(1).unwrap();
         room(1, 100).take_for_save(0).unwrap_err();
+        // Whoever is still at it has not seen what was stored meanwhile.
+        let (one, other) = (room(1, 30), room(1, 30));
+        one.take(60).unwrap();
+        one.stored();
+        assert_eq!(uploads.of(&ProjectId::from_entropy([1; 20])), 0);
+        other.take(10).unwrap();
+        other.take(1).unwrap_err();
+        drop(other);
+        room(1, 90).take(10).unwrap();
         let mut unlimited = room(3, 0);
         unlimited.quota = None;
         unlimited.take(u64::MAX).unwrap();

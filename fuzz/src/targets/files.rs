@@ -3,9 +3,10 @@
 use std::io::Read as _;
 use std::os::fd::AsFd as _;
 use std::path::Path;
+use std::sync::Arc;
 
 use atoll_archive::{Budget, Dialect, Ids};
-use atoll_image::{Backing, Content, Kind, Limits, Tree, Whiteouts};
+use atoll_image::{Backing, Content, Kind, Limits, Meta, Stack, Tree, Whiteouts};
 
 use super::{scratch, texts};
 
@@ -54,6 +55,29 @@ pub fn erofs(input: &[u8]) {
         return;
     };
     rewrite(&tree);
+}
+
+/// What is a layer on a small image, or says so, is read with it or refused; and what differs from what can be read can be
+/// written as a layer on it.
+pub fn erofs_layers(input: &[u8]) {
+    let (digest, lowest) = &*crate::seeds::SMALL_IMAGE;
+    let lowest = Backing::from_file(file(lowest), Path::new("lowest")).expect("a file has a size");
+    let lowest = (digest.clone(), lowest);
+    let mut top = input.to_vec();
+    atoll_image::fuzzing::repair_checksum(&mut top);
+    let top = Backing::from_file(file(&top), Path::new("fuzzed")).expect("a file has a size");
+    let files = vec![("0".repeat(64), top), lowest.clone()];
+    for files in [files, vec![lowest]] {
+        let Ok(stack) = Stack::open(files).map(Arc::new) else {
+            continue;
+        };
+        let Ok(mut tree) = atoll_image::read_stack(&stack, SMALL) else {
+            continue;
+        };
+        rewrite(&tree);
+        let _full = tree.put_file(b"new", Meta::root(0o644), Content::bytes(input));
+        let _refused = atoll_image::write_layer(&tree, &stack, &mut Vec::new(), |_, _| Ok(()));
+    }
 }
 
 /// Files that share their bytes, or have holes, may be far larger than what they were read from: only small trees are written.

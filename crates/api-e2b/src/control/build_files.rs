@@ -194,6 +194,8 @@ mod tests {
 
     fn copied(index: usize) -> Copied {
         Copied {
+            to: String::new(),
+            line: 0,
             hash: "abc".into(),
             source: ".".into(),
             directory: format!("copy-{index}"),

@@ -16,7 +16,7 @@ use atoll_sandboxes::{
     BegunAlready, BuildFrom, BuildJob, BuildLine, BuildStart, BuildState, BuildTemplate, LineLevel,
     OpenBuild, RegistryLogin, StepFailed,
 };
-use atoll_types::{Code, DiskBacking, MIB, ReadyCheck, Resources, StartCommand};
+use atoll_types::{Code, MIB, ReadyCheck, Resources, StartCommand};
 use axum::extract::{Json, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -50,10 +50,8 @@ pub(crate) struct NewTemplate {
 }
 
 /// What sandboxes of the template get; what is not said is as usual.
-fn resources(request: &NewTemplate) -> Resources {
-    let usual = Resources::default();
+fn resources(request: &NewTemplate, usual: Resources) -> Resources {
     let disk_bytes = request.min_free_disk_mb.unwrap_or(0).saturating_mul(MIB);
-    let more_disk = disk_bytes > usual.disk_bytes;
     Resources {
         cpu_millis: request
             .cpu_count
@@ -62,11 +60,6 @@ fn resources(request: &NewTemplate) -> Resources {
             .memory_mb
             .map_or(usual.memory_bytes, |megabytes| megabytes.saturating_mul(MIB)),
         disk_bytes: disk_bytes.max(usual.disk_bytes),
-        // As much as that does not belong into memory.
-        disk_backing: match more_disk {
-            true => DiskBacking::Disk,
-            false => usual.disk_backing,
-        },
         ..usual
     }
 }
@@ -80,7 +73,7 @@ pub(crate) async fn request(
         return Err(Refusal::invalid("`name` is missing"));
     };
     let name = Name::parse(given)?;
-    let resources = resources(&request);
+    let resources = resources(&request, app.sandboxes.usual_resources());
     app.sandboxes.check_resources(resources).map_err(|fault| {
         Refusal::invalid(format!(
             "`cpuCount`, `memoryMB` or `minFreeDiskMb` cannot be had: {fault}"

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use atoll_identity::Caller;
 use atoll_sandboxes::{CreateSandbox, Sandbox};
-use atoll_types::{SandboxSpec, TimeoutAction, VolumeMount};
+use atoll_types::{ResourcesAsked, SandboxSpec, TimeoutAction, VolumeMount};
 use axum::extract::{Json, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -125,7 +125,7 @@ async fn create(
         .map(str::to_owned);
     let request = CreateSandbox {
         spec,
-        resources_given: false,
+        resources: ResourcesAsked::default(),
         idempotency_key,
     };
     Ok(app.sandboxes.create(caller, request).await?)

@@ -72,7 +72,7 @@ pub(crate) fn routes() -> Router<App> {
         .route("/sandboxes/{id}/snapshots", post(snapshots::create))
         .route("/sandboxes/{id}/fork", post(snapshots::fork))
         .route("/snapshots", get(snapshots::list))
-        .route("/templates", get(templates::list))
+        .route("/templates", get(templates::list_all))
         .route("/v2/templates", get(templates::list))
         .route("/templates/{id}", get(templates::get).delete(templates::delete))
         .route("/templates/aliases/{alias}", get(templates::exists))

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use serde::Deserialize;
+use serde_json::json;
 
 use super::names::Name;
 use crate::error::{Answer, Refusal};
@@ -88,6 +89,10 @@ impl Origin {
 pub(crate) struct Copied {
     pub(crate) hash: String,
     pub(crate) source: String,
+    /// Where to.
+    pub(crate) to: String,
+    /// Which line it is, from 0.
+    pub(crate) line: usize,
     /// The directory of the context that holds what is copied.
     pub(crate) directory: String,
     /// The name that a single file gets; `None`: what is copied keeps its names.
@@ -137,7 +142,8 @@ impl Recipe {
     fn line(&mut self, step: Option<usize>, text: &str) {
         self.dockerfile.push_str(text);
         self.dockerfile.push('\n');
-        self.lines.push(step);
+        // A value may have several.
+        self.lines.extend(text.split('\n').map(|_| step));
     }
 
     fn step(&mut self, index: usize, step: &Step, user: &mut String) -> Answer<()> {
@@ -204,12 +210,15 @@ impl Recipe {
         let _ = write!(
             text,
             " {}",
-            serde_json::json!([format!("{directory}/"), format!("{}/", to.trim_end_matches('/'))])
+            json!([format!("{directory}/"), format!("{}/", to.trim_end_matches('/'))])
         );
+        let line = self.lines.len();
         self.line(Some(index), &text);
         self.copies.push(Copied {
             hash,
             source: source.to_owned(),
+            to: to.to_owned(),
+            line,
             directory,
             file_name,
         });
@@ -218,28 +227,22 @@ impl Recipe {
 
     /// The copy of a single file goes to its parent, under its name.
     pub(crate) fn goes_to_parent(&mut self, directory: &str) {
-        let marker = format!("[\"{directory}/\",");
-        let lines: Vec<String> = self
-            .dockerfile
-            .lines()
-            .map(|line| match line.find(&marker) {
-                Some(at) => {
-                    let words: Vec<String> = serde_json::from_str(&line[at..]).unwrap_or_default();
-                    let to = words.get(1).map_or("", |to| to.trim_end_matches('/'));
-                    let parent = match to.rsplit_once('/') {
-                        Some((parent, _)) => format!("{parent}/"),
-                        None => "./".to_owned(),
-                    };
-                    format!(
-                        "{}{}",
-                        &line[..at],
-                        serde_json::json!([format!("{directory}/"), parent])
-                    )
-                }
-                None => line.to_owned(),
-            })
-            .collect();
-        self.dockerfile = lines.join("\n") + "\n";
+        let Some(copied) = self.copies.iter().find(|copied| copied.directory == directory) else {
+            return;
+        };
+        let to = copied.to.trim_end_matches('/');
+        let parent = match to.rsplit_once('/') {
+            Some((parent, _)) => format!("{parent}/"),
+            None => "./".to_owned(),
+        };
+        let words = |to: &str| json!([format!("{directory}/"), to]).to_string();
+        let (before, after) = (words(&format!("{to}/")), words(&parent));
+        let lines = self.dockerfile.lines().enumerate();
+        let lines = lines.map(|(number, line)| match number == copied.line {
+            true => line.replacen(&before, &after, 1),
+            false => line.to_owned(),
+        });
+        self.dockerfile = lines.map(|line| line + "\n").collect();
     }
 
     /// As whom a step runs.
@@ -254,7 +257,7 @@ impl Recipe {
 }
 
 fn run(command: &str) -> String {
-    format!("RUN {}", serde_json::json!(["/bin/bash", "-l", "-c", command]))
+    format!("RUN {}", json!(["/bin/bash", "-l", "-c", command]))
 }
 
 /// Something that has to be one word of a Dockerfile.
@@ -284,10 +287,12 @@ fn line_of(text: &str) -> Answer<&str> {
 
 /// A value of the environment. `$NAME` in it means what it means in a Dockerfile.
 fn quoted(text: &str) -> Answer<String> {
-    if text.contains(['\n', '\r']) {
-        return Err(Refusal::invalid("a value of ENV has more than one line"));
+    if text.contains('\r') {
+        return Err(Refusal::invalid("a value of ENV has a carriage return"));
     }
-    Ok(format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"")))
+    let text = text.replace('\\', "\\\\").replace('"', "\\\"");
+    // A line that ends with a backslash would go on: so it ends with the quotes, which begin again.
+    Ok(format!("\"{}\"", text.replace("\\\n", "\\\"\"\n")))
 }
 
 #[cfg(test)]
@@ -371,7 +376,7 @@ COPY --chown=root --chmod=600 ["copy-3/","b/"]
     fn nothing_of_a_step_becomes_another_line() {
         for wrong in [
             step("USER", &["root\nRUN x"]),
-            step("ENV", &["A", "b\nRUN x"]),
+            step("ENV", &["A", "b\r\nRUN x"]),
             step("WORKDIR", &["/a\nRUN x"]),
             step("ADD", &["a", "b"]),
             step("RUN", &[]),
@@ -380,6 +385,26 @@ COPY --chown=root --chmod=600 ["copy-3/","b/"]
         }
         let sneaky = Origin::Image("x\nRUN y".into());
         assert!(Recipe::new(&sneaky, &[]).is_err());
+    }
+
+    #[test]
+    fn a_value_of_several_lines_stays_between_its_quotes() {
+        let steps = [
+            step("ENV", &["A", "one\ntwo\\\n\nRUN \"x\"", "B", "b"]),
+            step("COPY", &["a.txt", "b/c.txt", "", ""]),
+        ];
+        let mut recipe = Recipe::new(&base(), &steps).unwrap();
+        recipe.goes_to_parent("copy-1");
+        let lines: Vec<&str> = recipe.dockerfile.lines().skip(3).collect();
+        let expected = [
+            "ENV A=\"one",
+            "two\\\\\"\"",
+            "",
+            "RUN \\\"x\\\"\" B=\"b\"",
+            "COPY --chown=user [\"copy-1/\",\"b/\"]",
+        ];
+        assert_eq!(lines, expected);
+        assert_eq!((recipe.step_at(7), recipe.step_at(8)), (Some(0), Some(1)));
     }
 
     #[test]

@@ -1,9 +1,13 @@
 //! Tags of templates: other names for what one name stands for.
 
-use atoll_front::extract::At;
+use std::sync::Arc;
+
+use atoll_front::extract::{At, Paying};
+use atoll_sandboxes::Template;
 use axum::extract::{Json, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -13,6 +17,9 @@ use super::{snapshots, templates, view};
 use crate::App;
 use crate::auth::Auth;
 use crate::error::{Answer, Refusal};
+
+/// What a tag takes while it is told, about.
+const TAG_BYTES: u64 = 512;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -99,19 +106,30 @@ pub(crate) async fn list(
     State(app): State<App>,
     Auth(caller): Auth,
     At(id): At<String>,
+    Paying(visit): Paying,
 ) -> Answer<Json<Vec<Value>>> {
     let wanted = Name::parse(&id)?.name;
-    let mut found = Vec::new();
-    for template in app.sandboxes.templates(&caller).await? {
-        for name in template.names.iter().map(|name| Name::of_stored(name)) {
-            if name.name == wanted || template.manifest.id.as_str() == wanted {
-                found.push(json!({
+    let permit = Arc::new(Mutex::new(visit.permit()?));
+    let (of, asking, called, paid) = (app.clone(), caller.clone(), wanted.clone(), Arc::clone(&permit));
+    let tags = move |template: Template| {
+        let names = template.names.iter().map(|name| Name::of_stored(name));
+        let names = names.filter(|name| name.name == called || template.manifest.id.as_str() == called);
+        let tags: Vec<Value> = names
+            .map(|name| {
+                json!({
                     "tag": name.tag.as_deref().unwrap_or(DEFAULT_TAG),
-                    "buildID": templates::build_of(&app, &caller, &name.name, &template.manifest),
+                    "buildID": templates::build_of(&of, &asking, &name.name, &template.manifest),
                     "createdAt": view::time(template.manifest.created_at),
-                }));
-            }
-        }
+                })
+            })
+            .collect();
+        paid.lock().grow(tags.len() as u64 * TAG_BYTES)?;
+        Ok(Some(tags))
+    };
+    let found = app.sandboxes.gather_templates(&caller, None, tags).await?;
+    let mut found: Vec<Value> = found.into_iter().flatten().collect();
+    if let Some(permit) = Arc::into_inner(permit) {
+        visit.keep(permit.into_inner());
     }
     if found.is_empty() {
         let snapshots = snapshots::named(&app, &caller, &wanted).await?;

@@ -1,14 +1,20 @@
 //! Templates: listed, looked up, deleted.
 
-use atoll_front::extract::At;
+use std::sync::Arc;
+
+use atoll_front::Visit;
+use atoll_front::extract::{At, Paying};
 use atoll_identity::{Action, Caller};
 use atoll_sandboxes::Template;
-use atoll_types::{FaultKind, MIB, TemplateManifest};
+use atoll_types::{FaultKind, MIB, TemplateId, TemplateManifest};
 use axum::extract::{Json, State};
-use axum::http::StatusCode;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
+use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::list::NEXT_TOKEN;
 use super::names::Name;
 use super::read::{Query, Read};
 use super::{snapshots, view};
@@ -18,7 +24,8 @@ use crate::error::{Answer, Refusal};
 use crate::options::ENVD_VERSION;
 
 fn info(app: &App, caller: &Caller, template: &Template) -> Value {
-    let resources = template.manifest.resources.unwrap_or_default();
+    let usual = || app.sandboxes.usual_resources();
+    let resources = template.manifest.resources.unwrap_or_else(usual);
     let names: Vec<String> = template
         .names
         .iter()
@@ -74,16 +81,18 @@ pub(crate) async fn stored(app: &App, caller: &Caller, given: &str) -> Answer<St
     if let Some(made) = job.and_then(|job| job.made()) {
         return Ok(made.to_string());
     }
-    let is_it = |template: &Template| {
-        build_id(&template.manifest.digest) == build
+    let (build, named) = (build.to_owned(), name.name.clone());
+    let is_it = move |template: Template| {
+        let is_it = build_id(&template.manifest.digest) == build
             && template
                 .names
                 .iter()
-                .any(|known| Name::of_stored(known).name == name.name)
+                .any(|known| Name::of_stored(known).name == named);
+        Ok(is_it.then_some(template.manifest.id))
     };
-    let found = app.sandboxes.templates(caller).await?.into_iter().find(is_it);
+    let found = app.sandboxes.gather_templates(caller, None, is_it).await?;
     let missing = || Refusal::not_found(format!("Template \"{given}\" not found"));
-    Ok(found.ok_or_else(missing)?.manifest.id.to_string())
+    Ok(found.first().ok_or_else(missing)?.to_string())
 }
 
 /// Clients want a UUID; the content's digest is as good a source of one as any.
@@ -100,25 +109,76 @@ pub(crate) fn build_id(digest: &str) -> String {
     )
 }
 
+/// The first version: all of them, unless a page is asked for.
+pub(crate) async fn list_all(
+    State(app): State<App>,
+    Auth(caller): Auth,
+    Paying(visit): Paying,
+    query: Query,
+) -> Answer<Response> {
+    let query = query.only(&["teamID", "limit", "nextToken"])?;
+    if query.text("limit").is_some() || query.text("nextToken").is_some() {
+        return page(&app, &caller, &visit, &query).await;
+    }
+    check_team(&query, &caller)?;
+    written(&app, &caller, &visit, None).await
+}
+
 pub(crate) async fn list(
     State(app): State<App>,
     Auth(caller): Auth,
+    Paying(visit): Paying,
     query: Query,
-) -> Answer<Json<Vec<Value>>> {
+) -> Answer<Response> {
     let query = query.only(&["teamID", "limit", "nextToken"])?;
-    if query
-        .text("teamID")
-        .is_some_and(|team| team != caller.project().as_str())
-    {
-        return Err(Refusal::invalid("`teamID` is not the team of this API key"));
+    page(&app, &caller, &visit, &query).await
+}
+
+fn check_team(query: &Query, caller: &Caller) -> Answer<()> {
+    match query.text("teamID") {
+        Some(team) if team != caller.project().as_str() => {
+            Err(Refusal::invalid("`teamID` is not the team of this API key"))
+        }
+        _ => Ok(()),
     }
-    let templates = app.sandboxes.templates(&caller).await?;
-    Ok(Json(
-        templates
-            .iter()
-            .map(|template| info(&app, &caller, template))
-            .collect(),
-    ))
+}
+
+async fn page(app: &App, caller: &Caller, visit: &Visit, query: &Query) -> Answer<Response> {
+    check_team(query, caller)?;
+    let after = query.text("nextToken").map(str::parse).transpose();
+    let after = after.map_err(|_| Refusal::invalid("`nextToken` is not valid any more; list anew"))?;
+    let (page, _) = app.sandboxes.template_page(caller, after, query.limit()?).await?;
+    let mut response = written(app, caller, visit, Some(page.items)).await?;
+    let next = page
+        .next
+        .and_then(|next| HeaderValue::from_str(&next.to_string()).ok());
+    if let Some(next) = next {
+        response.headers_mut().insert(NEXT_TOKEN, next);
+    }
+    Ok(response)
+}
+
+/// These, or all, newest first. One by one, and as text: as a tree of JSON they would take many times what they are.
+async fn written(
+    app: &App,
+    caller: &Caller,
+    visit: &Visit,
+    ids: Option<Vec<TemplateId>>,
+) -> Answer<Response> {
+    let permit = Arc::new(Mutex::new(visit.permit()?));
+    let (of, asking, paid) = (app.clone(), caller.clone(), Arc::clone(&permit));
+    let one = move |template: Template| {
+        let text = info(&of, &asking, &template).to_string();
+        // Alone, and with all others.
+        paid.lock().grow(2 * text.len() as u64)?;
+        Ok(Some(text))
+    };
+    let all = app.sandboxes.gather_templates(caller, ids, one).await?;
+    let text = format!("[{}]", all.join(","));
+    if let Some(permit) = Arc::into_inner(permit) {
+        visit.keep(permit.into_inner());
+    }
+    Ok(([(header::CONTENT_TYPE, "application/json")], text).into_response())
 }
 
 /// One that the caller may use.

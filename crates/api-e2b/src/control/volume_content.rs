@@ -178,7 +178,7 @@ pub(crate) async fn read(State(app): State<App>, opened: Opened, query: Query) -
         (header::CONTENT_TYPE, "application/octet-stream".to_owned()),
         (header::CONTENT_LENGTH, entry.size.to_string()),
     ];
-    Ok((headers, Body::from_stream(bytes)).into_response())
+    Ok((headers, Body::from_stream(opened.visit.download(bytes))).into_response())
 }
 
 pub(crate) async fn write(

@@ -144,7 +144,8 @@ impl ReadyRequest {
 }
 
 impl BuildRequest {
-    pub(super) fn into_build(self, login: Option<RegistryLogin>) -> Answer<BuildTemplate> {
+    /// `usual`: what of the resources is not said.
+    pub(super) fn into_build(self, login: Option<RegistryLogin>, usual: Resources) -> Answer<BuildTemplate> {
         let from = match (self.debian, self.image) {
             (Some(debian), None) => BuildFrom::Debian {
                 suite: debian.suite,
@@ -187,7 +188,7 @@ impl BuildRequest {
                 .transpose()?
                 .unwrap_or_default(),
             network: self.network.map(PolicyWords::into_policy),
-            resources: self.resources.map(ResourcesRequest::into_resources),
+            resources: self.resources.map(|asked| asked.into_asked().over(usual)),
         })
     }
 }
@@ -256,7 +257,8 @@ pub(super) struct ContextBuild {
     pub(super) build_network: NetworkPolicy,
 }
 
-pub(super) fn read_context_query(pairs: Vec<(String, String)>) -> Answer<ContextBuild> {
+/// `usual`: what of the resources is not said.
+pub(super) fn read_context_query(pairs: Vec<(String, String)>, usual: Resources) -> Answer<ContextBuild> {
     let (mut name, mut dockerfile, mut start) = (None, None, None);
     let (mut network, mut resources, mut build_network) = (None, None, None);
     let (mut target, mut no_cache, mut shared) = (None, None, None);
@@ -301,7 +303,7 @@ pub(super) fn read_context_query(pairs: Vec<(String, String)>) -> Answer<Context
         no_cache: read_flag("no_cache", no_cache.as_deref())?,
         start: read_start(start.as_deref())?,
         network: read_network("network", network)?,
-        resources: read_resources(resources)?,
+        resources: read_resources(resources, usual)?,
         build_network: read_network("build_network", build_network)?.unwrap_or_default(),
     })
 }
@@ -369,13 +371,15 @@ pub(super) fn read_login(headers: &HeaderMap) -> Answer<Option<RegistryLogin>> {
     }))
 }
 
-pub(super) fn read_resources(json: Option<String>) -> Answer<Option<Resources>> {
+pub(super) fn read_resources(json: Option<String>, usual: Resources) -> Answer<Option<Resources>> {
     json.map(|json| {
         let words = parse_json::<ResourcesRequest>(json.as_bytes());
-        words.map(ResourcesRequest::into_resources).map_err(|fault| {
-            let message = format!("`resources`: {}", fault.message);
-            Failure::new(Code::InvalidQuery, message)
-        })
+        words
+            .map(|asked| asked.into_asked().over(usual))
+            .map_err(|fault| {
+                let message = format!("`resources`: {}", fault.message);
+                Failure::new(Code::InvalidQuery, message)
+            })
     })
     .transpose()
 }
@@ -398,7 +402,7 @@ mod tests {
     use atoll_types::Preset;
 
     fn build(json: &str) -> Answer<BuildTemplate> {
-        parse_json::<BuildRequest>(json.as_bytes())?.into_build(None)
+        parse_json::<BuildRequest>(json.as_bytes())?.into_build(None, Resources::default())
     }
 
     #[test]
@@ -437,7 +441,7 @@ mod tests {
 
     #[test]
     fn a_context_is_described_in_the_query() {
-        let read = |text: &str| read_context_query(query(text)?);
+        let read = |text: &str| read_context_query(query(text)?, Resources::default());
         let found = read("name=a&arg=X=1&arg=Y=&start=%7B%22argv%22:%5B%22serve%22%5D%7D").unwrap();
         assert_eq!(
             (found.name.as_str(), found.dockerfile.as_str()),
@@ -460,9 +464,9 @@ mod tests {
         .unwrap();
         assert_eq!(found.network.unwrap().preset, Some(Preset::None));
         assert_eq!(found.build_network.preset, Some(Preset::AllPublic));
-        let found = read("name=a&resources=%7B%22cpu_millis%22:2000%7D").unwrap();
+        let found = read("name=a&resources=%7B%22cpu_millis%22:3000%7D").unwrap();
         let expected = Resources {
-            cpu_millis: 2000,
+            cpu_millis: 3000,
             ..Resources::default()
         };
         assert_eq!(found.resources, Some(expected));

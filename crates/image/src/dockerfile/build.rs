@@ -8,12 +8,12 @@ use atoll_types::{NetworkPolicy, TemplateManifest, TemplateSource};
 use sha2::{Digest, Sha256};
 
 use super::copy::{self, Change};
-use super::expand::expand;
+use super::expand::{LONGEST, expand};
 use super::parse::{self, Command, Copy, Dockerfile, Instruction, Source, Stage, Step};
 use super::pattern::Ignore;
 use super::state::{Files, State};
 use super::transfer::{Request, expand_text, import};
-use super::{DockerfileOptions, Exported, RunCommand, StepRunner};
+use super::{DockerfileOptions, RunCommand, StepRunner, Whiteouts};
 use crate::error::{Error, IoContext, Result};
 use crate::machine;
 use crate::oci::{ImageSource, add_mount_points, architecture, start_of};
@@ -126,6 +126,13 @@ impl Build<'_> {
             for step in &stage.steps {
                 self.announce(step.line, &step.text)?;
                 Box::pin(self.step(&mut state, index, step)).await?;
+                // Many of them do no more than compute, and others wait.
+                tokio::task::yield_now().await;
+            }
+            if index != target {
+                // In the store, rather than all of them in memory.
+                let image = self.materialize(&state.files, state.key.clone()).await?;
+                state.files = Files::Image(image);
             }
             self.done.insert(index, state);
         }
@@ -258,7 +265,9 @@ impl Build<'_> {
             && let Some(template) = self.store.find(base)?
         {
             state.advance(&["template", &template.digest]);
-            state.files = Files::Image(template.digest);
+            state.files = self.held(template.digest)?.ok_or_else(|| Error::NotFound {
+                wanted: base.to_owned(),
+            })?;
             state.env.extend(template.env);
             state.workdir = template.workdir;
             state.template_user = Some(template.user);
@@ -289,8 +298,8 @@ impl Build<'_> {
         state.ports = config.ports();
         let run = config.run();
         (state.entrypoint, state.cmd) = (run.entrypoint.clone(), run.cmd.clone());
-        if let Some(cached) = self.store.cached(&state.key)? {
-            state.files = Files::Image(cached);
+        if let Some(cached) = self.cached(&state.key)? {
+            state.files = cached;
             return Ok(state);
         }
         let source = ImageSource::Registry {
@@ -317,13 +326,19 @@ impl Build<'_> {
         match &step.instruction {
             Instruction::Env(pairs) => {
                 // All values see the environment before this instruction.
-                let values: Vec<(String, String)> = pairs
-                    .iter()
-                    .map(|(name, value)| Ok((name.clone(), word(state, value)?)))
-                    .collect::<Result<_>>()?;
+                let mut values = Vec::new();
+                let mut length = 0;
+                for (name, value) in pairs {
+                    let value = word(state, value)?;
+                    length += name.len() + value.len();
+                    fits(step.line, length)?;
+                    values.push((name.clone(), value));
+                }
                 state.env.extend(values);
+                fits(step.line, text_of(&state.env))?;
             }
             Instruction::Arg(args) => {
+                let mut length = 0;
                 for (name, default) in args {
                     let value = match (self.options.args.get(name), default) {
                         (Some(given), _) => Some(given.clone()),
@@ -332,9 +347,12 @@ impl Build<'_> {
                         (None, None) => self.globals.get(name).cloned(),
                     };
                     if let Some(value) = value {
+                        length += name.len() + value.len();
+                        fits(step.line, length)?;
                         state.args.insert(name.clone(), value);
                     }
                 }
+                fits(step.line, text_of(&state.args))?;
             }
             Instruction::Workdir(dir) => {
                 state.workdir = absolute(&state.workdir, &word(state, dir)?);
@@ -351,10 +369,16 @@ impl Build<'_> {
                 state.cmd = state.cmd.take().filter(|_| state.own_cmd);
             }
             Instruction::Expose(ports) => {
+                let mut exposed = vec![false; 1 << 16];
+                for port in &state.ports {
+                    exposed[usize::from(*port)] = true;
+                }
                 for port in ports {
                     let port = word(state, port)?;
-                    expose(&port, &mut state.ports).map_err(|why| at(step.line, why))?;
+                    expose(&port, &mut exposed).map_err(|why| at(step.line, why))?;
                 }
+                let numbers = (0..=u16::MAX).zip(exposed);
+                state.ports = numbers.filter(|(_, is)| *is).map(|(port, _)| port).collect();
             }
             Instruction::Run(command) => self.run_step(state, step, command).await?,
             Instruction::Copy(copy) => self.copy_step(state, stage, step, copy, false).await?,
@@ -387,7 +411,7 @@ impl Build<'_> {
         }
         state.advance(&parts);
         if !self.options.no_cache
-            && let Some(digest) = self.store.cached(&state.key)?
+            && let Some(files) = self.cached(&state.key)?
         {
             self.job.report(
                 "building",
@@ -395,21 +419,19 @@ impl Build<'_> {
                 self.steps,
                 &format!("line {}: cached", step.line),
             )?;
-            state.files = Files::Image(digest);
+            state.files = files;
             return Ok(());
         }
         let image = self.materialize(&state.files, before).await?;
         self.archives += 1;
         let archive = self.scratch.path().join(format!("run-{}.tar", self.archives));
-        let exported = self
-            .execute(step, &self.store.blob_path(&image), command, &archive)
-            .await?;
-        let (store, key) = (self.store.clone(), state.key.clone());
+        let whiteouts = self.execute(step, &image, command, &archive).await?;
+        let (store, key, scratch) = (self.store.clone(), state.key.clone(), Arc::clone(&self.scratch));
         let digest = self
             .job
             .blocking(move |job| {
-                let tree = import(&store, &image, &archive, exported, job)?;
-                let digest = store.cache(&key, &tree, job)?;
+                let tree = import(&store, &image, &archive, whiteouts, job)?;
+                let digest = store.cache(&key, &tree, &scratch, job)?;
                 std::fs::remove_file(&archive).doing("remove", &archive)?;
                 Ok(digest)
             })
@@ -421,10 +443,10 @@ impl Build<'_> {
     async fn execute(
         &self,
         step: &Step,
-        image: &Path,
+        image: &str,
         command: RunCommand,
         archive: &Path,
-    ) -> Result<Exported> {
+    ) -> Result<Whiteouts> {
         let failed = |why: String| Error::Runner { line: step.line, why };
         let text = step.text.chars().take(200).collect();
         let mut sandbox = self.runner.start(image).await.map_err(failed)?;
@@ -447,16 +469,32 @@ impl Build<'_> {
         result
     }
 
+    /// A state that was cached.
+    fn cached(&self, key: &str) -> Result<Option<Files>> {
+        self.store
+            .cached(key)?
+            .map_or(Ok(None), |digest| self.held(digest))
+    }
+
+    /// An image, which stays until this build is over. `None`: it has just gone.
+    fn held(&self, digest: String) -> Result<Option<Files>> {
+        let held = self.store.hold(&digest, &self.scratch)?;
+        Ok(held.then_some(Files::Image(digest)))
+    }
+
     /// The state as an image in the store: `RUN` needs one to start from.
     async fn materialize(&self, files: &Files, key: String) -> Result<String> {
         match files {
             Files::Image(digest) => Ok(digest.clone()),
             Files::Tree(tree) => {
-                if let Some(digest) = self.store.cached(&key)? {
+                if let Some(Files::Image(digest)) = self.cached(&key)? {
                     return Ok(digest);
                 }
-                let (store, tree) = (self.store.clone(), Arc::clone(tree));
-                self.job.blocking(move |job| store.cache(&key, &tree, job)).await
+                let (store, tree, scratch) =
+                    (self.store.clone(), Arc::clone(tree), Arc::clone(&self.scratch));
+                self.job
+                    .blocking(move |job| store.cache(&key, &tree, &scratch, job))
+                    .await
             }
         }
     }
@@ -613,6 +651,7 @@ fn global_args(file: &Dockerfile, given: &BTreeMap<String, String>) -> Result<BT
             args.insert(format!("{whose}{what}"), value);
         }
     }
+    let mut length = 0;
     for (name, default) in &file.args {
         let lookup = |name: &str| args.get(name).cloned();
         let value = match (given.get(name), default) {
@@ -620,6 +659,8 @@ fn global_args(file: &Dockerfile, given: &BTreeMap<String, String>) -> Result<BT
             (None, Some(default)) => expand(default, file.escape, &lookup).map_err(|why| at(1, why))?,
             (None, None) => continue,
         };
+        length += name.len() + value.len();
+        fits(1, length)?;
         args.insert(name.clone(), value);
     }
     Ok(args)
@@ -666,7 +707,27 @@ fn absolute(dir: &str, path: &str) -> String {
     clean
 }
 
-fn expose(text: &str, ports: &mut Vec<u16>) -> Result<(), String> {
+/// What a template may say of its environment, and a build of its arguments: less than a manifest may have, but for what is
+/// replaced again.
+fn fits(line: usize, length: usize) -> Result<()> {
+    match length > LONGEST {
+        true => Err(at(
+            line,
+            format!("variables of more than {LONGEST} bytes together"),
+        )),
+        false => Ok(()),
+    }
+}
+
+fn text_of(variables: &BTreeMap<String, String>) -> usize {
+    variables
+        .iter()
+        .map(|(name, value)| name.len() + value.len())
+        .sum()
+}
+
+/// One flag for each port.
+fn expose(text: &str, ports: &mut [bool]) -> Result<(), String> {
     let number = match text.split_once('/') {
         Some((_, protocol)) if protocol.eq_ignore_ascii_case("udp") => return Ok(()),
         Some((number, protocol)) if protocol.eq_ignore_ascii_case("tcp") => number,
@@ -682,9 +743,7 @@ fn expose(text: &str, ports: &mut Vec<u16>) -> Result<(), String> {
     if first == 0 || last < first || last - first > 1000 {
         return Err(bad());
     }
-    ports.extend(first..=last);
-    ports.sort_unstable();
-    ports.dedup();
+    ports[usize::from(first)..=usize::from(last)].fill(true);
     Ok(())
 }
 

@@ -1,11 +1,27 @@
 //! Variables and quotes in the words of a Dockerfile.
 
+/// How deep `${A:-${B:-…}}` may go, and how long a word may become.
+const DEEPEST: usize = 32;
+pub(crate) const LONGEST: usize = 256 * 1024;
+
 /// Removes quotes and escapes and puts in the values of variables. An unknown variable is empty, as in a shell.
 pub(crate) fn expand(
     word: &str,
     escape: char,
     lookup: &dyn Fn(&str) -> Option<String>,
 ) -> Result<String, String> {
+    within(word, escape, lookup, 0)
+}
+
+fn within(
+    word: &str,
+    escape: char,
+    lookup: &dyn Fn(&str) -> Option<String>,
+    depth: usize,
+) -> Result<String, String> {
+    if depth > DEEPEST {
+        return Err(format!("variables are nested more than {DEEPEST} deep"));
+    }
     let mut out = String::new();
     let mut chars = word.chars().peekable();
     let mut double = false;
@@ -19,7 +35,14 @@ pub(crate) fn expand(
                 }
             },
             '"' => double = !double,
-            '$' => out.push_str(&variable(&mut chars, escape, lookup)?),
+            '$' => {
+                out.push_str(&variable(&mut chars, escape, lookup, depth)?);
+                if out.len() > LONGEST {
+                    return Err(format!(
+                        "a word of more than {LONGEST} bytes, with the values of its variables"
+                    ));
+                }
+            }
             c if c == escape => match chars.next() {
                 None => out.push(c),
                 Some(next) => {
@@ -44,6 +67,7 @@ fn variable(
     chars: &mut Chars<'_>,
     escape: char,
     lookup: &dyn Fn(&str) -> Option<String>,
+    depth: usize,
 ) -> Result<String, String> {
     if chars.next_if_eq(&'{').is_none() {
         let name = take_name(chars);
@@ -54,7 +78,7 @@ fn variable(
     }
     let name = take_name(chars);
     let operator = until_brace(chars, escape).ok_or_else(|| format!("${{{name} is not closed"))?;
-    apply(&name, &operator, escape, lookup)
+    apply(&name, &operator, escape, lookup, depth + 1)
 }
 
 /// What follows the name in `${name...}`, without the closing brace; braces inside are paired.
@@ -81,6 +105,7 @@ fn apply(
     operator: &str,
     escape: char,
     lookup: &dyn Fn(&str) -> Option<String>,
+    depth: usize,
 ) -> Result<String, String> {
     let value = lookup(name);
     let (value, rest) = match operator.strip_prefix(':') {
@@ -93,11 +118,14 @@ fn apply(
         (true, ..) => Err("`${` without a name".into()),
         (_, None, value) if operator.is_empty() => Ok(value.unwrap_or_default()),
         (_, Some('-'), Some(value)) => Ok(value),
-        (_, Some('-'), None) => expand(kinds.as_str(), escape, lookup),
-        (_, Some('+'), Some(_)) => expand(kinds.as_str(), escape, lookup),
+        (_, Some('-'), None) => within(kinds.as_str(), escape, lookup, depth),
+        (_, Some('+'), Some(_)) => within(kinds.as_str(), escape, lookup, depth),
         (_, Some('+'), None) => Ok(String::new()),
         (_, Some('?'), Some(value)) => Ok(value),
-        (_, Some('?'), None) => Err(format!("{name}: {}", expand(kinds.as_str(), escape, lookup)?)),
+        (_, Some('?'), None) => Err(format!(
+            "{name}: {}",
+            within(kinds.as_str(), escape, lookup, depth)?
+        )),
         _ => Err(format!(
             "`${{{name}{operator}}}` is not supported; use :-, :+ or :?"
         )),

@@ -6,6 +6,9 @@
 
 use crate::error::{Error, Result};
 
+/// Each is looked through by those after it.
+const MOST_STAGES: usize = 64;
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Dockerfile {
     /// `ARG` before the first `FROM`: name and default, unexpanded.
@@ -90,6 +93,9 @@ pub fn parse(text: &str) -> Result<Dockerfile> {
         let no_arguments = rest.is_empty() && heredocs.is_empty();
         if no_arguments {
             return Err(fail(format!("{word} needs an argument")));
+        }
+        if word == "FROM" && file.stages.len() == MOST_STAGES {
+            return Err(fail(format!("more than {MOST_STAGES} stages")));
         }
         if word == "FROM" {
             file.stages.push(from(line, rest).map_err(fail)?);
@@ -325,6 +331,11 @@ fn words(text: &str, escape: char) -> Result<Vec<String>, String> {
     Ok(words)
 }
 
+fn is_env(text: &str) -> bool {
+    let word = text.split_whitespace().next();
+    word.is_some_and(|word| word.eq_ignore_ascii_case("ENV"))
+}
+
 struct Heredoc {
     end: String,
     text: String,
@@ -335,6 +346,26 @@ struct Logical {
     line: usize,
     text: String,
     heredocs: Vec<Heredoc>,
+}
+
+/// Whether the end of what was read lies between quotes.
+#[derive(Default)]
+struct Quotes {
+    open: Option<char>,
+}
+
+impl Quotes {
+    fn read(&mut self, text: &str, escape: char) {
+        let mut chars = text.chars();
+        while let Some(c) = chars.next() {
+            match self.open {
+                None if c == '"' || c == '\'' => self.open = Some(c),
+                Some(open) if c == open => self.open = None,
+                _ if c == escape && self.open != Some('\'') => drop(chars.next()),
+                _ => {}
+            }
+        }
+    }
 }
 
 /// Joins continued lines, drops comments, reads here-documents.
@@ -388,6 +419,11 @@ impl<'a> Lines<'a> {
             let part = if text.is_empty() { raw.trim_start() } else { raw };
             match part.trim_end().strip_suffix(self.escape) {
                 Some(continued) => text.push_str(continued),
+                // What is left out at the end of a value of several lines is not ours to leave out.
+                None if is_env(part) || is_env(&text) => {
+                    text.push_str(part);
+                    break;
+                }
                 None => {
                     text.push_str(part.trim_end());
                     break;
@@ -395,9 +431,26 @@ impl<'a> Lines<'a> {
             }
         }
         let Some(line) = first else { return Ok(None) };
+        if is_env(&text) {
+            self.rest_of_values(&mut text);
+        }
         let text = text.trim().to_owned();
         let heredocs = self.heredocs(line, &text)?;
         Ok(Some(Logical { line, text, heredocs }))
+    }
+
+    /// What is between quotes goes on to the next line as it stands, where Docker would not take it: it has no way to say that a
+    /// value has several lines.
+    fn rest_of_values(&mut self, text: &mut String) {
+        let mut quotes = Quotes::default();
+        quotes.read(text, self.escape);
+        while quotes.open.is_some()
+            && let Some((_, raw)) = self.lines.next()
+        {
+            text.push('\n');
+            text.push_str(raw);
+            quotes.read(raw, self.escape);
+        }
     }
 
     fn heredocs(&mut self, line: usize, text: &str) -> Result<Vec<Heredoc>> {

@@ -10,7 +10,7 @@ use super::parse::Command;
 use crate::tree::Tree;
 
 /// Grows with every change of what a step does, so that an older cache is not believed.
-const CACHE_GENERATION: &str = "atoll-build-1";
+const CACHE_GENERATION: &str = "atoll-build-2";
 
 /// The filesystem of a state. A tree is read from an image only when somebody wants to look or to edit.
 #[derive(Clone)]

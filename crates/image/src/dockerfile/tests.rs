@@ -6,40 +6,34 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use atoll_types::{Preset, TemplateManifest, TemplateSource};
 
 use super::*;
-use crate::content::{Backing, Content};
+use crate::content::Content;
 use crate::error::Result;
 use crate::fixture::{Archive, gzip};
 use crate::progress::Quiet;
 use crate::store::Templates;
-use crate::tree::{Entries, Kind, LastLink, Limits, Meta, Tree};
+use crate::tree::{Entries, Kind, LastLink, Meta, Tree};
 
 /// Understands `put PATH TEXT`, `remove PATH` and `fail CODE`, and notes who ran what.
 #[derive(Default)]
 struct FakeRunner {
     log: Arc<Mutex<Vec<RunCommand>>>,
     alive: Arc<AtomicUsize>,
-    changes_only: bool,
 }
 
 struct FakeSandbox {
-    tree: Tree,
     log: Arc<Mutex<Vec<RunCommand>>>,
     alive: Arc<AtomicUsize>,
-    changes: Option<Archive>,
+    changes: Archive,
 }
 
 #[async_trait]
 impl StepRunner for FakeRunner {
-    async fn start(&self, image: &Path) -> Result<Box<dyn BuildSandbox>, String> {
-        let tree = Backing::open(image)
-            .and_then(|backing| crate::read_tree(&backing, Limits::default()))
-            .map_err(|error| error.to_string())?;
+    async fn start(&self, _image: &str) -> Result<Box<dyn BuildSandbox>, String> {
         self.alive.fetch_add(1, Ordering::SeqCst);
         Ok(Box::new(FakeSandbox {
-            tree,
             log: Arc::clone(&self.log),
             alive: Arc::clone(&self.alive),
-            changes: self.changes_only.then(Archive::new),
+            changes: Archive::new(),
         }))
     }
 }
@@ -51,70 +45,24 @@ impl BuildSandbox for FakeSandbox {
         self.log.lock().push(command);
         output(format!("running {script}\n").as_bytes());
         let words: Vec<&str> = script.split_whitespace().collect();
-        match words[..] {
-            ["put", path, text] => {
-                self.tree
-                    .put_file(
-                        path.as_bytes(),
-                        Meta::root(0o644),
-                        Content::bytes(text.as_bytes()),
-                    )
-                    .unwrap();
-                self.tree
-                    .put_file(b"/proc/1/status", Meta::root(0o444), Content::bytes(*b"never"))
-                    .unwrap();
-                self.changes = self.changes.take().map(|archive| archive.file(&path[1..], text));
-            }
+        let changes = std::mem::take(&mut self.changes);
+        self.changes = match words[..] {
+            ["put", path, text] => changes.file(&path[1..], text).file("proc/1/status", "never"),
             ["remove", path] => {
-                self.tree.remove(path.as_bytes()).unwrap();
                 let (dir, name) = path[1..].rsplit_once('/').unwrap_or(("", &path[1..]));
                 let hidden = format!("{dir}/.wh.{name}");
-                self.changes = self
-                    .changes
-                    .take()
-                    .map(|archive| archive.file(hidden.trim_start_matches('/'), ""));
+                changes.file(hidden.trim_start_matches('/'), "")
             }
             ["hang"] => std::future::pending().await,
             ["fail", code] => return Ok(code.parse().unwrap()),
-            _ => {}
-        }
+            _ => changes,
+        };
         Ok(0)
     }
 
-    async fn export(&mut self, archive: &Path) -> Result<Exported, String> {
-        if let Some(changes) = self.changes.take() {
-            fs::write(archive, changes.bytes()).unwrap();
-            return Ok(Exported::Changes(Whiteouts::Oci));
-        }
-        let mut out = tar::Builder::new(fs::File::create(archive).unwrap());
-        for (path, id) in self.tree.walk().into_iter().skip(1) {
-            let node = self.tree.node(id);
-            let mut header = tar::Header::new_gnu();
-            header.set_mode(node.meta.mode.into());
-            header.set_uid(node.meta.uid.into());
-            header.set_gid(node.meta.gid.into());
-            header.set_mtime(node.meta.mtime.secs);
-            header.set_size(0);
-            let path = format!(".{}", String::from_utf8(path).unwrap());
-            match &node.kind {
-                Kind::Directory(_) => {
-                    header.set_entry_type(tar::EntryType::Directory);
-                    out.append_data(&mut header, path, &[][..]).unwrap();
-                }
-                Kind::File(content) => {
-                    header.set_size(content.len());
-                    out.append_data(&mut header, path, content.reader()).unwrap();
-                }
-                Kind::Symlink(target) => {
-                    header.set_entry_type(tar::EntryType::Symlink);
-                    out.append_link(&mut header, path, std::str::from_utf8(target).unwrap())
-                        .unwrap();
-                }
-                Kind::Fifo => {}
-            }
-        }
-        out.finish().unwrap();
-        Ok(Exported::Whole)
+    async fn export(&mut self, archive: &Path) -> Result<Whiteouts, String> {
+        fs::write(archive, std::mem::take(&mut self.changes).bytes()).unwrap();
+        Ok(Whiteouts::Oci)
     }
 
     async fn destroy(self: Box<Self>) {}
@@ -428,26 +376,22 @@ async fn what_steps_may_reach_is_part_of_the_key() {
 
 #[tokio::test]
 async fn the_resolver_of_a_step_is_its_sandboxs() {
-    for changes_only in [false, true] {
-        let mut bench = Bench::new();
-        bench.runner.changes_only = changes_only;
-        bench.context("resolv.conf", "base");
-        let text =
-            "FROM base\nRUN put /etc/resolv.conf a\nCOPY resolv.conf /etc/\nRUN put /etc/resolv.conf b\n";
-        let manifest = bench.build(text).await.unwrap();
-        assert_eq!(bench.read(&manifest, "/etc/resolv.conf").as_deref(), Some("base"));
-        let manifest = bench
-            .build("FROM base\nRUN put /etc/resolv.conf c\n")
-            .await
-            .unwrap();
-        assert_eq!(bench.read(&manifest, "/etc/resolv.conf"), None);
-    }
+    let bench = Bench::new();
+    bench.context("resolv.conf", "base");
+    let text = "FROM base\nRUN put /etc/resolv.conf a\nCOPY resolv.conf /etc/\nRUN put /etc/resolv.conf b\n";
+    let manifest = bench.build(text).await.unwrap();
+    assert_eq!(bench.read(&manifest, "/etc/resolv.conf").as_deref(), Some("base"));
+    let manifest = bench
+        .build("FROM base\nRUN put /etc/resolv.conf c\n")
+        .await
+        .unwrap();
+    assert_eq!(bench.read(&manifest, "/etc/resolv.conf"), None);
 }
 
 #[tokio::test]
-async fn a_runner_may_export_changes_only() {
-    let mut bench = Bench::new();
-    bench.runner.changes_only = true;
+async fn what_steps_change_becomes_layers() {
+    let bench = Bench::new();
+    let base = bench.store.resolve("base").unwrap();
     let built = bench
         .build("FROM base\nRUN put /new 1\nRUN remove /etc/group\n")
         .await
@@ -456,6 +400,99 @@ async fn a_runner_may_export_changes_only() {
     assert_eq!(bench.read(&built, "/etc/group"), None);
     assert!(bench.read(&built, "/etc/passwd").is_some());
     assert_eq!(built.user, "user", "the base template's user stays");
+    let files = bench.store.image_files(&built.digest).unwrap();
+    assert_eq!(
+        files.len(),
+        3,
+        "two steps, each on what was there before: {files:?}"
+    );
+    assert_eq!(files[2..], bench.store.image_files(&base.digest).unwrap());
+    bench.store.verify(&built).unwrap();
+    let sizes: Vec<u64> = files
+        .iter()
+        .map(|file| fs::metadata(file).unwrap().len())
+        .collect();
+    assert_eq!(
+        (built.size_bytes, built.layer_bytes),
+        (sizes.iter().sum(), Some(sizes[0]))
+    );
+    assert_eq!((base.size_bytes, base.layer_bytes), (sizes[2], None));
+}
+
+#[tokio::test]
+async fn a_step_that_changes_nothing_adds_nothing() {
+    let bench = Bench::new();
+    let built = bench
+        .build("FROM base\nRUN true\nRUN true again\n")
+        .await
+        .unwrap();
+    assert_eq!(bench.runs(), 2);
+    assert_eq!(built.digest, bench.store.resolve("base").unwrap().digest);
+}
+
+/// Beyond the most files that an image may have, what lies on the base becomes one layer.
+#[tokio::test]
+async fn layers_do_not_pile_up_for_ever() {
+    let bench = Bench::new();
+    let mut text = "FROM base\n".to_owned();
+    for step in 0..crate::MAX_FILES + 5 {
+        text += &format!("RUN put /file-{step} {step}\n");
+    }
+    let built = bench.build(&text).await.unwrap();
+    let files = bench.store.image_files(&built.digest).unwrap();
+    assert_eq!(files.len(), 1 + 6, "{files:?}");
+    let base = bench.store.resolve("base").unwrap();
+    assert_eq!(files[6..], bench.store.image_files(&base.digest).unwrap());
+    for step in 0..crate::MAX_FILES + 5 {
+        let text = bench.read(&built, &format!("/file-{step}"));
+        assert_eq!(text, Some(step.to_string()));
+    }
+}
+
+/// A base may be deleted while something is built on it.
+#[tokio::test]
+async fn a_build_keeps_what_it_builds_on() {
+    struct Deleting(FakeRunner, Templates);
+    #[async_trait]
+    impl StepRunner for Deleting {
+        async fn start(&self, image: &str) -> Result<Box<dyn BuildSandbox>, String> {
+            let nobody = crate::Needed::default();
+            if self.1.find("base").unwrap().is_some() {
+                self.1.delete("base", &nobody).unwrap();
+            }
+            self.1.prune(&nobody).unwrap();
+            self.0.start(image).await
+        }
+    }
+    let bench = Bench::new();
+    let base = bench.store.resolve("base").unwrap().digest;
+    let runner = Deleting(FakeRunner::default(), bench.store.clone());
+    let options = DockerfileOptions {
+        name: "app".into(),
+        context: bench.dir.path().join("context"),
+        dockerfile: "FROM base\nRUN put /a 1\nRUN put /b 2\n".into(),
+        args: BTreeMap::new(),
+        target: None,
+        start: false,
+        no_cache: false,
+        network: None,
+        login: None,
+        now: Timestamp(2),
+    };
+    let built = bench
+        .store
+        .build_dockerfile(options, &runner, Arc::new(Quiet))
+        .await;
+    let built = built.unwrap();
+    bench.store.verify(&built).unwrap();
+    assert_eq!(bench.read(&built, "/a").as_deref(), Some("1"));
+    assert!(bench.store.blob_path(&base).exists());
+    // With what lies on it, it goes.
+    let nobody = crate::Needed::default();
+    bench.store.prune(&nobody).unwrap();
+    assert!(bench.store.blob_path(&base).exists());
+    bench.store.delete("app", &nobody).unwrap();
+    assert_eq!(fs::read_dir(bench.store.dir().join("blobs")).unwrap().count(), 0);
 }
 
 #[tokio::test]
@@ -587,6 +624,64 @@ async fn a_cancelled_build_leaves_nothing() {
     // The step that was done is not done again.
     bench.build("FROM base\nRUN put /a 1\n").await.unwrap();
     assert_eq!(bench.runs(), 2);
+}
+
+/// What a few bytes would make large, or long.
+#[tokio::test]
+async fn what_grows_without_end_is_refused() {
+    let bench = Bench::new();
+    bench.add_base();
+    let nested = format!("ENV A={}y{}", "${X:-".repeat(20_000), "}".repeat(20_000));
+    let doubled = "ENV A=0123456789\n".to_owned() + &"ENV A=$A$A\n".repeat(40);
+    let many = "ENV A=$A$A$A$A$A$A$A$A$A$A\n"
+        .repeat(9)
+        .replacen("$A$A", "0123456789", 1);
+    let spread: String = (0..2000).map(|n| format!("ENV B{n}=$A\n")).collect();
+    let spread = format!("ENV A={}\n{spread}", "x".repeat(1000));
+    let stages: String = (0..70).map(|n| format!("FROM base AS s{n}\n")).collect();
+    for (text, why) in [
+        (nested, "nested"),
+        (doubled, "bytes"),
+        (many, "bytes"),
+        (spread, "bytes"),
+        (format!("RUN true\n{stages}"), "stages"),
+    ] {
+        let error = bench
+            .build(&format!("FROM base\n{text}\n"))
+            .await
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains(why), "{why}: {error}");
+    }
+    // Many ports, again and again.
+    let ports: Vec<String> = (0..3)
+        .map(|n| format!("{}-{}", 1 + n * 1000, 1000 + n * 1000))
+        .collect();
+    let made = bench
+        .build(&format!(
+            "FROM base\nEXPOSE {}\n",
+            format!("{} ", ports.join(" ")).repeat(100)
+        ))
+        .await
+        .unwrap();
+    assert_eq!(made.exposed_ports.len(), 3000);
+}
+
+#[tokio::test]
+async fn values_may_have_several_lines() {
+    let bench = Bench::new();
+    bench.add_base();
+    let text = "FROM base\nENV A=\"one  \n# two\\\\\"\"\n\n\\\"three\\\"\" B='b\n$A' C=\"$A\"\nENV D=d\n";
+    let made = bench.build(text).await.unwrap();
+    let a = "one  \n# two\\\n\n\"three\"";
+    assert_eq!((made.env["A"].as_str(), made.env["B"].as_str()), (a, "b\n$A"));
+    assert_eq!((made.env["C"].as_str(), made.env["D"].as_str()), ("", "d"));
+    let open = bench.build("FROM base\nENV A=\"one\nRUN x\n").await;
+    let error = open.unwrap_err().to_string();
+    assert!(
+        error.contains("line 2") && error.contains("not closed"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::Exported;
 use super::copy::{self, Change, Plan};
 use crate::content::Content;
 use crate::error::Result;
@@ -80,21 +79,18 @@ impl Request {
     }
 }
 
-/// Turns what a sandbox exported into the tree after the step.
+/// Puts what a sandbox changed into the tree that it began with.
 pub(super) fn import(
     store: &Templates,
     image: &str,
     archive: &Path,
-    exported: Exported,
+    whiteouts: Whiteouts,
     job: &Job,
 ) -> Result<Tree> {
     let content = Content::whole_file(archive)?;
     let total = content.len();
     let parent = store.blob_tree(image)?;
-    let (mut tree, whiteouts) = match exported {
-        Exported::Whole => (Tree::default(), Whiteouts::None),
-        Exported::Changes(whiteouts) => (parent.clone(), whiteouts),
-    };
+    let mut tree = parent.clone();
     layer::apply(&mut tree, content, whiteouts, |done| {
         job.report("reading files", done, total, "")
     })?;

@@ -2,32 +2,46 @@
 //! `mkfs.erofs` writes without compression. An image may come from elsewhere, so nothing in it is believed: offsets are
 //! checked, a directory is entered once, growth is limited.
 
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use super::stack::Stack;
 use super::{
-    BLOCK, BLOCK_BITS, COMPAT_CHECKSUM, DIRENT, LAYOUT_INLINE, LAYOUT_PLAIN, MAGIC, S_IFDIR, S_IFIFO,
-    S_IFLNK, S_IFMT, S_IFREG, SLOT, SUPERBLOCK_AT, SUPERBLOCK_LEN,
+    BLOCK, DIRENT, LAYOUT_INLINE, LAYOUT_PLAIN, S_IFDIR, S_IFIFO, S_IFLNK, S_IFMT, S_IFREG, SLOT, u16_at,
+    u32_at, u64_at,
 };
 use crate::content::{Backing, Content};
 use crate::error::{Error, Result, show};
 use crate::tree::{Entries, Kind, Limits, MAX_SYMLINK, Meta, Mtime, NodeId, Tree};
 
-/// Compression is the only incompatible feature that a plain image may claim: older `mkfs.erofs` sets it always.
-const INCOMPAT_ZERO_PADDING: u32 = 1;
 const MAX_DIRECTORY: u64 = 1 << 30;
+/// How much is read at once where inodes are: those of a directory lie together.
+const WINDOW: u64 = 16 * 1024;
 
+/// The tree of a plain image.
 pub fn read_tree(backing: &Arc<Backing>, limits: Limits) -> Result<Tree> {
-    let image = Image::open(backing)?;
+    tree_of(&Stack::alone(backing)?, limits)
+}
+
+/// The tree of an image that a layer can be written on: it remembers where it came from.
+pub fn read_stack(stack: &Arc<Stack>, limits: Limits) -> Result<Tree> {
+    let mut tree = tree_of(stack, limits)?;
+    tree.set_below(Arc::clone(stack));
+    Ok(tree)
+}
+
+fn tree_of(stack: &Stack, limits: Limits) -> Result<Tree> {
+    let image = Image::of(stack);
     let mut tree = Tree::new(limits);
-    let root = image.inode(image.root)?;
+    let root = image.inode(stack.root)?;
     if root.mode & S_IFMT != S_IFDIR {
         return Err(image.bad("the root is not a directory"));
     }
     *tree.meta_mut(Tree::ROOT) = root.meta();
     let mut files: HashMap<u64, NodeId> = HashMap::new();
     let mut pending = vec![(root, Tree::ROOT, 1u64)];
-    let mut entered = HashSet::from([image.root]);
+    let mut entered = HashSet::from([stack.root]);
     while let Some((dir, id, depth)) = pending.pop() {
         if depth > limits.depth {
             return Err(Error::Limit {
@@ -65,23 +79,24 @@ pub fn read_tree(backing: &Arc<Backing>, limits: Limits) -> Result<Tree> {
     Ok(tree)
 }
 
-struct Image<'a> {
-    backing: &'a Arc<Backing>,
-    meta_at: u64,
-    root: u64,
-    build_time: Mtime,
+/// An image to look into.
+pub(super) struct Image<'a> {
+    stack: &'a Stack,
+    /// What was read last, and where it lies.
+    window: RefCell<(u64, Vec<u8>)>,
 }
 
-struct Inode {
-    mode: u16,
-    uid: u32,
-    gid: u32,
-    mtime: Mtime,
-    size: u64,
+pub(super) struct Inode {
+    pub(super) mode: u16,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    pub(super) mtime: Mtime,
+    pub(super) nlink: u32,
+    pub(super) size: u64,
     /// Where the data that lies in blocks begins.
-    data_at: u64,
+    pub(super) data_at: u64,
     /// Where the tail lies that does not, if there is one.
-    tail_at: Option<u64>,
+    pub(super) tail_at: Option<u64>,
 }
 
 impl Inode {
@@ -97,73 +112,67 @@ impl Inode {
 }
 
 impl<'a> Image<'a> {
-    fn open(backing: &'a Arc<Backing>) -> Result<Self> {
-        let mut image = Self {
-            backing,
-            meta_at: 0,
-            root: 0,
-            build_time: Mtime::default(),
-        };
-        if backing.len() < BLOCK {
-            return Err(image.bad("too small"));
+    pub(super) fn of(stack: &'a Stack) -> Self {
+        Self {
+            stack,
+            window: RefCell::default(),
         }
-        let mut block = vec![0; (BLOCK - SUPERBLOCK_AT) as usize];
-        backing.read_exact_at(&mut block, SUPERBLOCK_AT)?;
-        let sb = block[..SUPERBLOCK_LEN].to_vec();
-        if u32_at(&sb, 0) != MAGIC {
-            return Err(image.bad("it has no EROFS superblock"));
-        }
-        if sb[12] != BLOCK_BITS {
-            return Err(image.bad("its blocks are not of 4096 bytes"));
-        }
-        if u32_at(&sb, 8) & COMPAT_CHECKSUM != 0 {
-            block[4..8].fill(0);
-            if !crc32c::crc32c(&block) != u32_at(&sb, 4) {
-                return Err(image.bad("the checksum of its superblock is wrong"));
-            }
-        }
-        if u32_at(&sb, 80) & !INCOMPAT_ZERO_PADDING != 0 {
-            return Err(image.bad("it uses compression or another feature that is not supported"));
-        }
-        image.root = u64::from(u16_at(&sb, 14));
-        image.meta_at = u64::from(u32_at(&sb, 40)) * BLOCK;
-        image.build_time = Mtime {
-            secs: u64_at(&sb, 24),
-            nanos: u32_at(&sb, 32),
-        };
-        Ok(image)
     }
 
-    fn inode(&self, nid: u64) -> Result<Inode> {
+    /// Fills the buffer with what lies there. For small things among many.
+    fn read(&self, buf: &mut [u8], at: u64) -> Result<()> {
+        let wanted = buf.len() as u64;
+        let mut window = self.window.borrow_mut();
+        let (start, bytes) = &mut *window;
+        let seen = at >= *start && at - *start + wanted <= bytes.len() as u64;
+        if !seen {
+            let len = self.stack.rest(at).min(WINDOW.max(wanted));
+            if len < wanted {
+                return Err(self.bad("something outside of the image"));
+            }
+            bytes.resize(len as usize, 0);
+            *start = at;
+            self.stack.read(bytes, at)?;
+        }
+        let from = (at - *start) as usize;
+        buf.copy_from_slice(&bytes[from..from + buf.len()]);
+        Ok(())
+    }
+
+    pub(super) fn inode(&self, nid: u64) -> Result<Inode> {
         let at = nid
             .checked_mul(SLOT)
-            .and_then(|offset| offset.checked_add(self.meta_at))
-            .filter(|at| at.saturating_add(SLOT) <= self.backing.len())
+            .and_then(|offset| offset.checked_add(self.stack.meta_at))
+            .filter(|at| at.saturating_add(SLOT) <= self.stack.size())
             .ok_or_else(|| self.bad("an inode outside of the image"))?;
         let mut raw = [0; 64];
-        self.backing.read_exact_at(&mut raw[..32], at)?;
+        self.read(&mut raw[..32], at)?;
         let format = u16_at(&raw, 0);
         let extended = format & 1 == 1;
         let len = if extended { 64 } else { 32 };
         if extended {
-            if at + 64 > self.backing.len() {
-                return Err(self.bad("an inode outside of the image"));
-            }
-            self.backing.read_exact_at(&mut raw, at)?;
+            self.read(&mut raw, at)?;
         }
-        let (size, uid, gid, mtime) = if extended {
+        let (size, uid, gid, mtime, nlink) = if extended {
             let mtime = Mtime {
                 secs: u64_at(&raw, 32),
                 nanos: u32_at(&raw, 40),
             };
-            (u64_at(&raw, 8), u32_at(&raw, 24), u32_at(&raw, 28), mtime)
+            (
+                u64_at(&raw, 8),
+                u32_at(&raw, 24),
+                u32_at(&raw, 28),
+                mtime,
+                u32_at(&raw, 44),
+            )
         } else {
             let (uid, gid) = (u16_at(&raw, 24), u16_at(&raw, 26));
             (
                 u64::from(u32_at(&raw, 8)),
                 uid.into(),
                 gid.into(),
-                self.build_time,
+                self.stack.build_time,
+                u32::from(u16_at(&raw, 6)),
             )
         };
         let xattrs = match u64::from(u16_at(&raw, 2)) {
@@ -180,6 +189,7 @@ impl<'a> Image<'a> {
             uid,
             gid,
             mtime,
+            nlink,
             size,
             data_at: u64::from(u32_at(&raw, 16)) * BLOCK,
             tail_at,
@@ -190,14 +200,14 @@ impl<'a> Image<'a> {
     fn content(&self, inode: &Inode) -> Result<Content> {
         match inode.tail_at {
             None if inode.size == 0 => Ok(Content::bytes(Vec::new())),
-            None => Content::range(self.backing, inode.data_at, inode.size),
-            Some(tail_at) if inode.size < BLOCK => Content::range(self.backing, tail_at, inode.size),
+            None => self.stack.range(inode.data_at, inode.size),
+            Some(tail_at) if inode.size < BLOCK => self.stack.range(tail_at, inode.size),
             Some(_) => Ok(Content::bytes(self.bytes(inode, MAX_DIRECTORY)?)),
         }
     }
 
-    fn bytes(&self, inode: &Inode, limit: u64) -> Result<Vec<u8>> {
-        if inode.size > limit || inode.size > self.backing.len() {
+    pub(super) fn bytes(&self, inode: &Inode, limit: u64) -> Result<Vec<u8>> {
+        if inode.size > limit || inode.size > self.stack.size() {
             return Err(self.bad("a directory or link that is too long"));
         }
         let tail = match inode.tail_at {
@@ -206,15 +216,18 @@ impl<'a> Image<'a> {
         };
         let mut all = Vec::new();
         if inode.size > tail {
-            all = Content::range(self.backing, inode.data_at, inode.size - tail)?.read_to_vec(limit)?;
+            let whole = self.stack.range(inode.data_at, inode.size - tail)?;
+            all = whole.read_to_vec(limit)?;
         }
         if let Some(at) = inode.tail_at {
-            all.extend(Content::range(self.backing, at, tail)?.read_to_vec(limit)?);
+            let before = all.len();
+            all.resize(before + tail as usize, 0);
+            self.read(&mut all[before..], at)?;
         }
         Ok(all)
     }
 
-    fn entries(&self, dir: &Inode) -> Result<Vec<(Vec<u8>, u64)>> {
+    pub(super) fn entries(&self, dir: &Inode) -> Result<Vec<(Vec<u8>, u64)>> {
         let data = self.bytes(dir, MAX_DIRECTORY)?;
         let mut all = Vec::new();
         for block in data.chunks(BLOCK as usize) {
@@ -246,21 +259,6 @@ impl<'a> Image<'a> {
     }
 
     fn bad(&self, why: &str) -> Error {
-        Error::Erofs {
-            path: self.backing.path().to_owned(),
-            why: why.into(),
-        }
+        self.stack.bad(why)
     }
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes([bytes[at], bytes[at + 1]])
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from(u16_at(bytes, at)) | u32::from(u16_at(bytes, at + 2)) << 16
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
 }

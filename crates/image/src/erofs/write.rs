@@ -1,14 +1,17 @@
-//! Writes a tree as an image, front to back, hashing as it goes. The whole layout is computed first, so nothing is
-//! patched afterwards and the output may be a pipe.
+//! Writes a tree as an image, or as a layer on one, front to back, hashing as it goes. The whole layout is computed first,
+//! so nothing is patched afterwards and the output may be a pipe.
 
 use std::io::Write;
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
+use super::same::Same;
+use super::stack::Stack;
 use super::{
-    BLOCK, BLOCK_BITS, COMPAT_CHECKSUM, COMPAT_MTIME, DIRENT, INODE, LAYOUT_INLINE, LAYOUT_PLAIN, MAGIC,
-    S_IFDIR, S_IFIFO, S_IFLNK, S_IFREG, SLOT, SUPERBLOCK_AT, SUPERBLOCK_LEN,
+    BLOCK, BLOCK_BITS, COMPAT_CHECKSUM, COMPAT_MTIME, DEVICE, DEVICE_ADDRESS_AT, DEVICE_BLOCKS_AT,
+    DEVICES_AT, DIRENT, INCOMPAT_DEVICES, INCOMPAT_LAYER, INODE, LAYOUT_INLINE, LAYOUT_PLAIN, MAGIC, S_IFDIR,
+    S_IFIFO, S_IFLNK, S_IFREG, SLOT, SUPERBLOCK_AT, SUPERBLOCK_LEN, WIDE_ROOT_AT,
 };
 use crate::error::{Error, IoContext, Result};
 use crate::tree::{Entries, Kind, Node, NodeId, Tree};
@@ -16,8 +19,9 @@ use crate::tree::{Entries, Kind, Node, NodeId, Tree};
 /// What was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Written {
-    /// SHA-256 of the image, in hex.
+    /// SHA-256 of the file, in hex.
     pub digest: String,
+    /// Of the file: what a layer lies on is not counted.
     pub size: u64,
     pub inodes: u64,
     /// Extended attributes that the image does not carry.
@@ -28,14 +32,48 @@ pub struct Written {
 pub fn write_image(
     tree: &Tree,
     out: &mut dyn Write,
+    progress: impl FnMut(u64, u64) -> Result<()>,
+) -> Result<Written> {
+    write(tree, &Layout::of(tree, On::Nothing)?, out, progress)
+}
+
+/// Writes the inodes and directories of a tree, whose data lies in the files that it was read from: a plain image of a few
+/// megabytes, for kernels, which look for data in other devices and for nothing else. They mount it with these files, from the
+/// top down.
+pub fn write_index(tree: &Tree, files: &Stack, out: &mut dyn Write) -> Result<Written> {
+    write(tree, &Layout::of(tree, On::Data(files))?, out, |_, _| Ok(()))
+}
+
+/// Writes what differs from the image below as a layer on it. `None`: nothing does, and nothing was written.
+pub fn write_layer(
+    tree: &Tree,
+    below: &Stack,
+    out: &mut dyn Write,
+    progress: impl FnMut(u64, u64) -> Result<()>,
+) -> Result<Option<Written>> {
+    if !below.takes_another() {
+        return Err(Error::Invalid("no layer can lie on this image".into()));
+    }
+    let same = Same::of(tree, below)?;
+    if same.nid(Tree::ROOT).is_some() {
+        return Ok(None);
+    }
+    let layout = Layout::of(tree, On::Image(below, same))?;
+    write(tree, &layout, out, progress).map(Some)
+}
+
+fn write(
+    tree: &Tree,
+    layout: &Layout<'_>,
+    out: &mut dyn Write,
     mut progress: impl FnMut(u64, u64) -> Result<()>,
 ) -> Result<Written> {
-    let layout = Layout::of(tree)?;
-    let total = layout.blocks * BLOCK;
+    let start = layout.start();
+    let total = layout.end * BLOCK - start;
     let mut out = Sink {
         out,
         sha: Sha256::new(),
-        at: 0,
+        at: start,
     };
     out.put(&layout.superblock()?)?;
     for place in &layout.places {
@@ -58,13 +96,13 @@ pub fn write_image(
             Kind::Directory(entries) => out.put(&layout.dirents(tree, place, entries))?,
             Kind::File(content) => content.for_each_piece(&mut buf, |piece| {
                 out.put(piece)?;
-                progress(out.at, total)
+                progress(out.at - start, total)
             })?,
             Kind::Symlink(target) => out.put(target)?,
             Kind::Fifo => {}
         }
     }
-    out.pad_to(total)?;
+    out.pad_to(start + total)?;
     out.out.flush().doing("write", Path::new("the image"))?;
     progress(total, total)?;
     Ok(Written {
@@ -78,6 +116,7 @@ pub fn write_image(
 struct Sink<'a> {
     out: &'a mut dyn Write,
     sha: Sha256,
+    /// The address of what comes next.
     at: u64,
 }
 
@@ -119,30 +158,48 @@ struct Place {
 enum Data {
     None,
     Inline,
-    Blocks { first: u64 },
+    Blocks {
+        first: u64,
+    },
+    /// In another file.
+    Elsewhere {
+        first: u64,
+    },
 }
 
-struct Layout {
+/// What is there already.
+enum On<'a> {
+    Nothing,
+    /// The image that a layer lies on, and what of the tree is in it.
+    Image(&'a Stack, Same),
+    /// The files that hold the data. They come behind this one, since a device cannot be at address 0.
+    Data(&'a Stack),
+}
+
+struct Layout<'a> {
+    on: On<'a>,
     /// In the order of their nids.
     places: Vec<Place>,
     /// Index into `places` by node.
     by_node: Vec<u32>,
-    blocks: u64,
+    /// The first block behind it all.
+    end: u64,
     xattrs: u64,
 }
 
 const UNPLACED: u32 = u32::MAX;
 
-impl Layout {
-    fn of(tree: &Tree) -> Result<Self> {
+impl<'a> Layout<'a> {
+    fn of(tree: &Tree, on: On<'a>) -> Result<Self> {
         let mut layout = Self {
+            on,
             places: Vec::new(),
             by_node: vec![UNPLACED; tree.arena_len()],
-            blocks: 0,
+            end: 0,
             xattrs: 0,
         };
         // Inodes of one directory lie together: `ls -l` then touches few pages.
-        let mut cursor = BLOCK;
+        let mut cursor = layout.start() + BLOCK;
         layout.place(tree, Tree::ROOT, Tree::ROOT, &mut cursor)?;
         let mut next = 0;
         while next < layout.places.len() {
@@ -163,8 +220,17 @@ impl Layout {
                 block += place.size.div_ceil(BLOCK);
             }
         }
-        layout.blocks = block;
-        if u32::try_from(block).is_err() {
+        layout.end = block;
+        let mut last = block;
+        if let On::Data(files) = layout.on {
+            last += files.size() / BLOCK;
+            for place in &mut layout.places {
+                if let Data::Elsewhere { first } = &mut place.data {
+                    *first += block;
+                }
+            }
+        }
+        if u32::try_from(last).is_err() {
             return Err(Error::Limit {
                 what: "the size of the image".into(),
                 limit: u64::from(u32::MAX) * BLOCK,
@@ -173,7 +239,26 @@ impl Layout {
         Ok(layout)
     }
 
+    /// The address of the file.
+    fn start(&self) -> u64 {
+        match &self.on {
+            On::Image(below, _) => below.size(),
+            On::Nothing | On::Data(_) => 0,
+        }
+    }
+
+    /// The inode below that a node is the same as.
+    fn below(&self, id: NodeId) -> Option<u64> {
+        match &self.on {
+            On::Image(_, same) => same.nid(id),
+            On::Nothing | On::Data(_) => None,
+        }
+    }
+
     fn place(&mut self, tree: &Tree, id: NodeId, parent: NodeId, cursor: &mut u64) -> Result<()> {
+        if self.below(id).is_some() {
+            return Ok(());
+        }
         let known = self.by_node[id.index()];
         if known != UNPLACED {
             self.places[known as usize].nlink += 1;
@@ -193,10 +278,19 @@ impl Layout {
             Kind::Symlink(target) => (target.len() as u64, 1),
             Kind::Fifo => (0, 1),
         };
-        let data = match &node.kind {
-            Kind::Directory(_) | Kind::Symlink(_) if size <= BLOCK - INODE => Data::Inline,
-            Kind::Directory(_) | Kind::Symlink(_) | Kind::File(_) if size > 0 => Data::Blocks { first: 0 },
-            Kind::Directory(_) | Kind::Symlink(_) | Kind::File(_) | Kind::Fifo => Data::None,
+        let in_place = match (&self.on, &node.kind) {
+            (On::Image(stack, _) | On::Data(stack), Kind::File(content)) if size > 0 => {
+                stack.address_of(content)
+            }
+            _ => None,
+        };
+        let data = match (&node.kind, in_place) {
+            (_, Some(at)) => Data::Elsewhere { first: at / BLOCK },
+            (Kind::Directory(_) | Kind::Symlink(_), _) if size <= BLOCK - INODE => Data::Inline,
+            (Kind::Directory(_) | Kind::Symlink(_) | Kind::File(_), _) if size > 0 => {
+                Data::Blocks { first: 0 }
+            }
+            _ => Data::None,
         };
         let need = INODE + if let Data::Inline = data { size } else { 0 };
         if *cursor % BLOCK + need > BLOCK {
@@ -232,13 +326,47 @@ impl Layout {
         put(sb, 0, &MAGIC.to_le_bytes());
         put(sb, 8, &(COMPAT_CHECKSUM | COMPAT_MTIME).to_le_bytes());
         sb[12] = BLOCK_BITS;
-        let root = u16::try_from(self.places[0].nid).map_err(|_| Error::Limit {
-            what: "the number of the root inode".into(),
-            limit: u64::from(u16::MAX),
-        })?;
-        put(sb, 14, &root.to_le_bytes());
+        let root = self.places[0].nid;
+        match &self.on {
+            On::Image(below, _) => {
+                put(sb, 24, &below.build_time.secs.to_le_bytes());
+                put(sb, 32, &below.build_time.nanos.to_le_bytes());
+                put(sb, 80, &INCOMPAT_LAYER.to_le_bytes());
+                put(sb, WIDE_ROOT_AT, &root.to_le_bytes());
+            }
+            On::Nothing | On::Data(_) => {
+                let root = u16::try_from(root).map_err(|_| Error::Limit {
+                    what: "the number of the root inode".into(),
+                    limit: u64::from(u16::MAX),
+                })?;
+                put(sb, 14, &root.to_le_bytes());
+            }
+        }
         put(sb, 16, &(self.places.len() as u64).to_le_bytes());
-        put(sb, 36, &(self.blocks as u32).to_le_bytes());
+        let blocks = self.end - self.start() / BLOCK;
+        put(sb, 36, &(blocks as u32).to_le_bytes());
+        let table = match &self.on {
+            On::Nothing => None,
+            On::Image(below, _) => Some((*below, 0)),
+            On::Data(files) => {
+                put(sb, 80, &INCOMPAT_DEVICES.to_le_bytes());
+                Some((*files, self.end))
+            }
+        };
+        if let Some((files, above)) = table {
+            put(sb, 86, &(files.table().len() as u16).to_le_bytes());
+            put(sb, 88, &(DEVICES_AT as u16 / DEVICE as u16).to_le_bytes());
+            let slots = block[DEVICES_AT as usize..].chunks_exact_mut(DEVICE);
+            for (slot, (digest, bytes, start)) in slots.zip(files.table()) {
+                put(slot, 0, digest.as_bytes());
+                put(slot, DEVICE_BLOCKS_AT, &((bytes / BLOCK) as u32).to_le_bytes());
+                put(
+                    slot,
+                    DEVICE_ADDRESS_AT,
+                    &((above + start / BLOCK) as u32).to_le_bytes(),
+                );
+            }
+        }
         // Seeded with ones and not inverted at the end, unlike the usual CRC-32C.
         let checksum = !crc32c::crc32c(&block[at..]);
         put(&mut block[at..], 4, &checksum.to_le_bytes());
@@ -253,8 +381,11 @@ impl Layout {
             data.resize(data.len().next_multiple_of(BLOCK as usize), 0);
             let mut name_at = group.len() * DIRENT;
             for (name, id) in group {
-                let target = &self.places[self.by_node[id.index()] as usize];
-                data.extend_from_slice(&target.nid.to_le_bytes());
+                let nid = match self.below(*id) {
+                    Some(nid) => nid,
+                    None => self.places[self.by_node[id.index()] as usize].nid,
+                };
+                data.extend_from_slice(&nid.to_le_bytes());
                 data.extend_from_slice(&(name_at as u16).to_le_bytes());
                 data.extend_from_slice(&[file_type(&tree.node(*id).kind), 0]);
                 name_at += name.len();
@@ -276,7 +407,7 @@ impl Place {
         let mut inode = [0; INODE as usize];
         let (layout, block) = match self.data {
             Data::Inline => (LAYOUT_INLINE, 0),
-            Data::Blocks { first } => (LAYOUT_PLAIN, first as u32),
+            Data::Blocks { first } | Data::Elsewhere { first } => (LAYOUT_PLAIN, first as u32),
             Data::None => (LAYOUT_PLAIN, 0),
         };
         let format = match node.kind {
@@ -365,7 +496,7 @@ mod tests {
             .unwrap();
         tree.put_file(b"last", Meta::root(0o644), Content::bytes(*b"end"))
             .unwrap();
-        let layout = Layout::of(&tree).unwrap();
+        let layout = Layout::of(&tree, On::Nothing).unwrap();
         let [_, big, last] = &layout.places[..] else {
             panic!("three inodes")
         };

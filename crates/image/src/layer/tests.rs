@@ -93,9 +93,17 @@ fn whiteouts_hide_what_is_below_and_not_what_is_beside() {
 
 #[test]
 fn overlay_whiteouts_are_devices() {
-    let mut tree = apply_all(vec![Archive::new().file("a", "1").file("b", "1")]).unwrap();
+    let below = Archive::new()
+        .file("a", "1")
+        .file("b", "1")
+        .file("c", "1")
+        .file("d/e", "1");
+    let mut tree = apply_all(vec![below]).unwrap();
+    // As gVisor says it: one whiteout, and links to it.
     let upper = Archive::new()
         .entry(EntryType::Char, "a", "", b"")
+        .entry(EntryType::Link, "c", "a", b"")
+        .entry(EntryType::Link, "d/e", "a", b"")
         .file(".wh.b", "a file");
     apply(
         &mut tree,
@@ -104,7 +112,7 @@ fn overlay_whiteouts_are_devices() {
         |_| Ok(()),
     )
     .unwrap();
-    assert_eq!(show(&tree), "/.wh.b = a file\n/b = 1");
+    assert_eq!(show(&tree), "/.wh.b = a file\n/b = 1\n/d/");
 }
 
 #[test]

@@ -356,7 +356,7 @@ struct Nothing;
 
 #[async_trait::async_trait]
 impl crate::StepRunner for Nothing {
-    async fn start(&self, _: &Path) -> Result<Box<dyn crate::BuildSandbox>, String> {
+    async fn start(&self, _: &str) -> Result<Box<dyn crate::BuildSandbox>, String> {
         Ok(Box::new(Self))
     }
 }
@@ -367,9 +367,9 @@ impl crate::BuildSandbox for Nothing {
         Ok(0)
     }
 
-    async fn export(&mut self, archive: &Path) -> Result<crate::Exported, String> {
+    async fn export(&mut self, archive: &Path) -> Result<crate::Whiteouts, String> {
         fs::write(archive, Archive::new().bytes()).unwrap();
-        Ok(crate::Exported::Changes(crate::Whiteouts::Oci))
+        Ok(crate::Whiteouts::Oci)
     }
 
     async fn destroy(self: Box<Self>) {}

@@ -8,6 +8,9 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, IoContext, Result};
 
+/// What begins the name of a file that stands for an image; its digest follows.
+const HOLDS: &str = "holds-";
+
 #[derive(Debug)]
 pub struct Scratch {
     path: PathBuf,
@@ -36,6 +39,12 @@ impl Scratch {
 
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Remembers an image that must not go before this directory does. The caller holds the store's lock.
+    pub(super) fn hold(&self, digest: &str) -> Result<()> {
+        let path = self.path.join(format!("{HOLDS}{digest}"));
+        File::create(&path).doing("make", &path).map(drop)
     }
 
     /// Remembers a program, the leader of its process group, that must not outlive this directory.
@@ -110,6 +119,20 @@ impl Drop for Scratch {
             tracing::warn!(path = %self.path.display(), %error, "a build's directory stays until the store is opened again");
         }
     }
+}
+
+/// The images that builds under way hold. One that has died meanwhile still holds its own: they go a little later.
+pub(super) fn held(parent: &Path) -> Result<Vec<String>> {
+    let mut held = Vec::new();
+    for build in fs::read_dir(parent).doing("list", parent)? {
+        let build = build.doing("list", parent)?.path();
+        // A build may end at any moment, without the lock.
+        for file in fs::read_dir(&build).into_iter().flatten().flatten() {
+            let name = file.file_name().into_string().unwrap_or_default();
+            held.extend(name.strip_prefix(HOLDS).map(str::to_owned));
+        }
+    }
+    Ok(held)
 }
 
 /// The caller holds the store's lock, under which directories are made too: so a free lock means a dead owner.

@@ -19,14 +19,21 @@
 //! - A reference is there before what it refers to, and goes after the names that lead to it. So whatever dies in between, a
 //!   template is never nobody's, and what nobody refers to is garbage.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
 
-use atoll_types::{ProjectId, TemplateId, TemplateManifest, Timestamp};
+use atoll_types::{Cursor, Page, ProjectId, TemplateId, TemplateManifest, Timestamp};
 
 use super::{Listed, Templates, check_name, is_digest, read_if_there, sync_dir};
 use crate::error::{Error, IoContext, Result};
+
+/// How long a template stays that nothing is called by and nothing needs: its id may still be asked for.
+const SUPERSEDED_FOR: Duration = Duration::from_secs(24 * 60 * 60);
+/// How long what a step came to is kept for the next build.
+const UNUSED_FOR: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 /// Where references are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,6 +71,24 @@ pub struct Needed {
     pub anywhere: HashSet<TemplateId>,
 }
 
+/// Who knows what is needed. Asked while the store is locked, before something is removed and after: whatever comes to need it in
+/// between makes itself known first, and looks for it then.
+pub trait Needs {
+    fn needed(&self) -> Result<Needed>;
+}
+
+impl Needs for Needed {
+    fn needed(&self) -> Result<Needed> {
+        Ok(self.clone())
+    }
+}
+
+impl<F: Fn() -> Result<Needed>> Needs for F {
+    fn needed(&self) -> Result<Needed> {
+        self()
+    }
+}
+
 /// What [`Templates::prune`] removed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pruned {
@@ -92,22 +117,72 @@ impl Templates {
         }
     }
 
-    /// All that can be seen from here, newest first.
-    pub fn list(&self) -> Result<Vec<Listed>> {
+    /// Who has, or had, any of their own.
+    pub fn projects(&self) -> Result<Vec<ProjectId>> {
+        let projects = self.files(Path::new("projects"))?;
+        Ok(projects
+            .iter()
+            .filter_map(|project| project.parse().ok())
+            .collect())
+    }
+
+    /// Those that can be seen from here, newest first, behind one of them: so many, and of so many bytes of manifests, but one at
+    /// least. No manifest is read for it; how many bytes those have comes along.
+    pub fn page(&self, after: Option<&Cursor>, limit: usize, bytes: u64) -> Result<(Page<TemplateId>, u64)> {
         let mut ids: BTreeSet<TemplateId> = self.ids(&self.space)?;
         ids.extend(self.ids(&Space::Shared)?);
+        let mut order = Vec::with_capacity(ids.len());
+        for id in ids {
+            let since = match self.since(&id)? {
+                Some(since) => since,
+                None => match self.known(&id)? {
+                    Some(manifest) => manifest.created_at,
+                    None => continue,
+                },
+            };
+            order.push((Reverse(since), id));
+        }
+        order.sort();
+        let after = after.map(|last| (Reverse(last.created_at), last.id.as_str()));
+        let behind = order.partition_point(|(since, id)| Some((*since, id.as_str())) <= after);
+        let (mut page, mut sum) = (Vec::new(), 0);
+        let mut rest = order.into_iter().skip(behind).peekable();
+        while let Some((_, id)) = rest.peek() {
+            // What was deleted meanwhile has none.
+            let size = fs::metadata(self.manifest_path(id)).map_or(0, |file| file.len());
+            if page.len() >= limit || (!page.is_empty() && sum + size > bytes) {
+                break;
+            }
+            sum += size;
+            page.extend(rest.next());
+        }
+        let next = page.last().filter(|_| rest.peek().is_some());
+        let next = next.map(|(Reverse(since), id)| Cursor {
+            created_at: *since,
+            id: id.to_string(),
+        });
+        let items = page.into_iter().map(|(_, id)| id).collect();
+        Ok((Page { items, next }, sum))
+    }
+
+    /// What is wanted of these, or of all, one after the other: however many there are, one manifest is in memory at a time.
+    pub fn gather<T>(
+        &self,
+        ids: Option<Vec<TemplateId>>,
+        mut pick: impl FnMut(Listed) -> Option<T>,
+    ) -> Result<Vec<T>> {
+        let ids = match ids {
+            Some(ids) => ids,
+            None => self.page(None, usize::MAX, u64::MAX)?.0.items,
+        };
         let names = self.names_by_id()?;
-        let mut all = Vec::with_capacity(ids.len());
+        let mut picked = Vec::new();
         for id in ids {
             if let Some(manifest) = self.known(&id)? {
-                all.push(self.listed(manifest, &names)?);
+                picked.extend(pick(self.listed(manifest, &names)?));
             }
         }
-        all.sort_by(|a, b| {
-            let key = |t: &Listed| (std::cmp::Reverse(t.manifest.created_at), t.manifest.id.clone());
-            key(a).cmp(&key(b))
-        });
-        Ok(all)
+        Ok(picked)
     }
 
     /// The template that a name or an id stands for.
@@ -135,16 +210,22 @@ impl Templates {
         Ok(self.find_in(&self.space, wanted)?.is_some())
     }
 
-    /// How much is referred to from here: templates, and what is cached.
+    /// How much there is here: templates, their names, and what is cached.
     pub fn count(&self) -> Result<usize> {
-        Ok(self.files(&self.space.owned())?.len() + self.files(&self.space.cache())?.len())
+        let mut count = 0;
+        for part in [self.space.owned(), self.space.names(), self.space.cache()] {
+            count += self.files(&part)?.len();
+        }
+        Ok(count)
     }
 
-    /// The images of what is referred to from here, each with its size: templates, and what is cached.
+    /// The images of what is referred to from here, and what they lie on, each file with its size: templates, and what is cached.
     pub fn images(&self) -> Result<BTreeMap<String, u64>> {
-        let mut digests = self.cached_digests(&self.space)?;
-        for id in self.ids(&self.space)? {
-            digests.extend(self.known(&id)?.map(|manifest| manifest.digest));
+        let mut digests = self.with_lower(self.digests(&self.space)?)?;
+        if self.space != Space::Shared {
+            // What everybody has below them costs nobody anything.
+            let shared = self.with_lower(self.digests(&Space::Shared)?)?;
+            digests.retain(|digest| !shared.contains(digest));
         }
         let sizes = digests.into_iter().filter_map(|digest| {
             let size = fs::metadata(self.blob_path(&digest)).ok()?.len();
@@ -167,7 +248,7 @@ impl Templates {
     /// By name: takes the name away, and the template with its last name. By id: removes the template with all its
     /// names. Refused while it is needed here. What others have of it stays theirs; the manifest goes with the last
     /// reference to it, and the image with the last template that has the same bytes.
-    pub fn delete(&self, wanted: &str, needed: &Needed) -> Result<()> {
+    pub fn delete(&self, wanted: &str, needed: &dyn Needs) -> Result<()> {
         let _lock = self.lock()?;
         let id = self.find_in(&self.space, wanted)?;
         let id = id.ok_or_else(|| not_found(wanted))?;
@@ -176,14 +257,14 @@ impl Templates {
         if !by_id && names.len() > 1 {
             return self.remove_file(&self.space.names(), wanted);
         }
-        if needed.here.contains(&id) {
+        if needed.needed()?.here.contains(&id) {
             return Err(Error::InUse {
                 id: id.to_string(),
                 by: " by running sandboxes".into(),
             });
         }
         self.disown(&self.space, &id)?;
-        self.remove_if_unowned(&id, needed)?;
+        self.remove_unowned(vec![id], needed)?;
         self.remove_unused_blobs()
     }
 
@@ -224,25 +305,44 @@ impl Templates {
 
     /// Removes templates without a name that are not needed, what is cached of builds, and then whatever nobody refers to and
     /// nobody needs.
-    pub fn prune(&self, needed: &Needed) -> Result<Pruned> {
+    pub fn prune(&self, needed: &dyn Needs) -> Result<Pruned> {
+        self.remove_older(None, needed)
+    }
+
+    /// The same, of what has not been asked for in a while: builds that others have taken the names of, and steps that no build
+    /// has come by. So that neither has to be pruned by hand.
+    pub fn collect(&self, needed: &dyn Needs, now: Timestamp) -> Result<Pruned> {
+        self.remove_older(Some(now), needed)
+    }
+
+    /// `None`: all, however young.
+    fn remove_older(&self, now: Option<Timestamp>, needs: &dyn Needs) -> Result<Pruned> {
+        let old = |since: Timestamp, kept_for: Duration| {
+            let kept_for = i64::try_from(kept_for.as_millis()).unwrap_or(i64::MAX);
+            now.is_none_or(|now| now.0.saturating_sub(since.0) >= kept_for)
+        };
         let _lock = self.lock()?;
         let before = self.images()?;
+        let needed = needs.needed()?;
         let mut pruned = Pruned::default();
         // Read once: a project may have thousands of both, and everybody waits for the lock.
         let named: BTreeSet<TemplateId> = self.names(&self.space)?.into_values().collect();
         for id in self.ids(&self.space)? {
-            if !named.contains(&id) && !needed.here.contains(&id) {
+            let made = self.since_in(&self.space, &id)?.unwrap_or(Timestamp(0));
+            if old(made, SUPERSEDED_FOR) && !named.contains(&id) && !needed.here.contains(&id) {
                 self.remove_file(&self.space.owned(), id.as_str())?;
                 pruned.templates.push(id);
             }
         }
-        for key in self.files(&self.space.cache())? {
-            self.remove_file(&self.space.cache(), &key)?;
-            pruned.cache_entries += 1;
+        let cache = self.space.cache();
+        for key in self.files(&cache)? {
+            if old(modified(&self.dir.join(&cache).join(&key))?, UNUSED_FOR) {
+                self.remove_file(&cache, &key)?;
+                pruned.cache_entries += 1;
+            }
         }
-        for manifest in self.manifests()? {
-            self.remove_if_unowned(&manifest.id, needed)?;
-        }
+        let all = self.manifests()?.into_iter().map(|manifest| manifest.id);
+        self.remove_unowned(all.collect(), needs)?;
         let after = self.images()?;
         let gone = before.iter().filter(|(digest, _)| !after.contains_key(*digest));
         pruned.bytes = gone.map(|(_, size)| size).sum();
@@ -291,28 +391,54 @@ impl Templates {
         self.remove_file(&space.owned(), id.as_str())
     }
 
-    fn remove_if_unowned(&self, id: &TemplateId, needed: &Needed) -> Result<()> {
-        if needed.anywhere.contains(id) {
+    /// Removes those of these manifests that nobody refers to and nobody needs. The caller holds the lock.
+    fn remove_unowned(&self, ids: Vec<TemplateId>, needs: &dyn Needs) -> Result<()> {
+        let (needed, spaces) = (needs.needed()?.anywhere, self.spaces()?);
+        let mut removed = Vec::new();
+        'next: for id in ids {
+            if needed.contains(&id) {
+                continue;
+            }
+            for space in &spaces {
+                if self.is_in(space, &id)? {
+                    continue 'next;
+                }
+            }
+            let said = read_if_there(&self.manifest_path(&id))?;
+            self.remove_file(Path::new("manifests"), &format!("{id}.json"))?;
+            removed.extend(said.map(|said| (id, said)));
+        }
+        if removed.is_empty() {
             return Ok(());
         }
-        for space in self.spaces()? {
-            if self.is_in(&space, id)? {
-                return Ok(());
-            }
+        let needed = needs.needed()?.anywhere;
+        for (id, said) in removed.into_iter().filter(|(id, _)| needed.contains(id)) {
+            self.write_file(Path::new("manifests"), &format!("{id}.json"), said.as_bytes())?;
         }
-        self.remove_file(Path::new("manifests"), &format!("{id}.json"))
+        Ok(())
     }
 
     /// A manifest as it is seen from here: made when it was made here, whoever made the same before.
     pub(super) fn as_seen(&self, mut manifest: TemplateManifest) -> Result<TemplateManifest> {
-        for space in [&self.space, &Space::Shared] {
-            let since = read_if_there(&self.dir.join(space.owned()).join(manifest.id.as_str()))?;
-            if let Some(since) = since.and_then(|text| text.trim().parse().ok()) {
-                manifest.created_at = Timestamp(since);
-                break;
-            }
+        if let Some(since) = self.since(&manifest.id)? {
+            manifest.created_at = since;
         }
         Ok(manifest)
+    }
+
+    /// Since when a template is here, as its reference says.
+    fn since(&self, id: &TemplateId) -> Result<Option<Timestamp>> {
+        for space in [&self.space, &Space::Shared] {
+            if let Some(since) = self.since_in(space, id)? {
+                return Ok(Some(since));
+            }
+        }
+        Ok(None)
+    }
+
+    fn since_in(&self, space: &Space, id: &TemplateId) -> Result<Option<Timestamp>> {
+        let since = read_if_there(&self.dir.join(space.owned()).join(id.as_str()))?;
+        Ok(since.and_then(|text| text.trim().parse().ok()).map(Timestamp))
     }
 
     fn listed(
@@ -393,6 +519,15 @@ impl Templates {
         Ok(by_id)
     }
 
+    /// The images of what is referred to from there: templates, and what is cached.
+    fn digests(&self, space: &Space) -> Result<BTreeSet<String>> {
+        let mut digests = self.cached_digests(space)?;
+        for id in self.ids(space)? {
+            digests.extend(self.known(&id)?.map(|manifest| manifest.digest));
+        }
+        Ok(digests)
+    }
+
     pub(super) fn cached_digests(&self, space: &Space) -> Result<BTreeSet<String>> {
         let part = space.cache();
         let mut digests = BTreeSet::new();
@@ -409,6 +544,15 @@ impl Templates {
         let projects = projects.iter().filter_map(|id| id.parse().ok()).map(Space::Of);
         Ok(std::iter::once(Space::Shared).chain(projects).collect())
     }
+}
+
+/// When a file was written, or [`Templates::cached`] came by it.
+fn modified(path: &Path) -> Result<Timestamp> {
+    let modified = fs::metadata(path)
+        .and_then(|metadata| metadata.modified())
+        .doing("look at", path)?;
+    let since = modified.duration_since(UNIX_EPOCH).unwrap_or_default();
+    Ok(Timestamp(i64::try_from(since.as_millis()).unwrap_or(i64::MAX)))
 }
 
 fn not_found(wanted: &str) -> Error {

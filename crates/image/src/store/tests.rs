@@ -35,6 +35,13 @@ fn add(store: &Templates, text: &str, user: &str, name: Option<&str>) -> Templat
         .unwrap()
 }
 
+impl Templates {
+    /// All that can be seen from here, newest first.
+    pub(crate) fn list(&self) -> Result<Vec<Listed>> {
+        self.gather(None, Some)
+    }
+}
+
 /// By whoever asks.
 fn needed(templates: &[&TemplateManifest]) -> Needed {
     let ids: std::collections::HashSet<TemplateId> = templates.iter().map(|of| of.id.clone()).collect();
@@ -42,6 +49,11 @@ fn needed(templates: &[&TemplateManifest]) -> Needed {
         anywhere: ids.clone(),
         here: ids,
     }
+}
+
+fn cache(store: &Templates, key: &str, tree: &Tree) {
+    let job = Job::new(Arc::new(Quiet));
+    store.cache(key, tree, &store.scratch().unwrap(), &job).unwrap();
 }
 
 fn blobs(store: &Templates) -> usize {
@@ -132,8 +144,7 @@ fn a_name_moves_and_prune_takes_what_lost_its_name() {
     let store = Templates::open(dir.path()).unwrap();
     let old = add(&store, "a", "root", Some("app"));
     let new = add(&store, "b", "root", Some("app"));
-    let job = Job::new(Arc::new(Quiet));
-    store.cache("some-key", &tree("cached"), &job).unwrap();
+    cache(&store, "some-key", &tree("cached"));
     assert!(store.cached("some-key").unwrap().is_some());
     assert_eq!(store.prune(&needed(&[&old])).unwrap().templates, []);
     let pruned = store.prune(&Needed::default()).unwrap();
@@ -200,7 +211,7 @@ fn damage_is_found() {
     let dir = tempfile::tempdir().unwrap();
     let store = Templates::open(dir.path()).unwrap();
     let manifest = add(&store, "a", "root", Some("one"));
-    let path = store.image_path(&manifest);
+    let path = store.blob_path(&manifest.digest);
     let mut bytes = fs::read(&path).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     fs::remove_file(&path).unwrap();
@@ -344,9 +355,13 @@ fn who_builds_the_same_does_not_learn_of_it() {
     );
     assert_eq!(b.inspect("app").unwrap().manifest.created_at, Timestamp(9));
     // Not by what is cached, in either direction.
-    a.cache("key", &tree("step"), &job).unwrap();
+    cache(&a, "key", &tree("step"));
     assert!(a.cached("key").unwrap().is_some());
-    assert_eq!((a.count().unwrap(), b.count().unwrap()), (2, 1));
+    assert_eq!(
+        (a.count().unwrap(), b.count().unwrap()),
+        (3, 2),
+        "with their names"
+    );
     assert_eq!(
         (b.cached("key").unwrap(), store.cached("key").unwrap()),
         (None, None)
@@ -472,4 +487,253 @@ fn what_is_said_of_a_template_is_bounded_and_nothing_is_left_of_one_that_says_mo
     assert!(matches!(refused, Err(Error::TooMuchSaid { .. })), "{refused:?}");
     assert!(store.inspect("large").is_err());
     assert_eq!(store.list().unwrap().len(), 1);
+}
+
+/// A template that is a layer on another: its tree with one more file.
+fn add_on(store: &Templates, below: &TemplateManifest, text: &str, name: &str, now: i64) -> TemplateManifest {
+    let mut tree = store.tree(below).unwrap();
+    tree.put_file(b"/more", Meta::root(0o644), Content::bytes(text.as_bytes()))
+        .unwrap();
+    let job = Job::new(Arc::new(Quiet));
+    store
+        .add(&tree, &recipe("root"), Some(name), Timestamp(now), &job)
+        .unwrap()
+}
+
+#[test]
+fn a_layer_keeps_what_it_lies_on_and_goes_before_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Templates::open(dir.path()).unwrap();
+    let base = add(&store, "base", "root", Some("base"));
+    let app = add_on(&store, &base, "1", "app", 1);
+    let top = add_on(&store, &app, "2", "top", 1);
+    let files = store.image_files(&top.digest).unwrap();
+    assert_eq!(files.len(), 3);
+    assert_eq!(files[1..], store.image_files(&app.digest).unwrap());
+    assert_eq!(files[2..], store.image_files(&base.digest).unwrap());
+    let nobody = Needed::default();
+    for name in ["base", "app"] {
+        store.delete(name, &nobody).unwrap();
+        store.prune(&nobody).unwrap();
+        store.verify(&top).unwrap();
+        assert_eq!(blobs(&store), 3);
+    }
+    let read = |path: &[u8]| store.tree(&top).unwrap().read(path, 9).unwrap().unwrap();
+    assert_eq!(
+        (read(b"/file"), read(b"/more")),
+        (b"base".to_vec(), b"2".to_vec())
+    );
+    // What nobody can see is needed all the same by whoever runs on it.
+    let sandbox = Needed {
+        here: std::collections::HashSet::new(),
+        ..needed(&[&top])
+    };
+    store.delete("top", &sandbox).unwrap();
+    assert_eq!(blobs(&store), 3);
+    store.prune(&nobody).unwrap();
+    assert_eq!(blobs(&store), 0);
+}
+
+#[test]
+fn a_damaged_lower_file_is_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Templates::open(dir.path()).unwrap();
+    let base = add(&store, "base", "root", Some("base"));
+    let app = add_on(&store, &base, "1", "app", 1);
+    store.verify(&app).unwrap();
+    let path = store.blob_path(&base.digest);
+    let mut bytes = fs::read(&path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::remove_file(&path).unwrap();
+    fs::write(&path, &bytes).unwrap();
+    assert!(matches!(store.verify(&app), Err(Error::Digest { .. })));
+    fs::write(&path, &bytes[..4096]).unwrap();
+    assert!(store.tree(&app).is_err());
+}
+
+/// For a kernel there is one more file, made once, and gone with what it is of.
+#[test]
+fn kernels_get_an_index() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Templates::open(dir.path()).unwrap();
+    let base = add(&store, "base", "root", Some("base"));
+    assert_eq!(
+        store.kernel_files(&base.digest).unwrap(),
+        store.image_files(&base.digest).unwrap()
+    );
+    let app = add_on(&store, &base, "1", "app", 1);
+    let files = store.kernel_files(&app.digest).unwrap();
+    assert_eq!(files[1..], store.image_files(&app.digest).unwrap());
+    let index = fs::read(&files[0]).unwrap();
+    assert_eq!(store.kernel_files(&app.digest).unwrap(), files);
+    store.prune(&Needed::default()).unwrap();
+    assert_eq!(fs::read(&files[0]).unwrap(), index);
+    store.delete("app", &Needed::default()).unwrap();
+    assert!(!files[0].exists());
+}
+
+/// Shared files below a project's own are nobody's storage, and what a project alone has below is its own.
+#[test]
+fn layers_count_where_they_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Templates::open(dir.path()).unwrap();
+    let a = store.of(&project(1));
+    let base = add(&store, "base", "root", Some("base"));
+    let app = add_on(&a, &base, "1", "app", 1);
+    let counted = |store: &Templates| store.images().unwrap().values().sum::<u64>();
+    assert_eq!(counted(&a), app.layer_bytes.unwrap());
+    // Other words about a shared image cost nothing.
+    let words = a.add_blob(&base.digest, &recipe("user"), Some("words"), Timestamp(1));
+    words.unwrap();
+    assert_eq!(counted(&a), app.layer_bytes.unwrap());
+    a.delete("words", &Needed::default()).unwrap();
+    assert_eq!(counted(&store), base.size_bytes);
+    store.delete("base", &Needed::default()).unwrap();
+    assert_eq!(counted(&a), app.size_bytes);
+}
+
+#[test]
+fn what_lost_its_name_goes_by_itself_after_a_while() {
+    const DAY: i64 = 24 * 60 * 60 * 1000;
+    let dir = tempfile::tempdir().unwrap();
+    let store = Templates::open(dir.path()).unwrap();
+    let base = add(&store, "base", "root", Some("base"));
+    let now = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap();
+    let now = i64::try_from(now.as_millis()).unwrap();
+    let first = add_on(&store, &base, "1", "app", now);
+    let second = add_on(&store, &base, "2", "app", now + 1);
+    cache(&store, "key", &tree("step"));
+    let collect = |needed: &Needed, at| store.collect(needed, Timestamp(at)).unwrap();
+    assert_eq!(collect(&Needed::default(), now + DAY - 1), Pruned::default());
+    assert_eq!(collect(&needed(&[&first]), now + DAY), Pruned::default());
+    let collected = collect(&Needed::default(), now + DAY);
+    assert_eq!(collected.templates, std::slice::from_ref(&first.id));
+    assert_eq!(
+        collected.bytes,
+        first.layer_bytes.unwrap(),
+        "and not what it lay on"
+    );
+    store.verify(&second).unwrap();
+    // What has a name stays, however old.
+    let later = collect(&Needed::default(), now + 8 * DAY);
+    assert_eq!((later.templates, later.cache_entries), (vec![], 1));
+    assert_eq!(store.cached("key").unwrap(), None);
+    store.verify(&second).unwrap();
+}
+
+#[derive(Debug)]
+struct Left(std::sync::atomic::AtomicU64);
+
+impl Room for Left {
+    fn take(&self, bytes: u64) -> std::result::Result<(), Fault> {
+        use std::sync::atomic::Ordering::Relaxed;
+        self.0
+            .fetch_update(Relaxed, Relaxed, |left| left.checked_sub(bytes))
+            .map(drop)
+            .map_err(|_| Fault::new(atoll_types::Code::StorageQuotaExceeded, "no more"))
+    }
+
+    fn left(&self) -> u64 {
+        self.0.load(std::sync::atomic::Ordering::Relaxed)
+    }
+}
+
+#[test]
+fn what_there_is_no_room_for_is_not_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Templates::open(dir.path()).unwrap();
+    let base = add(&store, "base", "root", Some("base"));
+    let within = store
+        .clone()
+        .within(Arc::new(Left(std::sync::atomic::AtomicU64::new(base.size_bytes))));
+    let job = Job::new(Arc::new(Quiet));
+    // A layer that changes nothing takes nothing, and a step takes what it changed.
+    cache(&within, "same", &store.tree(&base).unwrap());
+    cache(&within, "step", &tree("a"));
+    let refused = within.cache("next", &tree("b"), &store.scratch().unwrap(), &job);
+    assert!(matches!(refused, Err(Error::Refused(_))), "{refused:?}");
+    let refused = within.add(&tree("c"), &recipe("root"), Some("c"), Timestamp(1), &job);
+    assert!(matches!(refused, Err(Error::Refused(_))), "{refused:?}");
+    assert_eq!((blobs(&store), store.cached("next").unwrap()), (2, None));
+    assert!(store.find("c").unwrap().is_none());
+    assert_eq!(store.files(Path::new("tmp")).unwrap(), Vec::<String>::new());
+}
+
+#[test]
+fn pages_follow_each_other_and_hold_so_many_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Templates::open(dir.path()).unwrap();
+    let (a, job) = (store.of(&project(1)), Job::new(Arc::new(Quiet)));
+    for n in 0..7 {
+        // Two at a time, so that the id counts, too.
+        let (name, at) = (format!("app-{n}"), Timestamp(n / 2));
+        let recipe = recipe(&name);
+        a.add(&tree("same"), &recipe, Some(&name), at, &job).unwrap();
+    }
+    add(&store, "shared", "root", Some("base"));
+    let all: Vec<_> = a.list().unwrap().into_iter().map(|one| one.manifest.id).collect();
+    assert_eq!(all.len(), 8);
+    let pages = |limit, bytes| {
+        let (mut seen, mut lengths, mut after) = (Vec::new(), Vec::new(), None);
+        loop {
+            let (page, sum) = a.page(after.as_ref(), limit, bytes).unwrap();
+            assert!(sum > 0 && (sum <= bytes || page.items.len() == 1));
+            lengths.push(page.items.len());
+            seen.extend(page.items);
+            after = page.next;
+            if after.is_none() {
+                return (seen, lengths);
+            }
+        }
+    };
+    assert_eq!(pages(3, u64::MAX), (all.clone(), vec![3, 3, 2]));
+    assert_eq!(pages(8, u64::MAX), (all.clone(), vec![8]));
+    let (page, of_two) = a.page(None, 2, u64::MAX).unwrap();
+    assert_eq!(page.items, all[..2]);
+    let (seen, lengths) = pages(100, of_two);
+    assert_eq!(seen, all);
+    assert!(lengths.iter().all(|length| *length <= 2), "{lengths:?}");
+    assert_eq!(pages(100, 1), (all.clone(), vec![1; 8]));
+    let of_some = a.gather(Some(all[..2].to_vec()), |one| one.names.first().cloned());
+    assert_eq!(of_some.unwrap().len(), 2);
+}
+
+/// Whoever came to need it while it was being deleted is asked for again.
+#[test]
+fn what_is_needed_meanwhile_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Templates::open(dir.path()).unwrap();
+    for prune in [false, true] {
+        let app = add(&store, "app", "root", Some("app"));
+        let asked = std::cell::Cell::new(0);
+        let needs = || {
+            asked.set(asked.get() + 1);
+            // Not when it is decided, but before it is over.
+            Ok(match asked.get() {
+                1 | 2 => Needed::default(),
+                _ => needed(&[&app]),
+            })
+        };
+        match prune {
+            false => store.delete("app", &needs).unwrap(),
+            true => {
+                store.delete("app", &needed(&[&app]).only_elsewhere()).unwrap();
+                drop(store.prune(&needs).unwrap());
+            }
+        }
+        assert_eq!(store.known(&app.id).unwrap().as_ref(), Some(&app));
+        store.verify(&app).unwrap();
+        assert!(store.find("app").unwrap().is_none());
+        store.prune(&Needed::default()).unwrap();
+        assert_eq!((store.known(&app.id).unwrap(), blobs(&store)), (None, 0));
+    }
+}
+
+impl Needed {
+    fn only_elsewhere(mut self) -> Self {
+        self.here.clear();
+        self
+    }
 }

@@ -21,6 +21,15 @@ mod counted {
     );
 }
 
+mod stored {
+    use super::a_build_stores_no_more_than_its_project_may;
+
+    atoll_proof::on_every_tier!(
+        with atoll_proof::Options::default().own_templates().config("max_storage = \"48M\"");
+        a_build_stores_no_more_than_its_project_may,
+    );
+}
+
 /// What nobody has, by the same two kinds of names.
 const NO_NAME: &str = "nothing-here";
 const NO_ID: &str = "tpl_aaaaaaaaaaaaaaaaaaaa";
@@ -345,9 +354,9 @@ async fn what_others_have_built_and_shared(server: &Server) {
         "{facts}"
     );
     // What one of them has goes, and the other one has what it had.
+    b.delete("/v1/templates/guessed").await.expect(204);
     let freed = b.post("/v1/templates/prune", &json!({})).await.ok();
     assert!(freed["freed_bytes"].as_u64().unwrap() > 0, "{freed}");
-    b.delete("/v1/templates/guessed").await.expect(204);
     let id = text(&theirs, "id");
     b.get(&format!("/v1/templates/{id}"))
         .await
@@ -435,4 +444,40 @@ async fn a_build_counts_as_a_sandbox_of_its_project(server: &Server) {
     })
     .await;
     Sandbox::of(&a, &after).kill().await;
+}
+
+/// Each step stores what it changed, and many are as much as one that is large.
+async fn a_build_stores_no_more_than_its_project_may(server: &Server) {
+    let client = member(server, "a").await;
+    let step = |number: u8| format!("RUN head -c 16000000 /dev/urandom > /opt/{number}\n");
+    let many: String = (0..20).map(step).collect();
+    let events = said(&client, "many", context(&format!("FROM base\n{many}"), "")).await;
+    let last = events.last().expect("a build says something");
+    assert_eq!(
+        (last.name.as_str(), last.data["code"].as_str()),
+        ("error", Some("storage_quota_exceeded")),
+        "{events:?}"
+    );
+    let begun = |number: u8| {
+        let line = format!("/opt/{number}");
+        let mut lines = events.iter().filter_map(|event| event.data["text"].as_str());
+        lines.any(|said| said.ends_with(&line))
+    };
+    assert!(begun(3) && !begun(4), "{events:?}");
+    client.get("/v1/templates/many").await.expect(404);
+    // What was cached of it counts, until it is pruned.
+    let one = context(&format!("FROM base\n{}", step(0)), "");
+    let next = said(
+        &client,
+        "next",
+        context("FROM base\nRUN head -c 16000000 /dev/urandom > /x\n", ""),
+    )
+    .await;
+    assert_eq!(
+        next.last().unwrap().data["code"],
+        "storage_quota_exceeded",
+        "{next:?}"
+    );
+    client.post("/v1/templates/prune", &json!({})).await.ok();
+    built(&said(&client, "one", one).await);
 }

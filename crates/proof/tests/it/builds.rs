@@ -20,8 +20,10 @@ mod pooled {
 on_every_tier!(
     with atoll_proof::Options::default().own_templates();
     a_dockerfile_becomes_a_template,
+    what_is_built_on_a_template_is_a_layer,
     builds_that_fail_say_where,
     an_archive_becomes_a_template,
+    lists_of_templates_come_in_pages,
     templates_at_the_command_line,
     a_template_comes_up_running,
 );
@@ -131,6 +133,51 @@ async fn facts_of_kind(server: &Server, kind: &str) -> Vec<Value> {
         .collect()
 }
 
+/// By both wires. The first version of E2B's has all of them.
+async fn lists_of_templates_come_in_pages(server: &Server) {
+    let client = server.client();
+    for maker in ["one", "two", "three"] {
+        built(&build(server, "build-archive", &[("name", maker)], docker_save(maker)).await);
+    }
+    let (mut seen, mut cursor) = (Vec::new(), None::<String>);
+    loop {
+        let mut query = vec![("limit", "1")];
+        query.extend(cursor.as_deref().map(|cursor| ("cursor", cursor)));
+        let page = client.get_with("/v1/templates", &query).await.ok();
+        let items = page["items"].as_array().unwrap();
+        assert_eq!(items.len(), 1);
+        seen.push(items[0]["id"].clone());
+        match page["next"].as_str() {
+            Some(next) => cursor = Some(next.to_owned()),
+            None => break,
+        }
+    }
+    assert!(seen.len() >= 4, "{seen:?}");
+    let ids = |items: &Value, field: &str| -> Vec<Value> {
+        let items = items.as_array().unwrap().iter();
+        items.map(|item| item[field].clone()).collect()
+    };
+    let whole = client.get_with("/v1/templates", &[("limit", "100")]).await.ok();
+    assert_eq!(ids(&whole["items"], "id"), seen);
+    assert_eq!(ids(&client.get("/templates").await.ok(), "templateID"), seen);
+    let (mut told, mut token) = (Vec::new(), None::<String>);
+    loop {
+        let mut query = vec![("limit", "1")];
+        query.extend(token.as_deref().map(|token| ("nextToken", token)));
+        let page = client.get_with("/v2/templates", &query).await;
+        let next = page.headers.get("x-next-token");
+        token = next.map(|next| next.to_str().unwrap().to_owned());
+        told.extend(ids(&page.ok(), "templateID"));
+        if token.is_none() {
+            break;
+        }
+    }
+    assert_eq!(told, seen);
+    for (list, query) in [("/v1/templates", "cursor"), ("/v2/templates", "nextToken")] {
+        client.get_with(list, &[(query, "nothing")]).await.expect(400);
+    }
+}
+
 async fn a_dockerfile_becomes_a_template(server: &Server) {
     let dockerfile = "ARG WHO=nobody\nFROM base\nARG WHO\nENV GREETED=$WHO\nCOPY greeting.txt /srv/\n\
                       RUN sed -i s/NAME/$WHO/ /srv/greeting.txt && id -un > /srv/by\nWORKDIR /srv\n";
@@ -185,6 +232,60 @@ async fn a_dockerfile_becomes_a_template(server: &Server) {
         assert_eq!(facts.len(), 1, "{facts:?}");
         assert_eq!(facts[0]["data"]["template"], template["id"]);
     }
+}
+
+/// What is built on a template takes as much as it changes, and is all there: files of the base and of each step, run, mapped,
+/// saved and brought back, in a sandbox and in its copy.
+async fn what_is_built_on_a_template_is_a_layer(server: &Server) {
+    let client = server.client();
+    let base = client.get("/v1/templates/base").await.ok();
+    assert_eq!(base["layer_bytes"], Value::Null);
+    let of = async |name: &str, steps: &str| {
+        let dockerfile = format!("FROM base\n{steps}");
+        let context = archive(&[("Dockerfile", dockerfile.as_bytes())]);
+        built(&build(server, "build-context", &[("name", name)], context).await)
+    };
+    let own = |template: &Value| template["layer_bytes"].as_u64().unwrap_or(0);
+    let nothing = of("nothing", "RUN true\n").await;
+    assert!(own(&nothing) < 1 << 20, "{nothing}");
+    let mut steps = String::new();
+    for step in 0..10 {
+        steps += &format!("RUN echo {step} > /opt/step-{step} && cp /bin/true /opt/true-{step}\n");
+    }
+    steps += "RUN rm -r /opt/step-3 /usr/share/doc && chmod 711 /bin/sleep && mkdir /usr/share/doc && touch /usr/share/doc/new\n";
+    // A directory of the base that is renamed, and a file with a hole.
+    steps += "RUN mv /usr/share/common-licenses /opt/licenses && truncate -s 1M /opt/hole && echo end >> /opt/hole\n";
+    let many = of("many", &steps).await;
+    assert!(own(&many) < 2 << 20, "{many}");
+    let whole = many["size_bytes"].as_u64().unwrap();
+    assert!(whole < base["size_bytes"].as_u64().unwrap() + (4 << 20), "{many}");
+
+    let look = "cat /opt/step-*; for t in /opt/true-*; do $t || echo failed; done; ls /usr/share/doc; stat -c %a /bin/sleep; \
+        head -c 9 /opt/licenses/BSD; ls /usr/share/common-licenses 2>&1 | wc -l; cat /opt/hole | tr -d '\\0'; stat -c %s /opt/hole";
+    let seen = "0\n1\n2\n4\n5\n6\n7\n8\n9\nnew\n711\nCopyright1\nend\n1048580\n";
+    let sandbox = server.sandbox_with(&json!({"template": "many"})).await;
+    assert_eq!(sandbox.sh(look).await.ok(), seen);
+    sandbox.ask("/pause", json!({})).await.ok();
+    sandbox.ask("/resume", json!({})).await.ok();
+    assert_eq!(sandbox.sh(look).await.ok(), seen);
+    sandbox.kill().await;
+
+    // One on top of that, under the same name: the old one is of no use to anybody, and still what this one lies on.
+    let context = archive(&[("Dockerfile", b"FROM many\nRUN rm /opt/true-1\n")]);
+    let next = built(&build(server, "build-context", &[("name", "many")], context).await);
+    assert_ne!(next["digest"], many["digest"]);
+    client.post("/v1/templates/prune", &json!({})).await.ok();
+    let sandbox = server.sandbox_with(&json!({"template": "many"})).await;
+    assert_eq!(sandbox.sh("ls /opt/true-1 || cat /opt/step-9").await.ok(), "9\n");
+    // Nor does it lose its base when that has no name any more.
+    client
+        .delete("/v1/templates/many")
+        .await
+        .refused(409, "template_in_use");
+    sandbox.kill().await;
+    client.delete("/v1/templates/many").await.expect(204);
+    client.delete("/v1/templates/nothing").await.expect(204);
+    client.post("/v1/templates/prune", &json!({})).await.ok();
 }
 
 async fn builds_that_fail_say_where(server: &Server) {
@@ -310,10 +411,7 @@ async fn templates_at_the_command_line(server: &Server) {
         "--json",
     ]));
     let created: Value = serde_json::from_str(&created).unwrap();
-    let mut agreed = template["resources"].clone();
-    // A disk in memory is what fits beside what runs.
-    agreed["disk_bytes"] = json!(agreed["memory_bytes"].as_u64().unwrap() / 4 * 3);
-    assert_eq!(created["resources"], agreed);
+    assert_eq!(created["resources"], template["resources"]);
     let sandbox = Sandbox::of(server.client(), &created);
     assert_eq!(sandbox.read("/etc/note").await, b"copied");
 

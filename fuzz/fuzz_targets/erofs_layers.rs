@@ -1,0 +1,2 @@
+#![no_main]
+atoll_fuzz::libfuzzer!("erofs_layers");
