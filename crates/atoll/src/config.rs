@@ -3,6 +3,7 @@
 
 mod file;
 mod pool;
+mod sizes;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -19,6 +20,7 @@ use file::{ConfigFile, NetworkTable};
 
 pub(crate) use file::{Confine, Tls, WorkflowsListen, bytes, duration};
 pub(crate) use pool::Pool;
+pub(crate) use sizes::SandboxSizes;
 
 pub(crate) const DEFAULT_PORT: u16 = 7070;
 /// Where clients of workflows look unless they are told.
@@ -39,6 +41,7 @@ pub(crate) struct Config {
     pub(crate) isolation: Option<Isolation>,
     pub(crate) max_sandboxes: Option<u64>,
     pub(crate) max_storage: Option<u64>,
+    pub(crate) min_free_disk: Option<u64>,
     pub(crate) max_workflow_storage: Option<u64>,
     pub(crate) max_ledger: Option<u64>,
     pub(crate) artifact_retention_millis: Option<u64>,
@@ -55,6 +58,7 @@ pub(crate) struct Config {
     pub(crate) otlp_endpoint: Option<String>,
     pub(crate) metrics_key: Option<PathBuf>,
     pub(crate) tls: Option<Tls>,
+    pub(crate) sizes: SandboxSizes,
     pub(crate) pools: Vec<Pool>,
     pub(crate) network: NetworkConfig,
     pub(crate) limits: LimitsTable,
@@ -133,6 +137,7 @@ impl Config {
             isolation: args.isolation.or(file.isolation),
             max_sandboxes: file.max_sandboxes,
             max_storage: file.max_storage,
+            min_free_disk: file.min_free_disk,
             max_workflow_storage: file.max_workflow_storage,
             max_ledger: file.max_ledger.map(enough_ledger).transpose()?,
             artifact_retention_millis: file.artifact_retention,
@@ -151,6 +156,7 @@ impl Config {
                 .filter(|url| !url.is_empty()),
             metrics_key: file.metrics_key,
             tls: file.tls,
+            sizes: file.sandbox.read()?,
             pools: if args.pool.is_empty() {
                 file.pool
             } else {
@@ -226,7 +232,7 @@ fn find_runsc() -> Option<PathBuf> {
 }
 
 /// The version that the suite passes on; `scripts/setup.bash` builds it.
-pub(crate) const RUNSC_VERSION: &str = "20260905.4";
+pub(crate) const RUNSC_VERSION: &str = "20260905.5";
 
 /// Less would be gone before anybody could read it; a size without its unit is the likeliest mistake.
 const LEAST_LEDGER: u64 = 64 * 1024;

@@ -187,8 +187,8 @@ impl Server {
         };
         for probe in &machine.tiers {
             match &probe.verdict {
-                Verdict::Works { detail } => {
-                    tracing::info!(isolation = %probe.isolation, %detail, "this tier works");
+                Verdict::Works { detail, no_disk } => {
+                    tracing::info!(isolation = %probe.isolation, %detail, no_disk, "this tier works");
                 }
                 Verdict::Unavailable { reason, .. } => {
                     tracing::info!(isolation = %probe.isolation, %reason, "this tier does not work");
@@ -203,7 +203,7 @@ impl Server {
         let callers = Callers::default();
         let models = (model_address, callers.clone());
         let (outside, broker) = outside::open(config, data.path(), Some(models), helper).await?;
-        let settings = options::settings(config, data.path());
+        let settings = options::settings(config, data.path(), &machine.tiers);
         let identity = storage::identity(&store, &settings).await?;
         let node = LocalNode::new(
             settings.node(identity.default_project()),

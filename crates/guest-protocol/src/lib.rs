@@ -26,6 +26,9 @@
 mod frame;
 mod message;
 
+/// The command id of what a template starts ([`Configure::start`]).
+pub const START: &str = "start";
+
 pub use frame::{
     Decoder, FILLER_LEN, FRAME_COST, Frame, FrameKind, HEADER_LEN, MAX_PAYLOAD, Run, SUB_MAIN, SUB_STDERR,
     SUB_STDOUT, encode_header, encode_into,

@@ -1,6 +1,6 @@
 //! Gives a pooled instance its identity.
 
-use atoll_guest_protocol::{Configure, Exec};
+use atoll_guest_protocol::{Configure, Exec, START};
 use rustix::fs::{Mode, OFlags};
 
 use crate::failure::Outcome;
@@ -8,8 +8,6 @@ use crate::job::Shared;
 use crate::users::Users;
 
 const START_LOG: u32 = 256 * 1024;
-/// The name of the start command.
-const START: &str = "start";
 
 /// What cannot be set (the clock of a shared kernel, say) is left as it is; an unknown user is an error.
 pub(crate) fn apply(configure: Configure, shared: &mut Shared) -> Outcome {

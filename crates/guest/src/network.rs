@@ -8,7 +8,7 @@ use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use atoll_guest_protocol::Network;
+use atoll_guest_protocol::{FailureKind, Network};
 
 use crate::failure::{Outcome, from_io};
 
@@ -55,7 +55,15 @@ impl WayOut {
         let files = |network: &Network| (network.nameserver.clone(), network.authority.clone());
         if self.told.as_ref().map(files) != Some(files(&network)) {
             self.told = None;
-            self.trusted = write_files(&network)?;
+            match write_files(&network) {
+                Ok(trusted) => self.trusted = trusted,
+                // A full disk is no reason to end: what programs find until there is room is what they found before.
+                Err(failure) if failure.kind == FailureKind::NoSpace => {
+                    self.env.clone_from(&network.env);
+                    return Ok(());
+                }
+                Err(failure) => return Err(failure),
+            }
         }
         self.env = self.trusted.iter().chain(&network.env).cloned().collect();
         self.told = Some(network);
@@ -94,7 +102,7 @@ fn trust(root: &Path, authority: &str) -> io::Result<PathBuf> {
     let bundle = bundle(root);
     let at = below(root, bundle);
     let listed = read_list(&at)?;
-    let mut text = without_ours(&listed).to_owned();
+    let mut text = without_ours(&listed);
     if !text.is_empty() && !text.ends_with('\n') {
         text.push('\n');
     }
@@ -106,19 +114,23 @@ fn trust(root: &Path, authority: &str) -> io::Result<PathBuf> {
     Ok(PathBuf::from(bundle))
 }
 
-/// Takes back what [`trust`] added; next to nothing to do where it added nothing.
+/// Takes back what [`trust`] added, and nothing that anybody else did; next to nothing to do where it added nothing. Which list
+/// is in use may have changed meanwhile: whoever installs authorities brings one.
 fn distrust(root: &Path) -> io::Result<()> {
     let authority = below(root, AUTHORITY);
     if fs::symlink_metadata(&authority).is_err() {
         return Ok(());
     }
-    let at = below(root, bundle(root));
-    let listed = read_list(&at)?;
-    let text = without_ours(&listed);
-    if text.is_empty() && !listed.is_empty() {
-        fs::remove_file(&at)?;
-    } else if text != listed {
-        put(&at, text)?;
+    for bundle in BUNDLES {
+        let at = below(root, bundle);
+        // What cannot be read as a list is none that we have added to.
+        let Ok(listed) = read_list(&at) else { continue };
+        let text = without_ours(&listed);
+        if text.is_empty() && !listed.is_empty() {
+            fs::remove_file(&at)?;
+        } else if text != listed {
+            put(&at, &text)?;
+        }
     }
     fs::remove_file(&authority)
 }
@@ -146,17 +158,27 @@ fn ours(authority: &str) -> String {
     format!("{BEGIN}{}\n{END}", authority.trim_end())
 }
 
-/// It is always at the end.
-fn without_ours(listed: &str) -> &str {
-    listed.find(BEGIN).map_or(listed, |at| &listed[..at])
+/// What comes after ours is somebody's who added to the list.
+fn without_ours(listed: &str) -> String {
+    match listed.split_once(BEGIN) {
+        None => listed.to_owned(),
+        Some((before, rest)) => {
+            let after = rest.split_once(END).map_or("", |(_, after)| after);
+            format!("{before}{after}")
+        }
+    }
 }
 
 fn read(path: &Path) -> io::Result<String> {
     // Whatever lies there may be a FIFO: opening it must not wait.
     let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
     let file = File::options().read(true).custom_flags(flags).open(path)?;
-    if !file.metadata()?.is_file() {
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
         return Err(io::Error::other(format!("{} is not a file", path.display())));
+    }
+    if metadata.len() > LONGEST {
+        return Err(io::Error::other(format!("{} is too long", path.display())));
     }
     let mut text = String::new();
     file.take(LONGEST).read_to_string(&mut text)?;
@@ -177,10 +199,14 @@ fn put(path: &Path, text: &str) -> io::Result<()> {
     name.push(".atoll-new");
     let new = PathBuf::from(name);
     let _ = fs::remove_file(&new);
-    let mut file = File::options().write(true).create_new(true).open(&new)?;
+    let written = write_new(&new, text).and_then(|()| fs::rename(&new, path));
+    written.inspect_err(|_| drop(fs::remove_file(&new)))
+}
+
+fn write_new(path: &Path, text: &str) -> io::Result<()> {
+    let mut file = File::options().write(true).create_new(true).open(path)?;
     file.write_all(text.as_bytes())?;
-    file.set_permissions(fs::Permissions::from_mode(0o644))?;
-    fs::rename(&new, path)
+    file.set_permissions(fs::Permissions::from_mode(0o644))
 }
 
 #[cfg(test)]
@@ -223,6 +249,36 @@ mod tests {
         assert_eq!(fs::read_to_string(&bundle).expect("a list"), "public\n");
         assert!(!dir.0.join("etc/ssl/atoll-authority.pem").exists());
         distrust(&dir.0).expect("nothing to do");
+    }
+
+    /// A step of a build may add authorities of its own, in any of the ways that there are.
+    #[test]
+    fn what_others_add_meanwhile_stays() {
+        let dir = Dir::new("others");
+        let (later, first) = (
+            dir.0.join("etc/ssl/cert.pem"),
+            dir.0.join("etc/ssl/certs/ca-certificates.crt"),
+        );
+        fs::create_dir_all(first.parent().expect("a parent")).expect("a directory");
+        fs::write(&later, "public\n").expect("a list");
+        assert_eq!(
+            trust(&dir.0, "ours\n").expect("trusted"),
+            Path::new("/etc/ssl/cert.pem")
+        );
+        // Somebody adds to the list, and somebody brings another, which is in use from then on.
+        let text = fs::read_to_string(&later).expect("a list") + "theirs\n";
+        fs::write(&later, text).expect("a list");
+        fs::write(&first, "theirs, too\n").expect("a list");
+        distrust(&dir.0).expect("taken back");
+        assert_eq!(fs::read_to_string(&later).expect("a list"), "public\ntheirs\n");
+        assert_eq!(fs::read_to_string(&first).expect("a list"), "theirs, too\n");
+        // One that is replaced while it stands in the middle goes to the end.
+        trust(&dir.0, "one\n").expect("trusted");
+        let text = fs::read_to_string(&first).expect("a list") + "more\n";
+        fs::write(&first, text).expect("a list");
+        trust(&dir.0, "two\n").expect("trusted");
+        let text = fs::read_to_string(&first).expect("a list");
+        assert_eq!(text, format!("theirs, too\nmore\n{BEGIN}two\n{END}"));
     }
 
     #[test]

@@ -18,6 +18,7 @@ use crate::spawn::Confinement;
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Options {
     confine: bool,
+    uncover_tmp: bool,
     seccomp_fd: Option<RawFd>,
 }
 
@@ -28,6 +29,7 @@ impl Options {
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
                 "--confine" => options.confine = true,
+                "--uncover-tmp" => options.uncover_tmp = true,
                 "--seccomp-fd" => {
                     let fd = arguments
                         .next()
@@ -51,6 +53,9 @@ fn refuse(message: &str) -> io::Error {
 }
 
 pub(crate) fn agent(options: &Options) -> io::Result<Agent> {
+    if options.uncover_tmp {
+        uncover_tmp()?;
+    }
     // The filter's descriptor first: it may stand where the channel would be moved to.
     let confinement = match options.confine {
         true => Some(Confinement {
@@ -87,6 +92,19 @@ pub(crate) fn agent(options: &Options) -> io::Result<Agent> {
         wakes: Vec::new(),
     };
     Agent::new(input, signals, shared)
+}
+
+/// Takes away what the runtime has mounted over an empty `/tmp`, so that files there lie on the writable layer.
+fn uncover_tmp() -> io::Result<()> {
+    // SAFETY: plain system call on a string that lives for ever. Nobody else runs yet who could be there.
+    if unsafe { libc::umount2(c"/tmp".as_ptr(), libc::MNT_DETACH) } == 0 {
+        return Ok(());
+    }
+    match io::Error::last_os_error() {
+        // It was not empty, so nothing was mounted; or there is none.
+        error if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOENT)) => Ok(()),
+        error => Err(error),
+    }
 }
 
 /// Moves an end of the channel away from where children would find it, and puts `/dev/null` there.
@@ -177,6 +195,7 @@ mod tests {
         assert_eq!(parse(&[]).expect("valid"), Options::default());
         let confined = parse(&["--confine", "--seccomp-fd", "5"]).expect("valid");
         assert_eq!((confined.confine, confined.seccomp_fd), (true, Some(5)));
+        assert!(!confined.uncover_tmp && parse(&["--uncover-tmp"]).expect("valid").uncover_tmp);
         assert!(
             parse(&["--seccomp-fd", "5"]).is_err(),
             "never silently unfiltered"

@@ -264,7 +264,10 @@ impl Served {
         };
         // An ordinary user's templates are extracted once, and known by their names; nobody there reads more than the front.
         let image = match rustix::process::geteuid().is_root() {
-            true => format!("/proc/{}/fd/{}", std::process::id(), open.as_raw_fd()).into(),
+            true => open
+                .iter()
+                .map(|file| format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()).into())
+                .collect(),
             false => spec.image,
         };
         let source = spec.restore.as_ref().map(|restore| restore.source);

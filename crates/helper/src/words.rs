@@ -98,7 +98,7 @@ pub enum Kept {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Spec {
     pub(crate) id: InstanceId,
-    pub(crate) image: PathBuf,
+    pub(crate) image: Vec<PathBuf>,
     pub(crate) resources: Resources,
     pub(crate) hostname: String,
     pub(crate) mounts: Vec<Mount>,

@@ -31,7 +31,7 @@ pub(crate) fn open(spec: &Spec) -> Result<Vec<OwnedFd>> {
         return Err(Error::new("volumes and inputs need a server run by root"));
     }
     let take = |source: &MountSource| match source {
-        MountSource::Image(path) => disk::mount_image(path),
+        MountSource::Image(path) => disk::mount_image(std::slice::from_ref(path)),
         MountSource::Tree(path) => {
             let stat = rustix::fs::statx(CWD, path, AtFlags::empty(), StatxFlags::TYPE)
                 .doing(|| format!("looking at {}", path.display()))?;

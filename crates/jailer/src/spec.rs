@@ -59,8 +59,8 @@ pub enum MountSource {
 pub enum Lower {
     /// `/proc/<server>/fd/<n>` of a detached mount that all jails of a template share, page cache included.
     Tree(PathBuf),
-    /// An EROFS image that this jail mounts for itself.
-    Image(PathBuf),
+    /// An EROFS image that this jail mounts for itself, and the files that hold its data, if others do.
+    Image(Vec<PathBuf>),
     /// A plain directory, where an ordinary user may not mount an image.
     Directory(PathBuf),
 }
@@ -102,7 +102,9 @@ impl Spec {
         put("--hostname", OsStr::new(&self.hostname));
         match &self.lower {
             Lower::Tree(path) => put("--lower-tree", path.as_os_str()),
-            Lower::Image(path) => put("--lower-image", path.as_os_str()),
+            Lower::Image(files) => files
+                .iter()
+                .for_each(|path| put("--lower-image", path.as_os_str())),
             Lower::Directory(path) => put("--lower-directory", path.as_os_str()),
         }
         match &self.upper {
@@ -183,7 +185,10 @@ impl Given {
             b"--agent" => self.agent = Some(path()),
             b"--hostname" => self.hostname = Some(text(key, value)?),
             b"--lower-tree" => self.lower = Some(Lower::Tree(path())),
-            b"--lower-image" => self.lower = Some(Lower::Image(path())),
+            b"--lower-image" => match &mut self.lower {
+                Some(Lower::Image(files)) => files.push(path()),
+                lower => *lower = Some(Lower::Image(vec![path()])),
+            },
             b"--lower-directory" => self.lower = Some(Lower::Directory(path())),
             b"--upper-memory" => {
                 self.upper = Some(Upper::Memory {
@@ -292,7 +297,10 @@ mod tests {
         for (lower, upper, ids) in [
             (spec().lower, spec().upper, spec().ids),
             (
-                Lower::Image(OsString::from_vec(b"/\xff,:\\".to_vec()).into()),
+                Lower::Image(vec![
+                    OsString::from_vec(b"/\xff,:\\".to_vec()).into(),
+                    "/data".into(),
+                ]),
                 Upper::File("/s/disk".into()),
                 Ids::Own,
             ),

@@ -85,7 +85,7 @@ impl Sources {
     pub(crate) fn open(spec: &Spec, layer: Option<OwnedFd>) -> Result<Self> {
         let lower = match &spec.lower {
             Lower::Tree(path) | Lower::Directory(path) => copy_of(path)?,
-            Lower::Image(path) => disk::mount_image(path)?,
+            Lower::Image(files) => disk::mount_image(files)?,
         };
         Ok(Self {
             lower,

@@ -10,7 +10,7 @@ mod keeping;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
-use atoll_types::{Code, Fault, GIB, Isolation, MIB, SandboxSpec, format_bytes};
+use atoll_types::{Code, DiskBacking, Fault, GIB, Isolation, MIB, SandboxSpec, format_bytes};
 
 /// What the operator allows one sandbox to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,6 +68,8 @@ impl Default for Limits {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tier {
     pub isolation: Isolation,
+    /// Why a writable layer cannot be on disk there; `None` when it can.
+    pub no_disk: Option<String>,
     /// `None` when it works here.
     pub missing: Option<Missing>,
 }
@@ -118,6 +120,16 @@ pub fn admit(mut spec: SandboxSpec, limits: &Limits, tiers: &[Tier]) -> Result<A
     // A tier that cannot keep memory is no reason to refuse a pause at a deadline: it keeps the files, and says so.
     keeping::keeping(&spec, limits)?;
     let isolation = choose_tier(spec.isolation_floor, limits.default_floor, tiers)?;
+    let tier = tiers.iter().find(|tier| tier.isolation == isolation);
+    if let Some(why) = tier.and_then(|tier| tier.no_disk.as_ref())
+        && spec.resources.disk_backing == DiskBacking::Disk
+    {
+        return Err(Fault::new(
+            Code::ResourcesOutOfRange,
+            format!("the writable layer cannot be on disk on the {isolation} tier of this server: {why}"),
+        )
+        .hint("ask for `disk_backing` `memory`, or leave it out"));
+    }
     spec.resources = spec.resources.with_room_for_disk();
     Ok(Admitted { spec, isolation })
 }

@@ -32,6 +32,7 @@ pub fn from_image(error: &atoll_image::Error) -> Fault {
         atoll_image::Error::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
             server_full(error.to_string())
         }
+        atoll_image::Error::Refused(fault) => fault.clone(),
         atoll_image::Error::Dockerfile { line, .. }
         | atoll_image::Error::StepFailed { line, .. }
         | atoll_image::Error::Runner { line, .. } => {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use atoll_guest_protocol::{CommandState, Configure, Exec, Message, Request, Start};
-use atoll_runtime::channel::{ChannelError, Guest, Incoming, in_time};
+use atoll_runtime::channel::{ChannelError, Guest, Incoming, Stream, in_time};
 use atoll_types::{Code, Fault, ReadyCheck, SandboxId, SandboxSpec, TemplateManifest};
 
 use crate::entropy;
@@ -11,6 +11,8 @@ use crate::words::Begins;
 
 /// How often a ready check looks.
 const READY_POLL: Duration = Duration::from_millis(20);
+/// The most that is kept of what one said.
+const MOST_SAID: usize = 4096;
 
 /// Tells a guest who it is and, in the same breath, what to run; waits until it knows who it is.
 pub(crate) async fn greet(
@@ -33,45 +35,82 @@ pub(crate) async fn greet(
     .await
 }
 
-/// Waits until the template's start command is ready to serve. The inner result says that it never was.
+/// Waits until the template's start command is ready to serve, and gives what the check said when it was. The inner result says
+/// that it never was.
 pub(crate) async fn await_ready(
     guest: &Guest,
     ready: &ReadyCheck,
-) -> Result<Result<(), Fault>, ChannelError> {
+) -> Result<Result<Vec<u8>, Fault>, ChannelError> {
     let (limit, what) = match ready {
         ReadyCheck::Port { port, timeout_millis } => (*timeout_millis, format!("port {port} to be served")),
         ReadyCheck::Command { argv, timeout_millis } => {
             (*timeout_millis, format!("`{}` to succeed", argv.join(" ")))
         }
     };
+    let mut said = Vec::new();
     let wait = async {
-        while !is_ready(guest, ready).await? {
+        while !is_ready(guest, ready, &mut said).await? {
             tokio::time::sleep(READY_POLL).await;
         }
         Ok(())
     };
-    match tokio::time::timeout(Duration::from_millis(limit), wait).await {
-        Ok(outcome) => outcome.map(Ok),
-        Err(_) => Ok(Err(Fault::new(
-            Code::TemplateNotReady,
-            format!("the template's start command was not ready: waited {limit} ms for {what}"),
-        )
-        .hint("run the start command by hand in a sandbox of a template without one, and look at what it prints"))),
+    let waited = tokio::time::timeout(Duration::from_millis(limit), wait).await;
+    match waited {
+        Ok(outcome) => outcome.map(|()| Ok(said)),
+        Err(_) => {
+            let mut why = format!("the template's start command was not ready: waited {limit} ms for {what}");
+            let said = String::from_utf8_lossy(&said);
+            if !said.trim().is_empty() {
+                why = format!("{why}; the check said last: {}", said.trim());
+            }
+            Ok(Err(Fault::new(Code::TemplateNotReady, why).hint(
+                "run the start command by hand in a sandbox of a template without one, and look at what it prints",
+            )))
+        }
     }
 }
 
-async fn is_ready(guest: &Guest, ready: &ReadyCheck) -> Result<bool, ChannelError> {
+/// `said` is what it says this time.
+async fn is_ready(guest: &Guest, ready: &ReadyCheck, said: &mut Vec<u8>) -> Result<bool, ChannelError> {
     match ready {
         ReadyCheck::Port { port, .. } => match guest.call(&Request::ListPorts).await? {
             Some(Message::Ports(ports)) => Ok(ports.iter().any(|listening| listening.port == *port)),
             _ => Ok(false),
         },
-        ReadyCheck::Command { argv, .. } => succeeds(guest, argv).await,
+        ReadyCheck::Command { argv, .. } => {
+            let (mut now, mut stream) = (Vec::new(), run(guest, argv).await?);
+            let mut succeeded = false;
+            while let Some(incoming) = stream.next().await {
+                match incoming? {
+                    Incoming::Data { bytes, .. } => {
+                        let room = MOST_SAID.saturating_sub(now.len()).min(bytes.len());
+                        now.extend_from_slice(&bytes[..room]);
+                    }
+                    Incoming::Message(Message::Exited(state)) => {
+                        succeeded = state == CommandState::Exited { code: 0 };
+                        break;
+                    }
+                    Incoming::Message(_) => {}
+                }
+            }
+            *said = now;
+            Ok(succeeded)
+        }
     }
 }
 
 /// Runs a command of the server's own to its end and says whether it exited with 0.
 pub(crate) async fn succeeds(guest: &Guest, argv: &[impl AsRef<str>]) -> Result<bool, ChannelError> {
+    let mut stream = run(guest, argv).await?;
+    while let Some(incoming) = stream.next().await {
+        if let Incoming::Message(Message::Exited(state)) = incoming? {
+            return Ok(state == CommandState::Exited { code: 0 });
+        }
+    }
+    Ok(false)
+}
+
+async fn run(guest: &Guest, argv: &[impl AsRef<str>]) -> Result<Stream, ChannelError> {
     let request = Request::Exec(Exec {
         command: entropy::id::<atoll_types::CommandId>().to_string(),
         argv: argv
@@ -88,13 +127,7 @@ pub(crate) async fn succeeds(guest: &Guest, argv: &[impl AsRef<str>]) -> Result<
         wait_for_reader: false,
         kill_on_close: true,
     });
-    let mut stream = guest.open(&request).await?;
-    while let Some(incoming) = stream.next().await {
-        if let Incoming::Message(Message::Exited(state)) = incoming? {
-            return Ok(state == CommandState::Exited { code: 0 });
-        }
-    }
-    Ok(false)
+    guest.open(&request).await
 }
 
 /// Who an instance is to be.

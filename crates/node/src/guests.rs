@@ -5,9 +5,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use atoll_guest_protocol::{Configure, Request};
 use atoll_runtime::channel::{ChannelError, Guest, Stream};
-use atoll_types::{Hook, InstanceId};
+use atoll_types::{Hook, InstanceId, ReadyCheck};
 
-use crate::greeting::{self, await_ready};
+use crate::greeting;
 use crate::node::Guests;
 use crate::words::{Begins, Failed, Greeting};
 use crate::{LocalNode, hooks, wall_clock};
@@ -29,7 +29,6 @@ impl Guests for LocalNode {
             identity,
             admission,
             command,
-            ready,
         } = greeting;
         let guest = self.guest(&instance)?;
         // One that was claimed: from now on whoever greets it knows it.
@@ -39,11 +38,11 @@ impl Guests for LocalNode {
             network: self.guest_network(admission.as_ref())?,
             ..identity
         });
-        let begins = greeting::greet(&guest, &configure, command.as_ref()).await?;
-        if let Some(ready) = ready {
-            await_ready(&guest, &ready).await??;
-        }
-        Ok(begins)
+        Ok(greeting::greet(&guest, &configure, command.as_ref()).await?)
+    }
+
+    async fn await_ready(&self, instance: &InstanceId, ready: &ReadyCheck) -> Result<Vec<u8>, Failed> {
+        Ok(greeting::await_ready(&self.guest(instance)?, ready).await??)
     }
 
     async fn run_hooks(

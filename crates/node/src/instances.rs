@@ -8,9 +8,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use atoll_lifecycle::{InstanceFate, Liveness};
 use atoll_runtime::{Error, Instance, InstanceEnd, InstanceSpec, Mount, MountSource, Restore};
-use atoll_types::{Code, Fault, InstanceId, Isolation, ProjectId, Resources, SandboxId, Usage, VolumeMount};
+use atoll_types::{
+    Code, DiskBacking, Fault, InstanceId, Isolation, ProjectId, Resources, SandboxId, Usage, VolumeMount,
+    format_bytes,
+};
 
-use crate::faults::from_runtime;
+use crate::faults::{from_runtime, server_full};
 use crate::node::{Cables as _, Instances};
 use crate::words::{Admission, Boot, Claimed, Event, Wanted};
 use crate::{LocalNode, state_files};
@@ -31,7 +34,7 @@ impl Instances for LocalNode {
         };
         let spec = InstanceSpec {
             id: boot.instance,
-            image: self.inner.templates.blob_path(&boot.image),
+            image: self.image(boot.isolation, &boot.image)?,
             resources: boot.resources,
             hostname: boot.hostname,
             restore,
@@ -147,6 +150,26 @@ impl Instances for LocalNode {
 }
 
 impl LocalNode {
+    /// Layers on disk grow as they are written, so nobody knows what those that exist will take. What is left when little is left
+    /// is for them and for the server: nobody new begins to write.
+    fn check_room(&self, resources: &Resources) -> Result<(), Fault> {
+        let needed = self.settings().min_free_disk;
+        if resources.disk_backing == DiskBacking::Memory || needed == 0 {
+            return Ok(());
+        }
+        let disk = rustix::fs::statvfs(&self.settings().data_dir)
+            .map_err(|error| Fault::internal(format!("looking at the server's disk: {error}")))?;
+        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+        if free >= needed {
+            return Ok(());
+        }
+        Err(server_full(format!(
+            "{} are free on the server's disk, and nothing is started with less than {} (`min_free_disk`)",
+            format_bytes(free),
+            format_bytes(needed)
+        )))
+    }
+
     /// Boots an instance, when it is its turn, with a cable that leads where `admission` says; without one, nowhere.
     pub(crate) async fn start_instance(
         &self,
@@ -161,6 +184,7 @@ impl LocalNode {
             Fault::new(Code::SandboxEnded, message)
         })?;
         let runtime = self.runtime(isolation)?;
+        self.check_room(&spec.resources)?;
         let source = spec
             .restore
             .as_ref()

@@ -2,6 +2,7 @@
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -20,6 +21,7 @@ use tokio_util::task::TaskTracker;
 use crate::boots::Boots;
 use crate::builds::{BuildEvent, BuildTemplate, Builder};
 use crate::cables::Outside;
+use crate::faults::from_image;
 use crate::node::Node;
 use crate::pool::Pools;
 use crate::words::{Event, NetworkOffer, Offer, PoolView, Settings};
@@ -132,6 +134,16 @@ impl LocalNode {
             .ok_or_else(|| Fault::internal(format!("there is no {isolation} runtime")))
     }
 
+    /// The files of an image, as the runtime wants them. One that is not there is for the runtime to miss.
+    pub(crate) fn image(&self, isolation: Isolation, digest: &str) -> Result<Vec<PathBuf>, Fault> {
+        let templates = &self.inner.templates;
+        let files = match isolation {
+            Isolation::Jail => templates.kernel_files(digest),
+            Isolation::Gvisor | Isolation::Microvm => templates.image_files(digest),
+        };
+        files.map_err(|error| from_image(&error))
+    }
+
     pub(crate) fn tiers(&self) -> Vec<Tier> {
         self.inner.offer.tiers()
     }
@@ -178,6 +190,10 @@ impl Offer {
             .iter()
             .map(|probe| Tier {
                 isolation: probe.isolation,
+                no_disk: match &probe.verdict {
+                    Verdict::Works { no_disk, .. } => no_disk.clone(),
+                    Verdict::Unavailable { .. } => None,
+                },
                 missing: match &probe.verdict {
                     Verdict::Works { .. } => None,
                     Verdict::Unavailable { reason, remedy } => Some(Missing {

@@ -13,7 +13,7 @@ use atoll_lifecycle::Liveness;
 use atoll_policy::{Decision, Policy};
 use atoll_runtime::channel::{ChannelError, Stream, in_time};
 use atoll_types::{
-    Fault, Hook, InstanceId, Isolation, ProjectId, Resources, SandboxId, SaveKind, SnapshotId,
+    Fault, Hook, InstanceId, Isolation, ProjectId, ReadyCheck, Resources, SandboxId, SaveKind, SnapshotId,
     TemplateManifest, Usage, VolumeId,
 };
 use atoll_volumes::{Entry as VolumeEntry, Metadata as VolumeMetadata, WriteFile as WriteInVolume};
@@ -112,6 +112,9 @@ pub trait Instances {
 pub trait Guests: Sync {
     /// Tells a guest who it is and, in the same breath, what to run.
     async fn greet(&self, greeting: Greeting) -> Result<Option<Begins>, Failed>;
+
+    /// Waits until what a template starts is ready to serve. What the check said when it was, where it says something.
+    async fn await_ready(&self, instance: &InstanceId, ready: &ReadyCheck) -> Result<Vec<u8>, Failed>;
 
     /// Runs the hooks one after the other; the first that fails ends it, which is the inner result.
     async fn run_hooks(

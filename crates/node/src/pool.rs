@@ -241,7 +241,7 @@ impl LocalNode {
         let _held = self.hold(id.clone());
         let spec = InstanceSpec {
             id: id.clone(),
-            image: self.inner.templates.image_path(&template),
+            image: self.image(admitted.isolation, &template.digest)?,
             resources: admitted.spec.resources,
             hostname: "atoll".into(),
             restore: None,

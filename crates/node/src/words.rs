@@ -11,8 +11,8 @@ use atoll_runtime::Saves;
 use atoll_runtime::channel::{ChannelError, Stream};
 use atoll_runtime::probe::Probe;
 use atoll_types::{
-    Fault, InstanceId, Isolation, NetworkPolicy, ProjectId, ReadyCheck, Resources, SandboxId, SaveKind,
-    SnapshotId, TemplateId, Timestamp, VolumeMount,
+    Fault, InstanceId, Isolation, NetworkPolicy, ProjectId, Resources, SandboxId, SaveKind, SnapshotId,
+    TemplateId, Timestamp, VolumeMount,
 };
 
 /// Bytes on their way, with back-pressure.
@@ -35,6 +35,8 @@ pub struct Settings {
     pub pools_of: ProjectId,
     /// Whether saved state is on the disk itself before a save is answered.
     pub durable_saves: bool,
+    /// With less than that free on the disk of the data directory no instance with its writable layer there is started.
+    pub min_free_disk: u64,
     /// What a step of a Dockerfile gets.
     pub build_resources: Resources,
     /// The wall clock; tests bring their own.
@@ -195,8 +197,6 @@ pub struct Greeting {
     pub admission: Option<Admission>,
     /// What it is to run, told in the same breath.
     pub command: Option<Request>,
-    /// What to wait for, before it counts as greeted.
-    pub ready: Option<ReadyCheck>,
 }
 
 /// A command that a guest was told to run, and the ends that it will tell of.

@@ -42,6 +42,7 @@ fn world(pooled: usize) -> World {
         id: TemplateId::from_entropy([7; 20]),
         digest: "0".repeat(64),
         size_bytes: 1,
+        layer_bytes: None,
         created_at: Timestamp(0),
         source: TemplateSource::Debian {
             suite: "none".into(),
@@ -74,6 +75,7 @@ fn world(pooled: usize) -> World {
         }],
         pools_of: atoll_types::ProjectId::from_entropy([1; 20]),
         durable_saves: false,
+        min_free_disk: 0,
         build_resources: Resources {
             cpu_millis: 1000,
             memory_bytes: GIB,
@@ -87,6 +89,7 @@ fn world(pooled: usize) -> World {
         isolation: TIER,
         verdict: Verdict::Works {
             detail: "scripted".into(),
+            no_disk: None,
         },
     }];
     let bytes = Bytes {
@@ -141,7 +144,6 @@ impl World {
             ),
             admission: None,
             command: None,
-            ready: None,
         }
     }
 

@@ -87,13 +87,14 @@ pub fn mounts_below(dir: &Path) -> Vec<PathBuf> {
     points.filter(|point| point.starts_with(dir)).collect()
 }
 
-/// Loop devices whose file lies below a directory.
+/// The files of loop devices that lie below a directory.
 pub fn loop_devices_below(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/sys/block").into_iter().flatten().flatten() {
         let file = fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
-        if Path::new(file.trim()).starts_with(dir) {
-            found.push(entry.path());
+        let file = PathBuf::from(file.trim());
+        if file.starts_with(dir) {
+            found.push(file);
         }
     }
     found
@@ -214,6 +215,20 @@ pub fn fifos_below(dir: &Path) -> Vec<PathBuf> {
         }
     }
     found
+}
+
+/// What a file holds, without its holes: the disk of a sandbox may be nothing else.
+pub fn data_of(path: &Path) -> std::io::Result<Vec<u8>> {
+    use std::os::unix::fs::FileExt as _;
+    let file = fs::File::open(path)?;
+    let (mut all, mut at) = (Vec::new(), 0);
+    while let Ok(start) = rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(at)) {
+        at = rustix::fs::seek(&file, rustix::fs::SeekFrom::Hole(start))?;
+        let had = all.len();
+        all.resize(had + usize::try_from(at - start).expect("it fits into memory"), 0);
+        file.read_exact_at(&mut all[had..], start)?;
+    }
+    Ok(all)
 }
 
 /// Every file below a directory; what cannot be read is left out.

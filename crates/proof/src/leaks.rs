@@ -12,6 +12,7 @@ pub struct Held {
     pub processes: Vec<(u32, String)>,
     pub cgroups: Vec<String>,
     pub mounts: Vec<String>,
+    /// By the files that they are of.
     pub loop_devices: Vec<String>,
     pub instances: Vec<String>,
     pub uid_ranges: Vec<String>,

@@ -423,7 +423,9 @@ impl Server {
         for sandbox in self.list(&[]).await {
             Sandbox::of(self.client(), &sandbox).kill().await;
         }
-        if !self.options.args.iter().any(|arg| arg == "--pool") {
+        let pools =
+            self.options.args.iter().any(|arg| arg == "--pool") || self.options.config.contains("[[pool]]");
+        if !pools {
             self.assert_nothing_held().await;
         }
         let status = self.stop();

@@ -115,6 +115,7 @@ fn the_configuration_is_the_committed_one() {
     let tables = [
         "crates/atoll/src/config/file.rs",
         "crates/atoll/src/config/pool.rs",
+        "crates/atoll/src/config/sizes.rs",
         "crates/atoll/src/limits.rs",
     ];
     for file in tables {

@@ -460,6 +460,70 @@ mod tests {
         }
     }
 
+    /// The kernel breaks off what takes long at any signal, and the server's threads get some.
+    #[test]
+    #[expect(unsafe_code, reason = "a handler of a signal, and a signal for one thread")]
+    fn a_write_that_a_signal_breaks_off_is_done_again() {
+        use std::io::{Read as _, Write as _};
+        use std::os::unix::fs::OpenOptionsExt as _;
+        use std::os::unix::thread::JoinHandleExt as _;
+        use std::sync::atomic::{AtomicBool, Ordering};
+
+        static CAUGHT: AtomicBool = AtomicBool::new(false);
+        extern "C" fn caught(_: libc::c_int) {
+            CAUGHT.store(true, Ordering::SeqCst);
+        }
+        // SAFETY: the handler does nothing but store a flag; without flags, system calls that it interrupts are not restarted.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = caught as *const () as libc::sighandler_t;
+            assert_eq!(
+                libc::sigaction(libc::SIGUSR2, &raw const action, std::ptr::null_mut()),
+                0
+            );
+        }
+        // A pipe that is full stands for a limit that takes its time.
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("limit");
+        let (kind, mode) = (
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+        );
+        rustix::fs::mknodat(rustix::fs::CWD, &path, kind, mode, 0).unwrap();
+        let mut pipe = fs::File::options()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(&path)
+            .unwrap();
+        while pipe.write(&[b'x'; 4096]).is_ok() {}
+        let (tell, told) = std::sync::mpsc::channel();
+        let writer = std::thread::spawn(move || {
+            tell.send(rustix::thread::gettid()).unwrap();
+            write(&path, 268_435_456)
+        });
+        let doing = format!(
+            "/proc/self/task/{}/syscall",
+            told.recv().unwrap().as_raw_nonzero()
+        );
+        let writes = format!("{} ", libc::SYS_write);
+        while !fs::read_to_string(&doing).unwrap().starts_with(&writes) {
+            std::thread::yield_now();
+        }
+        // SAFETY: the thread is there until it is joined.
+        let sent = unsafe { libc::pthread_kill(writer.as_pthread_t(), libc::SIGUSR2) };
+        assert_eq!(sent, 0);
+        while !CAUGHT.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        let mut read = Vec::new();
+        // Ends where there is nothing more for now.
+        let _for_now = pipe.read_to_end(&mut read);
+        writer.join().unwrap().unwrap();
+        let _for_now = pipe.read_to_end(&mut read);
+        assert!(read.ends_with(b"x268435456"), "it was written, and once");
+    }
+
     /// Whether this user can make groups; says so when not.
     fn usable() -> bool {
         match Group::create("atoll-test-probe", "probe", &Resources::default()) {

@@ -58,8 +58,9 @@ pub struct Config {
 #[derive(Debug, Clone)]
 pub struct InstanceSpec {
     pub id: InstanceId,
-    /// The template's EROFS image; shared, never written.
-    pub image: PathBuf,
+    /// The template's EROFS image; shared, never written. A plain one, or one with a device table, followed by the files that the
+    /// table lists, in its order. What gVisor takes there, a layer on others, the kernel does not: whoever asks knows the tier.
+    pub image: Vec<PathBuf>,
     pub resources: Resources,
     pub hostname: String,
     /// What an earlier instance was, to go on from.
@@ -189,6 +190,9 @@ pub trait Runtime: Send + Sync + std::fmt::Debug + 'static {
     /// Kills it and removes every trace. Succeeds when there is nothing.
     async fn destroy(&self, id: &InstanceId) -> Result<(), Error>;
 }
+
+/// The one stream of files saved without memory: a tar archive of what was changed of the template, with overlayfs' whiteouts.
+pub const LAYER: &str = "layer";
 
 /// The runtimes that work on this machine, strongest first, as [`probe::probe`] found them.
 pub type Runtimes = Vec<Arc<dyn Runtime>>;

@@ -23,8 +23,12 @@ pub struct Probe {
 
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Verdict {
-    /// Versions and other things worth knowing.
-    Works { detail: String },
+    Works {
+        /// Versions and other things worth knowing.
+        detail: String,
+        /// Why a writable layer cannot be on disk here; `None` when it can.
+        no_disk: Option<String>,
+    },
     Unavailable {
         reason: String,
         /// What a person can do about it, if anything.
@@ -41,7 +45,7 @@ impl Probe {
 /// Tries every tier, strongest first.
 pub async fn probe(config: &Config) -> Vec<Probe> {
     let jail = match jail::trial(config).await {
-        Ok(detail) => Verdict::Works { detail },
+        Ok((detail, no_disk)) => Verdict::Works { detail, no_disk },
         Err(lacking) => Verdict::Unavailable {
             reason: lacking.reason,
             remedy: Some(lacking.remedy),
@@ -58,7 +62,10 @@ pub async fn probe(config: &Config) -> Vec<Probe> {
         Probe {
             isolation: Isolation::Gvisor,
             verdict: match try_gvisor(config).await {
-                Ok(detail) => Verdict::Works { detail },
+                Ok(detail) => Verdict::Works {
+                    detail,
+                    no_disk: None,
+                },
                 Err((reason, remedy)) => Verdict::Unavailable {
                     reason,
                     remedy: Some(remedy.to_owned()),
@@ -140,7 +147,7 @@ async fn trial(config: &Config, runsc: &Path, id: InstanceId, resources: Resourc
     let gvisor = Gvisor::new(Arc::new(config.clone()), runsc.to_owned())?;
     let spec = InstanceSpec {
         id: id.clone(),
-        image: config.guest_image.clone(),
+        image: vec![config.guest_image.clone()],
         resources,
         hostname: "probe".into(),
         restore: None,

@@ -82,6 +82,7 @@ impl Sandboxes {
             .insert_artifact(row.clone(), vec![fact])
             .await
             .map_err(|e| from_store(&e))?;
+        room.stored();
         Ok(view(row))
     }
 

@@ -17,8 +17,8 @@ use atoll_lifecycle::{Admitted, Boot, Input, NewRecord, Transition, admit};
 use atoll_node::{Boot as BootInstance, Claimed, Greeting, Origin, Wanted, identity};
 use atoll_store::{Idempotency, Inserted, NewSandbox, SandboxRow, SnapshotRow};
 use atoll_types::{
-    Code, EndReason, Fault, InstanceId, Isolation, ProjectId, SandboxId, SandboxSpec, SandboxState, SaveKind,
-    SnapshotOwner, TemplateManifest,
+    Code, EndReason, Fault, InstanceId, Isolation, ProjectId, ResourcesAsked, SandboxId, SandboxSpec,
+    SandboxState, SaveKind, SnapshotOwner, TemplateManifest,
 };
 use sha2::{Digest as _, Sha256};
 
@@ -62,9 +62,10 @@ impl Sandboxes {
     pub(crate) async fn create_here(
         &self,
         caller: &Caller,
-        request: CreateSandbox,
+        mut request: CreateSandbox,
         command: &mut Option<ExecSpec>,
     ) -> Result<(Sandbox, Option<Execution>), Fault> {
+        request.spec.resources = request.resources.over(self.usual_resources());
         may_lend(caller, &request.spec.secrets)?;
         if self.inner.stop.is_cancelled() {
             return Err(Fault::new(Code::ServerStopping, "the server is stopping"));
@@ -85,9 +86,8 @@ impl Sandboxes {
                 return Ok((sandbox, None));
             }
         }
-        let (mut admitted, template, origin) = self
-            .admit_origin(caller, request.spec, request.resources_given)
-            .await?;
+        let (mut admitted, template, origin) =
+            self.admit_origin(caller, request.spec, request.resources).await?;
         self.name_volumes(caller.project(), &mut admitted.spec).await?;
         admitted.spec.owner = self.owner_of_new(caller, admitted.spec.owner)?;
         if let Some(saved) = origin.as_ref().filter(|saved| saved.kind == SaveKind::Memory) {
@@ -175,12 +175,12 @@ impl Sandboxes {
         &self,
         caller: &Caller,
         mut spec: SandboxSpec,
-        resources_given: bool,
+        asked: ResourcesAsked,
     ) -> Result<(Admitted, TemplateManifest, Option<SnapshotRow>), Fault> {
         let snapshot = match self.usable_template(caller.project(), &spec.template) {
             Ok(template) => {
-                if !resources_given && let Some(resources) = template.resources {
-                    spec.resources = resources;
+                if let Some(resources) = template.resources {
+                    spec.resources = asked.over(resources);
                 }
                 let admitted = admit(spec, &self.settings().limits, &self.tiers())?;
                 let running = self.running_state(caller.project(), &template, &admitted).await;
@@ -192,13 +192,13 @@ impl Sandboxes {
             },
         };
         self.check_fits(&snapshot)?;
-        if resources_given {
-            // Its files lie where and as large as they were saved.
-            spec.resources.disk_bytes = snapshot.spec.resources.disk_bytes;
-            spec.resources.disk_backing = snapshot.spec.resources.disk_backing;
-        } else {
-            spec.resources = snapshot.spec.resources;
-        }
+        // Its files lie where and as large as they were saved.
+        let asked = ResourcesAsked {
+            disk_bytes: None,
+            disk_backing: None,
+            ..asked
+        };
+        spec.resources = asked.over(snapshot.spec.resources);
         for (name, value) in &snapshot.spec.env {
             spec.env.entry(name.clone()).or_insert_with(|| value.clone());
         }
@@ -261,7 +261,6 @@ impl Sandboxes {
             identity,
             admission,
             command: request,
-            ready: None,
         };
         // The guest first: it has more to do than the store.
         let (greeted, inserted) = tokio::join!(
@@ -444,6 +443,11 @@ impl Sandboxes {
         let cell = Cell::new(row.clone());
         let mut uncommitted = cell.row.lock().await;
         self.live().insert(cell.id.clone(), Arc::clone(&cell));
+        // It is needed from now on. Whoever deleted it before did not know.
+        if let Err(fault) = self.template_of(&row.template) {
+            self.never_was(&cell);
+            return Err(fault);
+        }
         let max_live = Some(self.most_rows(&row.project));
         let new = NewSandbox {
             row,
@@ -453,11 +457,7 @@ impl Sandboxes {
         };
         let inserted = self.store().sandboxes.insert_sandbox(new).await;
         if !matches!(inserted, Ok(Inserted::New(_))) {
-            self.live().remove(&cell.id);
-            // Whoever came by meanwhile waits for nothing that will ever be.
-            let mut never = cell.last_seen();
-            never.record.state = SandboxState::Deleted;
-            cell.seen.replace(never);
+            self.never_was(&cell);
         }
         match inserted.map_err(|e| insert_fault(&e))? {
             Inserted::New(row) => {
@@ -470,6 +470,14 @@ impl Sandboxes {
             }
             Inserted::Existing(row) => Ok(Err(row)),
         }
+    }
+
+    /// Takes back a cell whose row is not there. Whoever came by meanwhile waits for nothing that will ever be.
+    fn never_was(&self, cell: &Cell) {
+        self.live().remove(&cell.id);
+        let mut never = cell.last_seen();
+        never.record.state = SandboxState::Deleted;
+        cell.seen.replace(never);
     }
 
     /// For a row that was committed before this server was there.

@@ -2,18 +2,11 @@
 
 use atoll_node::Saves;
 use atoll_store::SnapshotRow;
-use atoll_types::{Code, DiskBacking, Fault, Isolation, SaveKind};
+use atoll_types::{Code, Fault, SaveKind};
 
 /// Whether its files can be used without its memory.
 pub(crate) fn has_files_apart(saved: &SnapshotRow) -> bool {
     saved.kind == SaveKind::Memory && saved.spec.fallback_to_files
-}
-
-/// Whether it is files in an archive, which any version of any runtime can read. (A layer on gVisor's own disk is saved in
-/// gVisor's own form.)
-fn is_archive(saved: &SnapshotRow) -> bool {
-    saved.kind == SaveKind::Filesystem
-        && (saved.isolation == Isolation::Jail || saved.spec.resources.disk_backing == DiskBacking::Memory)
 }
 
 /// Whether it can be used by this runtime on this processor.
@@ -21,7 +14,8 @@ pub(crate) fn fits(saved: &SnapshotRow, here: &Saves) -> Result<(), Fault> {
     let misfit = |code: Code, why: String| {
         Fault::new(code, why).hint("use the machine or the runtime version that it was saved with")
     };
-    if saved.runtime != here.runtime_version && !is_archive(saved) {
+    // Files are an archive, which any version of any runtime can read.
+    if saved.runtime != here.runtime_version && saved.kind == SaveKind::Memory {
         return Err(misfit(
             Code::SnapshotRuntimeMismatch,
             format!(
@@ -52,7 +46,7 @@ pub(crate) fn fits(saved: &SnapshotRow, here: &Saves) -> Result<(), Fault> {
 
 #[cfg(test)]
 mod tests {
-    use atoll_types::{SandboxSpec, SnapshotOwner, Timestamp};
+    use atoll_types::{Isolation, SandboxSpec, SnapshotOwner, Timestamp};
 
     use super::*;
     use crate::entropy;
@@ -97,17 +91,12 @@ mod tests {
     }
 
     #[test]
-    fn only_archives_fit_every_version() {
-        for (kind, backing, fits_another) in [
-            (SaveKind::Memory, DiskBacking::Memory, false),
-            (SaveKind::Filesystem, DiskBacking::Disk, false),
-            (SaveKind::Filesystem, DiskBacking::Memory, true),
-        ] {
-            let mut saved = saved(kind, Isolation::Gvisor);
-            saved.spec.resources.disk_backing = backing;
-            let outcome = fits(&saved, &here("two", &["avx", "avx512f"]));
-            assert_eq!(outcome.is_ok(), fits_another, "{kind:?} {backing:?}");
+    fn only_files_fit_every_version() {
+        let another = here("two", &["avx", "avx512f"]);
+        let refused = fits(&saved(SaveKind::Memory, Isolation::Gvisor), &another).unwrap_err();
+        assert_eq!(refused.code, Code::SnapshotRuntimeMismatch);
+        for tier in [Isolation::Gvisor, Isolation::Jail] {
+            assert!(fits(&saved(SaveKind::Filesystem, tier), &another).is_ok());
         }
-        assert!(fits(&saved(SaveKind::Filesystem, Isolation::Jail), &here("two", &[])).is_ok());
     }
 }

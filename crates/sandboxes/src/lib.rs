@@ -19,6 +19,7 @@
 mod artifacts;
 mod build_jobs;
 mod builds;
+mod catalogue;
 mod cell;
 mod changes;
 mod create;
@@ -55,6 +56,7 @@ mod sessions;
 mod settings;
 mod shown;
 mod snapshots;
+mod starting;
 mod streams;
 mod uploads;
 mod views;
@@ -153,6 +155,8 @@ struct Inner {
     volume_lock: Arc<tokio::sync::Mutex<()>>,
     /// Instances and builds that count as sandboxes of their projects and have no row.
     places: Arc<places::Places>,
+    /// Who changes the catalogue of templates.
+    template_turns: atoll_turns::Turns<ProjectId>,
     /// What templates say about the network of sandboxes. An id stands for the same words in every project.
     template_policies: Mutex<HashMap<TemplateId, Option<NetworkPolicy>>>,
     /// Held while a secret changes, so that of two values the later one stays.
@@ -210,6 +214,7 @@ impl Sandboxes {
                 garbage: Notify::new(),
                 volume_lock: Arc::default(),
                 places: Arc::default(),
+                template_turns: catalogue::turns(),
                 template_policies: Mutex::default(),
                 secret_lock: tokio::sync::Mutex::default(),
                 held_secrets: Mutex::default(),

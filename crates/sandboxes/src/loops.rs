@@ -51,6 +51,8 @@ impl Sandboxes {
         let service = self.clone();
         tasks.spawn(async move { service.keep_collecting().await });
         let service = self.clone();
+        tasks.spawn(async move { service.keep_collecting_templates().await });
+        let service = self.clone();
         tasks.spawn(async move { service.keep_counting().await });
         let service = self.clone();
         tasks.spawn(async move { service.hear(events).await });

@@ -115,7 +115,6 @@ impl Sandboxes {
             identity: identity(&row.id, &row.spec, &template, None),
             admission: self.admission(row).await.ok().flatten(),
             command: None,
-            ready: None,
         };
         let told = tokio::time::timeout(TOLD_WITHIN, self.node().greet(greeting)).await;
         if !matches!(told, Ok(Ok(_))) {

@@ -4,17 +4,17 @@ use std::collections::BTreeMap;
 
 use atoll_guest_protocol::{Attributes, CommandState, FileStat, PtySize, WriteMode};
 use atoll_types::{
-    ArtifactId, CommandId, EndReason, InstanceId, Isolation, OwnedBy, ProjectId, SandboxId, SandboxSpec,
-    SandboxState, Saved, TemplateId, Timestamp, Usage,
+    ArtifactId, CommandId, EndReason, InstanceId, Isolation, OwnedBy, ProjectId, ResourcesAsked, SandboxId,
+    SandboxSpec, SandboxState, Saved, TemplateId, Timestamp, Usage,
 };
 use bytes::Bytes;
 
 #[derive(Debug, Clone)]
 pub struct CreateSandbox {
     pub spec: SandboxSpec,
-    /// Whether its resources were asked for, rather than filled in. A sandbox has those of the snapshot that it is made of,
-    /// or those that its template names, unless they were.
-    pub resources_given: bool,
+    /// The size that was asked for; the rest is that of the snapshot that it is made of, or what its template names, or else
+    /// what the operator has set. What the specification says of it does not count.
+    pub resources: ResourcesAsked,
     /// The same key with the same request finds the sandbox that was already made.
     pub idempotency_key: Option<String>,
 }

@@ -210,10 +210,16 @@ impl Sandboxes {
             identity: identity(&row.id, &row.spec, template, start),
             admission: self.admission(row).await?,
             command: None,
-            ready: start.and_then(|start| start.ready.clone()),
         };
-        match self.node().greet(greeting).await {
-            Ok(_nothing_begins) => Ok(()),
+        let greeted = async {
+            self.node().greet(greeting).await?;
+            if let Some(ready) = start.and_then(|start| start.ready.as_ref()) {
+                self.node().await_ready(&guest.id, ready).await?;
+            }
+            Ok(())
+        };
+        match greeted.await {
+            Ok(()) => Ok(()),
             Err(failed) => Err(from_node(cell, failed).await),
         }
     }

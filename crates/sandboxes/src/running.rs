@@ -11,24 +11,35 @@ use atoll_lifecycle::{Admitted, admit};
 use atoll_node::{Boot, Failed, Greeting, identity};
 use atoll_store::SnapshotRow;
 use atoll_types::{
-    Code, Fault, InstanceId, Isolation, ProjectId, Resources, SandboxId, SandboxSpec, SaveKind, SnapshotId,
-    SnapshotOwner, TemplateId, TemplateManifest,
+    Code, Fault, InstanceId, Isolation, ProjectId, ResourcesAsked, SandboxId, SandboxSpec, SaveKind,
+    SnapshotId, SnapshotOwner, TemplateId, TemplateManifest,
 };
+
+use tokio::sync::mpsc;
 
 use crate::faults::from_store;
 use crate::saving::Subject;
 use crate::snapshots::{Snapshot, Unfinished};
-use crate::{Action, Caller, Sandboxes, entropy};
+use crate::{Action, Caller, Sandboxes, entropy, starting};
+
+pub(crate) fn not_started(failed: Failed) -> Fault {
+    match failed {
+        Failed::Guest(error) => Fault::new(Code::TemplateStartFailed, error.to_string()),
+        Failed::Fault(fault) => fault,
+    }
+}
 
 impl Sandboxes {
     /// Boots the template, waits until its start command is ready, and keeps the memory for sandboxes of this size, or else
-    /// of the template's: those of the caller's project, or of everybody if it is an operator who keeps what is shared.
+    /// of the template's: those of the caller's project, or of everybody if it is an operator who keeps what is shared. What
+    /// the start command says meanwhile goes to `said`, line by line, as long as somebody reads it.
     pub async fn keep_running(
         &self,
         caller: &Caller,
         which: &str,
-        resources: Option<Resources>,
+        asked: ResourcesAsked,
         isolation: Option<Isolation>,
+        said: Option<mpsc::Sender<String>>,
     ) -> Result<Snapshot, Fault> {
         let project = caller.project().clone();
         let template = self.usable_template(&project, which)?;
@@ -47,7 +58,7 @@ impl Sandboxes {
         }
         let spec = SandboxSpec {
             template: template.id.to_string(),
-            resources: resources.or(template.resources).unwrap_or_default(),
+            resources: asked.over(template.resources.unwrap_or_else(|| self.usual_resources())),
             timeout_millis: Some(self.settings().limits.min_timeout_millis),
             isolation_floor: isolation,
             ..SandboxSpec::default()
@@ -61,7 +72,7 @@ impl Sandboxes {
             let id: InstanceId = entropy::id();
             let _held = service.hold(id.clone());
             let kept = service
-                .keep_running_here(project, &id, &admitted, &template)
+                .keep_running_here(project, &id, &admitted, &template, said)
                 .await;
             service.node().destroy(admitted.isolation, &id).await;
             kept
@@ -76,6 +87,7 @@ impl Sandboxes {
         id: &InstanceId,
         admitted: &Admitted,
         template: &TemplateManifest,
+        said: Option<mpsc::Sender<String>>,
     ) -> Result<Snapshot, Fault> {
         let boot = Boot {
             instance: id.clone(),
@@ -96,13 +108,11 @@ impl Sandboxes {
             identity: identity(&nobody, &admitted.spec, template, start),
             admission: None,
             command: None,
-            ready: start.and_then(|start| start.ready.clone()),
         };
-        let greeted = self.node().greet(greeting).await;
-        greeted.map_err(|failed| match failed {
-            Failed::Guest(error) => Fault::new(Code::TemplateStartFailed, error.to_string()),
-            Failed::Fault(fault) => fault,
-        })?;
+        self.node().greet(greeting).await.map_err(not_started)?;
+        if let Some(start) = start {
+            starting::watch(self.node(), id, start, said).await?;
+        }
         let subject = Subject {
             project,
             sandbox: None,

@@ -191,10 +191,11 @@ impl Sandboxes {
             kind,
             files_apart: subject.spec.fallback_to_files,
         };
-        let _room = self
+        let room = self
             .room_for_save(&subject.project, subject.isolation, instance)
             .await?;
         let saved = self.node().save(save).await?;
+        room.stored();
         Ok(SnapshotRow {
             id: snapshot.clone(),
             project: subject.project.clone(),

@@ -32,6 +32,11 @@ pub struct Settings {
     pub max_ledger_bytes: u64,
     /// How long ended sandboxes can still be looked at.
     pub ended_retention_millis: u64,
+    /// With less than that free on the disk of the data directory no sandbox with its writable layer there is started: what is
+    /// left is for those who run, and for the server.
+    pub min_free_disk: u64,
+    /// What a sandbox gets of which nothing else is said.
+    pub default_resources: Resources,
     /// What a step of a Dockerfile gets.
     pub build_resources: Resources,
     /// The wall clock; tests bring their own.
@@ -53,6 +58,8 @@ impl Settings {
             ledger_retention_millis: 400 * 24 * 60 * 60 * 1000,
             max_ledger_bytes: 2 * GIB,
             ended_retention_millis: 7 * 24 * 60 * 60 * 1000,
+            min_free_disk: GIB,
+            default_resources: Resources::default(),
             build_resources: Resources {
                 cpu_millis: 2000,
                 memory_bytes: 2 * GIB,
@@ -72,6 +79,7 @@ impl Settings {
             pools: self.pools.clone(),
             pools_of: operators.clone(),
             durable_saves: self.durable_saves,
+            min_free_disk: self.min_free_disk,
             build_resources: self.build_resources,
             now: self.now,
         }

@@ -178,7 +178,7 @@ impl Sandboxes {
                 .iter()
                 .map(|probe| {
                     let (detail, fix) = match &probe.verdict {
-                        Verdict::Works { detail } => (detail.clone(), None),
+                        Verdict::Works { detail, .. } => (detail.clone(), None),
                         Verdict::Unavailable { reason, remedy } => (reason.clone(), remedy.clone()),
                     };
                     TierView {

@@ -118,7 +118,7 @@ impl Sandboxes {
             .insert_volume(row.clone(), vec![fact])
             .await
             .map_err(|e| store_fault(&e))?;
-        drop(room);
+        room.stored();
         let service = self.clone();
         let id = row.id.clone();
         // To its end, whoever hangs up.

@@ -181,7 +181,7 @@ codes! {
         TooManyUploads Unavailable "too_many_uploads" "As many uploads, or transfers of volumes and snapshots, as may be at a time are under way."
             "Try again when one of them has ended.";
         TooManyTemplates LimitExceeded "too_many_templates"
-            "The project has as many templates and cached steps of builds as it may have."
+            "The project has as many templates, names of them and cached steps of builds as it may have."
             "Delete templates, or prune them (`atoll template prune`), which removes those without a name and what is cached.";
         TooManyBuilds Unavailable "too_many_builds"
             "As many templates as the project, or the server, builds at a time are being built."

@@ -36,8 +36,8 @@ pub use network::{
 pub use owner::{OwnedBy, Owner, OwnerKind, WorkflowOwner};
 pub use page::{Cursor, MAX_PAGE, Page};
 pub use sandbox::{
-    DiskBacking, Hook, Hooks, IdleAction, IdlePolicy, Isolation, Resources, SandboxSpec, TimeoutAction,
-    VolumeMount,
+    DiskBacking, Hook, Hooks, IdleAction, IdlePolicy, Isolation, Resources, ResourcesAsked, SandboxSpec,
+    TimeoutAction, VolumeMount,
 };
 pub use saving::{SaveKind, Saved, Saving, SnapshotOwner, TimeLeft};
 pub use template::{ImageCommand, ReadyCheck, StartCommand, TemplateManifest, TemplateSource};

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::units::{GIB, MIB};
+use crate::units::GIB;
 use crate::{NetworkPolicy, Owner, SandboxId, SandboxName, SecretUse};
 
 /// The strength of the wall around a sandbox, weakest first: `a < b` means that `b` isolates better.
@@ -56,13 +56,13 @@ impl FromStr for Isolation {
 }
 
 /// Where the private writable layer of a sandbox lives.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DiskBacking {
-    /// In memory, counted against the sandbox's memory: fastest to start, nothing left after a kill.
-    #[default]
+    /// In memory, counted against the sandbox's memory.
     Memory,
-    /// In a file on the host's disk: room for more data than memory.
+    /// In a file on the host's disk: room for more data than memory. What is written stays in the page cache as long as there
+    /// is room for it.
     Disk,
 }
 
@@ -79,13 +79,52 @@ pub struct Resources {
 }
 
 impl Default for Resources {
+    /// Room for real work: a package manager, a compiler, a data set. The memory also pays for the kernel that a guest may have
+    /// of its own (gVisor's sentry) and for what that keeps about files. Nothing of it is taken before it is used.
     fn default() -> Self {
         Self {
-            cpu_millis: 1000,
-            memory_bytes: 512 * MIB,
-            disk_bytes: GIB,
-            disk_backing: DiskBacking::Memory,
+            cpu_millis: 2000,
+            memory_bytes: GIB,
+            disk_bytes: 10 * GIB,
+            disk_backing: DiskBacking::Disk,
             pids: 512,
+        }
+    }
+}
+
+/// What was asked for of [`Resources`]; what was not is as usual where it is asked.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ResourcesAsked {
+    pub cpu_millis: Option<u32>,
+    pub memory_bytes: Option<u64>,
+    pub disk_bytes: Option<u64>,
+    pub disk_backing: Option<DiskBacking>,
+    pub pids: Option<u32>,
+}
+
+impl ResourcesAsked {
+    /// With what is usual for the rest.
+    #[must_use]
+    pub fn over(self, usual: Resources) -> Resources {
+        Resources {
+            cpu_millis: self.cpu_millis.unwrap_or(usual.cpu_millis),
+            memory_bytes: self.memory_bytes.unwrap_or(usual.memory_bytes),
+            disk_bytes: self.disk_bytes.unwrap_or(usual.disk_bytes),
+            disk_backing: self.disk_backing.unwrap_or(usual.disk_backing),
+            pids: self.pids.unwrap_or(usual.pids),
+        }
+    }
+}
+
+/// All of it, and nothing as usual.
+impl From<Resources> for ResourcesAsked {
+    fn from(all: Resources) -> Self {
+        Self {
+            cpu_millis: Some(all.cpu_millis),
+            memory_bytes: Some(all.memory_bytes),
+            disk_bytes: Some(all.disk_bytes),
+            disk_backing: Some(all.disk_backing),
+            pids: Some(all.pids),
         }
     }
 }
@@ -220,6 +259,27 @@ pub struct SandboxSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_not_asked_for_is_as_usual() {
+        let usual = Resources {
+            disk_bytes: 7,
+            ..Resources::default()
+        };
+        assert_eq!(ResourcesAsked::default().over(usual), usual);
+        let asked = ResourcesAsked {
+            memory_bytes: Some(5),
+            disk_backing: Some(DiskBacking::Memory),
+            ..ResourcesAsked::default()
+        };
+        let memory = Resources {
+            memory_bytes: 5,
+            disk_backing: DiskBacking::Memory,
+            ..usual
+        };
+        assert_eq!(asked.over(usual), memory);
+        assert_eq!(ResourcesAsked::from(usual).over(Resources::default()), usual);
+    }
 
     #[test]
     fn a_spec_of_an_earlier_version_means_what_it_meant() {

@@ -51,9 +51,14 @@ pub enum ReadyCheck {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TemplateManifest {
     pub id: TemplateId,
-    /// SHA-256 of the image file, in hex: the template's identity on disk.
+    /// SHA-256 of the image file, in hex: the template's identity on disk. Where that is a layer on other files, it names them by
+    /// theirs, so this stands for them too.
     pub digest: String,
+    /// Of all files of the image together.
     pub size_bytes: u64,
+    /// What it has for itself, where it shares the rest with what it was built on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layer_bytes: Option<u64>,
     pub created_at: Timestamp,
     pub source: TemplateSource,
     pub env: BTreeMap<String, String>,

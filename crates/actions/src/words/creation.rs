@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use atoll_sandboxes::CreateSandbox;
-use atoll_types::{DiskBacking, Fault, IdlePolicy, Resources, SandboxSpec};
+use atoll_types::{Fault, IdlePolicy, ResourcesAsked, SandboxSpec};
 use serde::{Deserialize, Deserializer};
 use utoipa::ToSchema;
 
@@ -11,17 +11,19 @@ use super::life::{ActionName, BackingName, HooksWords, Idle, IfExists, Isolation
 use super::network::{PolicyWords, SecretUseWords};
 use crate::spelling;
 
-/// Hard limits; what is absent has the server's default.
+/// Hard limits; what is absent is the template's, or else the server's default.
 #[derive(Debug, Clone, Copy, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ResourcesRequest {
     /// Thousandths of a CPU core.
-    #[schema(minimum = 1, examples(1000))]
+    #[schema(minimum = 1, examples(2000))]
     cpu_millis: Option<u32>,
-    #[schema(minimum = 1, examples(536_870_912))]
+    #[schema(minimum = 1, examples(1_073_741_824))]
     memory_bytes: Option<u64>,
-    #[schema(minimum = 1)]
+    /// Room for files; it is taken from the server's disk as it is used. In memory it is at most three quarters of the memory.
+    #[schema(minimum = 1, examples(10_737_418_240_u64))]
     disk_bytes: Option<u64>,
+    /// Where files that it writes are kept: in memory they count as memory.
     disk_backing: Option<BackingName>,
     /// Processes and threads.
     #[schema(minimum = 1)]
@@ -91,18 +93,13 @@ pub struct CreateSandboxRequest {
 }
 
 impl ResourcesRequest {
-    pub fn into_resources(self) -> Resources {
-        let default = Resources::default();
-        Resources {
-            cpu_millis: self.cpu_millis.unwrap_or(default.cpu_millis),
-            memory_bytes: self.memory_bytes.unwrap_or(default.memory_bytes),
-            disk_bytes: self.disk_bytes.unwrap_or(default.disk_bytes),
-            disk_backing: match self.disk_backing {
-                Some(BackingName::Memory) => DiskBacking::Memory,
-                Some(BackingName::Disk) => DiskBacking::Disk,
-                None => default.disk_backing,
-            },
-            pids: self.pids.unwrap_or(default.pids),
+    pub fn into_asked(self) -> ResourcesAsked {
+        ResourcesAsked {
+            cpu_millis: self.cpu_millis,
+            memory_bytes: self.memory_bytes,
+            disk_bytes: self.disk_bytes,
+            disk_backing: self.disk_backing.map(BackingName::into_backing),
+            pids: self.pids,
         }
     }
 }
@@ -124,7 +121,7 @@ impl CreateSandboxRequest {
     ) -> Result<CreateSandbox, Fault> {
         Ok(CreateSandbox {
             idempotency_key,
-            resources_given: self.resources.is_some(),
+            resources: self.resources.unwrap_or_default().into_asked(),
             spec: self.into_spec(default_timeout_millis)?,
         })
     }
@@ -147,7 +144,6 @@ impl CreateSandboxRequest {
         Ok(SandboxSpec {
             name: self.name.as_deref().map(str::parse).transpose()?,
             template: spelling::name("template", template)?,
-            resources: self.resources.unwrap_or_default().into_resources(),
             timeout_millis,
             on_timeout: self.on_timeout.at_timeout(),
             idle,
@@ -169,7 +165,8 @@ impl CreateSandboxRequest {
                 .collect(),
             network: self.network.map(PolicyWords::into_policy),
             secrets: SecretUseWords::into_uses(self.secrets),
-            lineage: None,
+            // Its size and its lineage are decided where it is made.
+            ..SandboxSpec::default()
         })
     }
 }
@@ -177,8 +174,8 @@ impl CreateSandboxRequest {
 #[cfg(test)]
 mod tests {
     use atoll_types::{
-        Code, Hook, IdleAction, Isolation, NetworkPolicy, NetworkRule, Preset, RuleAction, SecretUse,
-        TimeoutAction, VolumeMount,
+        Code, DiskBacking, Hook, IdleAction, Isolation, NetworkPolicy, NetworkRule, Preset, Resources,
+        RuleAction, SecretUse, TimeoutAction, VolumeMount,
     };
 
     use super::*;
@@ -191,11 +188,16 @@ mod tests {
             .unwrap()
     }
 
+    fn asked(json: &str) -> ResourcesAsked {
+        let request = parse_json::<CreateSandboxRequest>(json.as_bytes()).unwrap();
+        request.into_create(300_000, None).unwrap().resources
+    }
+
     #[test]
     fn an_empty_request_means_the_defaults() {
         let spec = spec("{}");
         assert_eq!(spec.template, "base");
-        assert_eq!(spec.resources, Resources::default());
+        assert_eq!(asked("{}"), ResourcesAsked::default());
         assert_eq!(spec.timeout_millis, Some(300_000));
         assert_eq!(spec.isolation_floor, None);
         assert_eq!(spec.on_timeout, TimeoutAction::Kill);
@@ -211,21 +213,18 @@ mod tests {
 
     #[test]
     fn every_field_arrives() {
-        let spec = spec(
-            r#"{"template":"py","resources":{"cpu_millis":500,"memory_bytes":1,"disk_bytes":2,"disk_backing":"disk",
-                "pids":3},"idle":{"after_ms":4},"env":{"A":"b"},"labels":{"c":"d"},"isolation_floor":"gvisor"}"#,
-        );
+        let json = r#"{"template":"py","resources":{"cpu_millis":500,"memory_bytes":1,"disk_bytes":2,"disk_backing":"disk",
+                "pids":3},"idle":{"after_ms":4},"env":{"A":"b"},"labels":{"c":"d"},"isolation_floor":"gvisor"}"#;
+        let spec = spec(json);
         assert_eq!(spec.template, "py");
-        assert_eq!(
-            spec.resources,
-            Resources {
-                cpu_millis: 500,
-                memory_bytes: 1,
-                disk_bytes: 2,
-                disk_backing: DiskBacking::Disk,
-                pids: 3
-            }
-        );
+        let all = Resources {
+            cpu_millis: 500,
+            memory_bytes: 1,
+            disk_bytes: 2,
+            disk_backing: DiskBacking::Disk,
+            pids: 3,
+        };
+        assert_eq!(asked(json), all.into());
         assert_eq!(
             spec.idle,
             Some(IdlePolicy {

@@ -1,7 +1,8 @@
 //! Words that requests and answers about sandboxes share.
 
 use atoll_types::{
-    Fault, Hook, Hooks, IdleAction, Isolation, SandboxState, SaveKind, TimeoutAction, VolumeMount,
+    DiskBacking, Fault, Hook, Hooks, IdleAction, Isolation, SandboxState, SaveKind, TimeoutAction,
+    VolumeMount,
 };
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -75,6 +76,22 @@ impl StateName {
 pub(crate) enum BackingName {
     Memory,
     Disk,
+}
+
+impl BackingName {
+    pub(crate) fn of(backing: DiskBacking) -> Self {
+        match backing {
+            DiskBacking::Memory => Self::Memory,
+            DiskBacking::Disk => Self::Disk,
+        }
+    }
+
+    pub(crate) fn into_backing(self) -> DiskBacking {
+        match self {
+            Self::Memory => DiskBacking::Memory,
+            Self::Disk => DiskBacking::Disk,
+        }
+    }
 }
 
 /// How much of a sandbox is kept: with its memory its processes go on; with its files alone they are started anew.

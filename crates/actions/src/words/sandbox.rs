@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use atoll_sandboxes::Sandbox;
-use atoll_types::{DiskBacking, Resources};
+use atoll_types::Resources;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -28,10 +28,7 @@ impl ResourcesView {
             cpu_millis: resources.cpu_millis,
             memory_bytes: resources.memory_bytes,
             disk_bytes: resources.disk_bytes,
-            disk_backing: match resources.disk_backing {
-                DiskBacking::Memory => BackingName::Memory,
-                DiskBacking::Disk => BackingName::Disk,
-            },
+            disk_backing: BackingName::of(resources.disk_backing),
             pids: resources.pids,
         }
     }

@@ -8,7 +8,7 @@ use super::parse::{
     Mount, SecretGiven, parse_cpu, parse_duration, parse_mount, parse_pair, parse_secret_use,
 };
 
-/// Hard limits; what is not given has the server's default.
+/// Hard limits; what is not given is the template's, or else the server's default.
 #[derive(Debug, Args, Clone, Default)]
 pub(crate) struct LimitArgs {
     /// CPU cores, e.g. 0.5 or 2
@@ -17,10 +17,10 @@ pub(crate) struct LimitArgs {
     /// Memory, e.g. 512M
     #[arg(short, long, value_parser = parse_bytes, value_name = "SIZE", help_heading = "Limits")]
     pub(crate) memory: Option<u64>,
-    /// Room for files, e.g. 1G
+    /// Room for files, e.g. 20G; taken from the server's disk as it is used
     #[arg(long, value_parser = parse_bytes, value_name = "SIZE", help_heading = "Limits")]
     pub(crate) disk: Option<u64>,
-    /// Where files are kept: in memory (fast, counts as memory) or on disk
+    /// Where files are kept: on disk, or in memory, where they count as memory
     #[arg(long, value_name = "WHERE", value_parser = ["memory", "disk"], help_heading = "Limits")]
     pub(crate) disk_backing: Option<String>,
     /// Processes and threads

@@ -64,7 +64,13 @@ pub(crate) async fn run(global: &Global, output: Output, args: DoctorArgs) -> Re
         .map(|probe| {
             let name = probe.isolation.name();
             match &probe.verdict {
-                Verdict::Works { detail } => Check::good(name, format!("works: {detail}")),
+                Verdict::Works { detail, no_disk } => Check::good(
+                    name,
+                    match no_disk {
+                        None => format!("works: {detail}"),
+                        Some(why) => format!("works: {detail}; writable layers in memory only: {why}"),
+                    },
+                ),
                 Verdict::Unavailable { reason, remedy } => Check::bad(
                     name,
                     reason,

@@ -31,8 +31,7 @@ async fn with(client: &Client, output: Output, command: TemplateCommand) -> Resu
             output.line(describe(&args.name, &template));
         }
         TemplateCommand::List => {
-            let answer = client.get("/v1/templates").await?;
-            let templates = answer["items"].as_array().cloned().unwrap_or_default();
+            let templates = client.list("/v1/templates", &[]).await?;
             let rows: Vec<_> = templates
                 .iter()
                 .map(|template| {
@@ -41,10 +40,7 @@ async fn with(client: &Client, output: Output, command: TemplateCommand) -> Resu
                         text(template, "id"),
                         shared(template),
                         source(template),
-                        template["size_bytes"]
-                            .as_u64()
-                            .map(format_bytes)
-                            .unwrap_or_default(),
+                        size(template),
                         relative(template, "created_at"),
                     ]
                 })
@@ -139,11 +135,17 @@ fn source(template: &Value) -> String {
 }
 
 fn describe(name: &str, template: &Value) -> String {
-    let size = template["size_bytes"]
-        .as_u64()
-        .map(format_bytes)
-        .unwrap_or_default();
-    format!("{name}: {} ({size})", text(template, "id"))
+    format!("{name}: {} ({})", text(template, "id"), size(template))
+}
+
+/// Of all that it consists of; before that, what of it is its own.
+fn size(template: &Value) -> String {
+    let shown = |key: &str| template[key].as_u64().map(format_bytes);
+    let whole = shown("size_bytes").unwrap_or_default();
+    match shown("layer_bytes") {
+        Some(own) => format!("{own} of {whole}"),
+        None => whole,
+    }
 }
 
 async fn build(client: &Client, output: Output, args: &TemplateBuildArgs) -> Result<Value> {

@@ -28,6 +28,7 @@ use atoll_types::{Isolation, Preset, parse_bytes};
 use serde::{Deserialize, Deserializer};
 
 use super::Pool;
+use super::sizes::SandboxTable;
 use crate::args::{LogFormat, parse_duration};
 use crate::limits::LimitsTable;
 
@@ -103,6 +104,10 @@ pub(crate) struct ConfigFile {
     /// Default: as much as there is.
     #[serde(deserialize_with = "bytes")]
     pub(crate) max_storage: Option<u64>,
+    /// How much of the disk that the data directory is on is kept free of new sandboxes, such as `"10G"`: with less, none is
+    /// created or resumed whose files are on disk. What runs writes on. Default: 1 GiB.
+    #[serde(deserialize_with = "bytes")]
+    pub(crate) min_free_disk: Option<u64>,
     /// Disk space that the workflows of one project may take, running and closed, such as `"100G"`: their histories, payloads
     /// and search attributes. Beyond it nothing is started or signalled; what runs may take an eighth more. Default: 10 GiB.
     #[serde(deserialize_with = "bytes")]
@@ -149,6 +154,8 @@ pub(crate) struct ConfigFile {
     pub(crate) metrics_key: Option<PathBuf>,
     /// Also serve HTTPS, as E2B's SDKs want it where they find sandboxes by `{port}-{sandbox}.{domain}`.
     pub(crate) tls: Option<Tls>,
+    /// How large sandboxes are that do not say, and may be.
+    pub(crate) sandbox: SandboxTable,
     /// Sandboxes kept ready to be claimed.
     pub(crate) pool: Vec<Pool>,
     /// What leaves sandboxes.
@@ -310,10 +317,10 @@ mod tests {
             "#,
         )
         .unwrap();
-        assert_eq!(file.pool[0].resources.disk_backing, DiskBacking::Disk);
+        assert_eq!(file.pool[0].resources.disk_backing, Some(DiskBacking::Disk));
         assert_eq!(file.default_timeout, Some(900_000));
-        assert_eq!(file.pool[0].resources.memory_bytes, 256 * MIB);
-        assert_eq!(file.pool[0].resources.cpu_millis, 2000);
+        assert_eq!(file.pool[0].resources.memory_bytes, Some(256 * MIB));
+        assert_eq!(file.pool[0].resources.cpu_millis, Some(2000));
         let wrong = toml::from_str::<ConfigFile>("lissten = \"x\"")
             .unwrap_err()
             .to_string();

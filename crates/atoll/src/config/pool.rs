@@ -2,10 +2,10 @@
 
 use std::str::FromStr;
 
-use atoll_types::{DiskBacking, Isolation, Resources, parse_bytes};
+use atoll_types::{Isolation, ResourcesAsked};
 use serde::{Deserialize, Deserializer};
 
-use crate::args::parse_cpu;
+use super::sizes::{self, Cores};
 
 /// One warm pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,8 +14,8 @@ pub(crate) struct Pool {
     pub(crate) template: String,
     /// How many are kept ready.
     pub(crate) count: usize,
-    /// Their size; only requests of the same size are served from this pool.
-    pub(crate) resources: Resources,
+    /// Their size, where it is not that of all; only requests of the same size are served from this pool.
+    pub(crate) resources: ResourcesAsked,
     /// Their isolation. Default: the strongest that works.
     pub(crate) isolation: Option<Isolation>,
 }
@@ -34,32 +34,18 @@ struct PoolTable {
     isolation: Option<Isolation>,
 }
 
-/// `2`, `0.5` or `"0.5"`.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Cores {
-    Number(f64),
-    Text(String),
-}
-
 impl<'de> Deserialize<'de> for Pool {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
         let table = PoolTable::deserialize(deserializer)?;
         let mut pool = Self {
             template: table.template,
             count: table.count,
-            resources: Resources::default(),
+            resources: ResourcesAsked::default(),
             isolation: table.isolation,
         };
         let settings = [
             ("memory", table.memory),
-            (
-                "cpu",
-                table.cpu.map(|cpu| match cpu {
-                    Cores::Number(cores) => cores.to_string(),
-                    Cores::Text(cores) => cores,
-                }),
-            ),
+            ("cpu", table.cpu.map(Cores::into_text)),
             ("disk", table.disk),
             ("disk_backing", table.disk_backing),
             ("pids", table.pids.map(|pids| pids.to_string())),
@@ -75,28 +61,13 @@ impl<'de> Deserialize<'de> for Pool {
 
 impl Pool {
     fn set(&mut self, name: &str, value: &str) -> std::result::Result<(), String> {
-        match name {
-            "memory" => self.resources.memory_bytes = parse_bytes(value)?,
-            "cpu" => self.resources.cpu_millis = parse_cpu(value)?,
-            "disk" => self.resources.disk_bytes = parse_bytes(value)?,
-            "disk_backing" => {
-                self.resources.disk_backing = match value {
-                    "memory" => DiskBacking::Memory,
-                    "disk" => DiskBacking::Disk,
-                    _ => return Err(format!("`{value}` is no place for files; one of memory, disk")),
-                };
-            }
-            "pids" => {
-                self.resources.pids = value
-                    .parse()
-                    .map_err(|_| format!("`{value}` is not a number of processes"))?;
-            }
-            "isolation" => self.isolation = Some(value.parse()?),
-            other => {
-                return Err(format!(
-                    "unknown setting `{other}` of a pool; one of memory, cpu, disk, disk_backing, pids, isolation"
-                ));
-            }
+        if name == "isolation" {
+            self.isolation = Some(value.parse()?);
+        } else if !sizes::set(&mut self.resources, name, value)? {
+            return Err(format!(
+                "unknown setting `{name}` of a pool; one of {}, isolation",
+                sizes::NAMES
+            ));
         }
         Ok(())
     }
@@ -118,7 +89,7 @@ impl FromStr for Pool {
         let mut pool = Self {
             template: template.to_owned(),
             count,
-            resources: Resources::default(),
+            resources: ResourcesAsked::default(),
             isolation: None,
         };
         for setting in settings.split(',').filter(|setting| !setting.is_empty()) {
@@ -133,7 +104,7 @@ impl FromStr for Pool {
 
 #[cfg(test)]
 mod tests {
-    use atoll_types::GIB;
+    use atoll_types::{DiskBacking, GIB};
 
     use super::*;
 
@@ -141,14 +112,14 @@ mod tests {
     fn pools_are_read_from_the_command_line() {
         let pool: Pool = "base=4".parse().unwrap();
         assert_eq!((pool.template.as_str(), pool.count), ("base", 4));
-        assert_eq!(pool.resources, Resources::default());
+        assert_eq!(pool.resources, ResourcesAsked::default());
         let pool: Pool = "base=2:memory=2G,cpu=1.5,isolation=gvisor".parse().unwrap();
-        assert_eq!(pool.resources.memory_bytes, 2 * GIB);
-        assert_eq!(pool.resources.cpu_millis, 1500);
+        assert_eq!(pool.resources.memory_bytes, Some(2 * GIB));
+        assert_eq!(pool.resources.cpu_millis, Some(1500));
         assert_eq!(pool.isolation, Some(Isolation::Gvisor));
         let pool: Pool = "base=1:disk=20G,disk_backing=disk".parse().unwrap();
-        assert_eq!(pool.resources.disk_bytes, 20 * GIB);
-        assert_eq!(pool.resources.disk_backing, DiskBacking::Disk);
+        assert_eq!(pool.resources.disk_bytes, Some(20 * GIB));
+        assert_eq!(pool.resources.disk_backing, Some(DiskBacking::Disk));
         let wrong = [
             "base",
             "=4",

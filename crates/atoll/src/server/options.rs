@@ -1,11 +1,14 @@
 //! The operator's configuration in the words of those whom it concerns: sandboxes, and each API.
 
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use atoll_api_native::MetricsKey;
 use atoll_client::output::{Error, Result};
+use atoll_runtime::probe::{Probe, Verdict};
 use atoll_sandboxes::{PoolSetting, Settings};
+use atoll_types::DiskBacking;
 
 use super::storage::read_private;
 use crate::config::Config;
@@ -13,15 +16,26 @@ use crate::config::Config;
 /// The default of sandboxes created through the API without a word about their lifetime.
 const DEFAULT_TIMEOUT_MILLIS: u64 = 15 * 60 * 1000;
 
-pub(super) fn settings(config: &Config, data: &Path) -> Settings {
+/// `tiers`: what works on this machine, strongest first.
+pub(super) fn settings(config: &Config, data: &Path, tiers: &[Probe]) -> Settings {
     let mut settings = Settings::new(data.to_owned());
+    // Nothing is asked of the machine by default that it cannot do.
+    if tiers.iter().find(|tier| tier.works()).is_some_and(lacks_disk) {
+        settings.default_resources.disk_backing = DiskBacking::Memory;
+        settings.build_resources.disk_backing = DiskBacking::Memory;
+    }
+    settings.default_resources = config.sizes.usual.over(settings.default_resources);
+    most(&mut settings.limits.cpu_millis, config.sizes.most.cpu_millis);
+    most(&mut settings.limits.memory_bytes, config.sizes.most.memory_bytes);
+    most(&mut settings.limits.disk_bytes, config.sizes.most.disk_bytes);
+    most(&mut settings.limits.pids, config.sizes.most.pids);
     settings.pools = config
         .pools
         .iter()
         .map(|pool| PoolSetting {
             template: pool.template.clone(),
             size: pool.count,
-            resources: pool.resources,
+            resources: pool.resources.over(settings.default_resources),
             isolation: pool.isolation,
         })
         .collect();
@@ -33,6 +47,9 @@ pub(super) fn settings(config: &Config, data: &Path) -> Settings {
         settings.max_live_per_project = most;
     }
     settings.max_storage_per_project = config.max_storage;
+    if let Some(kept) = config.min_free_disk {
+        settings.min_free_disk = kept;
+    }
     if let Some(kept) = config.artifact_retention_millis {
         settings.artifact_retention_millis = Some(kept);
     }
@@ -44,6 +61,16 @@ pub(super) fn settings(config: &Config, data: &Path) -> Settings {
     }
     settings.durable_saves = config.durable_saves;
     settings
+}
+
+fn lacks_disk(tier: &Probe) -> bool {
+    matches!(&tier.verdict, Verdict::Works { no_disk, .. } if no_disk.is_some())
+}
+
+fn most<T: Copy>(range: &mut RangeInclusive<T>, most: Option<T>) {
+    if let Some(most) = most {
+        *range = *range.start()..=most;
+    }
 }
 
 pub(super) fn api_options(config: &Config, data: &Path) -> Result<atoll_api_native::Options> {

@@ -17,6 +17,9 @@ pub(super) struct Places {
     scratch: PathBuf,
 }
 
+/// More than a template has.
+const MOST_FILES: usize = 64;
+
 impl Places {
     pub(super) fn new(templates: &Path, data: &Path) -> io::Result<Self> {
         Ok(Self {
@@ -26,10 +29,14 @@ impl Places {
         })
     }
 
-    /// An instance is made of a template and volumes, and called by a plain name. The template, open: its name is in a
-    /// directory that the front may change, and could mean something else the next moment.
-    pub(super) fn check(&self, spec: &Spec) -> io::Result<OwnedFd> {
-        let image = open_below(&self.templates, &spec.image)?;
+    /// An instance is made of a template and volumes, and called by a plain name. The template's files, open: their names are in
+    /// a directory that the front may change, and could mean something else the next moment.
+    pub(super) fn check(&self, spec: &Spec) -> io::Result<Vec<OwnedFd>> {
+        if !(1..=MOST_FILES).contains(&spec.image.len()) {
+            return Err(io::Error::other("that is no image"));
+        }
+        let files = spec.image.iter().map(|file| open_below(&self.templates, file));
+        let image = files.collect::<io::Result<_>>()?;
         for mount in &spec.mounts {
             let (path, names) = match &mount.source {
                 MountSource::Directory(path) => (path, ["mnt"]),
@@ -153,7 +160,7 @@ mod tests {
     fn spec(image: PathBuf, mounts: Vec<MountSource>, hostname: &str) -> Spec {
         Spec {
             id: InstanceId::from_entropy([1; 20]),
-            image,
+            image: vec![image],
             resources: Resources::default(),
             hostname: hostname.into(),
             mounts: mounts

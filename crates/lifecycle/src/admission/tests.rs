@@ -15,6 +15,7 @@ fn tiers(working: &[Isolation]) -> Vec<Tier> {
         .into_iter()
         .map(|isolation| Tier {
             isolation,
+            no_disk: None,
             missing: (!working.contains(&isolation)).then(|| match isolation {
                 Microvm => Missing {
                     why: "/dev/kvm is not there".into(),
@@ -326,5 +327,28 @@ fn rest_is_kept_for_some_time_or_for_good() {
             spec.isolation_floor = Some(Jail);
         },
         "gvisor",
+    );
+}
+
+#[test]
+fn a_disk_that_there_cannot_be_is_refused() {
+    let mut tiers = tiers(&[Jail, Gvisor]);
+    for tier in &mut tiers {
+        tier.no_disk = (tier.isolation == Gvisor).then(|| "there is none".into());
+    }
+    let refused = admit(spec(), &Limits::default(), &tiers).unwrap_err();
+    assert_eq!(refused.code, Code::ResourcesOutOfRange);
+    assert!(
+        refused
+            .message
+            .contains("gvisor tier of this server: there is none"),
+        "{refused}"
+    );
+    let mut in_memory = spec();
+    in_memory.resources.disk_backing = DiskBacking::Memory;
+    let admitted = admit(in_memory, &Limits::default(), &tiers).unwrap();
+    assert_eq!(
+        admitted.spec.resources.disk_bytes,
+        admitted.spec.resources.memory_bytes / 4 * 3
     );
 }

@@ -233,7 +233,9 @@ async fn leaks(server: &Server, rows: &[Value]) -> Vec<String> {
         leaks.extend(
             held.loop_devices
                 .into_iter()
-                .map(|path| format!("loop device {path}")),
+                // A jail's files are on one.
+                .filter(|file| !owned(file))
+                .map(|file| format!("loop device of {file}")),
         );
     }
     for dir in ["vault/tmp", "scratch"] {

@@ -90,7 +90,8 @@ async fn memory_hog(server: &Server) {
 
 /// Files in memory are memory: filling every place that takes files ends in "no space" or in "out of memory".
 async fn memory_hog_in_files(server: &Server) {
-    let request = json!({"resources": {"memory_bytes": 128 * MIB, "disk_bytes": 1024 * MIB}});
+    let resources = json!({"memory_bytes": 128 * MIB, "disk_bytes": 1024 * MIB, "disk_backing": "memory"});
+    let request = json!({ "resources": resources });
     let scene = Scene::with(server, &request).await;
     let line = "for d in /dev/shm /tmp $HOME /run /var/tmp; do head -c 400M /dev/zero > $d/fill; done; \
                 df -k --output=used /tmp $HOME /dev/shm | tail -n +2";
@@ -114,7 +115,7 @@ async fn disk_filler_on_disk(server: &Server) {
 
 /// Asked for more than its memory, a disk in memory is what fits beside what runs, and says so.
 async fn disk_filler_beyond_memory(server: &Server) {
-    let resources = json!({"memory_bytes": 256 * MIB, "disk_bytes": 1024 * MIB});
+    let resources = json!({"memory_bytes": 256 * MIB, "disk_bytes": 1024 * MIB, "disk_backing": "memory"});
     let scene = Scene::with(server, &json!({ "resources": resources })).await;
     let attacker = &scene.attacker;
     let limit = attacker.get().await["resources"]["disk_bytes"].as_u64().unwrap();

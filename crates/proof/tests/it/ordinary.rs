@@ -13,6 +13,16 @@ async fn an_ordinary_user_has_jails_of_one_id() {
     let sandbox = server
         .sandbox_with(&json!({"resources": {"memory_bytes": 256 * MIB}}))
         .await;
+    // Nobody asked for a disk that there cannot be, and whoever does is told.
+    let resources = &sandbox.get().await["resources"];
+    assert_eq!(
+        (&resources["disk_backing"], &resources["disk_bytes"]),
+        (&json!("memory"), &json!(192 * MIB))
+    );
+    let request = server.request(&json!({"resources": {"disk_backing": "disk"}}));
+    let refused = server.client().post("/v1/sandboxes", &request).await;
+    let detail = refused.refused(400, "resources_out_of_range");
+    assert!(detail["message"].as_str().unwrap().contains("root"), "{detail}");
     // Whoever is asked for, with that home and name.
     let who = sandbox
         .sh("id -u; pwd; echo $USER; wc -w < /proc/self/uid_map; awk '{print $3}' /proc/self/uid_map")

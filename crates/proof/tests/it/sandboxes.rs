@@ -454,7 +454,7 @@ async fn a_name_stands_for_the_id_of_the_one_that_has_it(server: &Server) {
 
 async fn labels_times_and_limits_can_be_changed(server: &Server) {
     let asked = json!({
-        "resources": {"memory_bytes": 256 * MIB, "disk_bytes": 64 * MIB},
+        "resources": {"memory_bytes": 256 * MIB, "disk_bytes": 64 * MIB, "disk_backing": "memory"},
         "labels": {"stage": "draft", "team": "proof"},
         "idle": {"after_ms": 60_000},
         "timeout_ms": 120_000,

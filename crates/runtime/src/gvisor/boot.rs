@@ -17,7 +17,7 @@ mod child;
 mod layer;
 
 use std::ffi::{CString, OsString};
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStringExt;
@@ -45,16 +45,17 @@ pub(super) struct Order<'a> {
     pub(super) id: &'a InstanceId,
     /// The instance's directory, with `config.json` in it.
     pub(super) dir: &'a Path,
+    /// The files of the root's image: the sentry learns from the first how many follow.
+    pub(super) root: &'a [PathBuf],
+    /// Those of other mounts, one each.
     pub(super) images: &'a [PathBuf],
     pub(super) first_uid: u32,
     /// As much as the guest sees.
     pub(super) memory_bytes: u64,
-    /// The size of the writable layer.
-    pub(super) layer_bytes: u64,
+    /// The size of the writable layer, as [`super::bundle::layer_size`] says it.
+    pub(super) layer_size: &'a str,
     /// The directory for the file of a writable layer that is on disk.
     pub(super) disk: Option<&'a Path>,
-    /// What such a layer is filled from, in the order in which the sentry wants it.
-    pub(super) saved: &'a [File],
 }
 
 /// A sentry on its way up.
@@ -124,17 +125,12 @@ pub(super) fn start(order: &Order<'_>, group: &Group, fifos: &Fifos) -> Result<S
         let file = layer::make(disk).doing(|| "making the file of the writable layer")?;
         argv.push(given.flag("gofer-filestore-fds", file));
     }
-    layers.push_str(&format!(":size={}", order.layer_bytes));
-    for file in order.saved {
-        // Opened again: from its beginning, and to be read only.
-        let again = format!("/proc/self/fd/{}", file.as_raw_fd());
-        argv.push(given.flag("fs-restore-fds", open(Path::new(&again), OFlags::RDONLY)?));
-    }
-    for (number, image) in order.images.iter().enumerate() {
+    layers.push_str(&format!(":size={}", order.layer_size));
+    for image in order.root.iter().chain(order.images) {
         argv.push(given.flag("io-fds", open(image, OFlags::RDONLY)?));
-        if number > 0 {
-            layers.push_str(",erofs:none");
-        }
+    }
+    for _ in order.images {
+        layers.push_str(",erofs:none");
     }
     argv.push(layers.into());
     let control = control_socket(order.dir, order.id).doing(|| "making the control socket")?;

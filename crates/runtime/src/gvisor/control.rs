@@ -86,12 +86,6 @@ impl Control {
         self.call("containerManager.Checkpoint", &arg, files, within)
     }
 
-    /// Writes the writable layer of a disk-backed root into four files.
-    pub(super) fn save_files(&mut self, files: &[BorrowedFd<'_>; 4], within: Duration) -> Result<(), Cause> {
-        let arg = json!({"paths": null, "exit_after_saving": false});
-        self.call("containerManager.FSSave", &arg, files, within)
-    }
-
     /// Writes the writable layer as a tar archive.
     pub(super) fn tar_layer(
         &mut self,

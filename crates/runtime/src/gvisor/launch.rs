@@ -10,9 +10,7 @@
 use std::ffi::{CString, OsString};
 use std::fs;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
@@ -24,7 +22,7 @@ use super::boot::{self, Sentry};
 use super::control::Control;
 use super::network::{self, Wire};
 use super::restore::Boot;
-use super::save::{DISK, blocking};
+use super::save::blocking;
 use super::volumes::{self, Volume};
 use super::{BOOT, boot_limits, bundle};
 use crate::cause::Doing;
@@ -36,8 +34,6 @@ use crate::{Cause, Config, InstanceSpec, Kind, Network, Told, uids};
 
 /// Where `runsc` writes the pid of the sandbox process, before the agent runs.
 const PID_FILE: &str = "pid";
-/// Where it finds a saved layer.
-const LAYER_DIR: &str = "layer";
 
 #[derive(Debug)]
 pub(super) struct Launched {
@@ -104,7 +100,7 @@ pub(super) fn claim(dirs: &InstanceDirs, spec: &InstanceSpec) -> io::Result<Reco
     let record = Record {
         id: spec.id.clone(),
         isolation: Isolation::Gvisor,
-        image: spec.image.clone(),
+        image: spec.image.first().cloned().unwrap_or_default(),
         hostname: spec.hostname.clone(),
         resources: spec.resources,
         id_base: None,
@@ -120,7 +116,8 @@ pub(super) fn launch(
     dir: PathBuf,
     runsc: &Path,
     spec: &InstanceSpec,
-    boot: &Boot,
+    boot: Boot,
+    counts_files: bool,
     mut record: Record,
 ) -> Result<Launched, Cause> {
     let fifos = Fifos::in_dir(&dir);
@@ -136,11 +133,13 @@ pub(super) fn launch(
         fs::create_dir(&disk).doing(|| "making the directory of the writable layer")?;
     }
     let by_runsc = volumes::need_gofer(&spec.mounts) || sidecars(runsc);
+    let layer_size = bundle::layer_size(&spec.resources, counts_files);
     let places = bundle::Places {
         empty: &empty,
         guest_image: &config.guest_image,
         dir: &dir,
         disk: &disk,
+        layer_size: &layer_size,
     };
     let volumes = volumes::take(&spec.mounts, &dir, first_uid)?;
     let bundle = bundle::bundle(spec, &places, first_uid, by_runsc);
@@ -165,7 +164,7 @@ pub(super) fn launch(
         let wire = match boot {
             Boot::Blank => Wire::plug(network)?,
             // It sees to it by itself.
-            Boot::Fresh | Boot::Layer(_) => Wire::LOOPBACK,
+            Boot::Fresh => Wire::LOOPBACK,
         };
         (Starting::Command(runsc), Arc::new(wire))
     } else {
@@ -178,15 +177,12 @@ pub(super) fn launch(
             flags,
             id: &spec.id,
             dir: &dir,
+            root: &spec.image,
             images: &bundle.images,
             first_uid,
             memory_bytes: spec.resources.memory_bytes,
-            layer_bytes: spec.resources.with_room_for_disk().disk_bytes,
+            layer_size: &layer_size,
             disk: on_disk.then_some(&disk),
-            saved: match boot {
-                Boot::Layer(files) => files,
-                Boot::Fresh | Boot::Blank => &[],
-            },
         };
         let sentry = boot::start(&order, &group, &fifos)?;
         // While it comes up.
@@ -242,7 +238,7 @@ pub(super) fn flags(runsc: &Path, dir: &Path, network: Option<&Network>) -> Vec<
 struct Order<'a> {
     runsc: &'a Path,
     spec: &'a InstanceSpec,
-    boot: &'a Boot,
+    boot: Boot,
     dir: &'a Path,
     disk: Option<&'a PathBuf>,
     first_uid: u32,
@@ -278,12 +274,6 @@ fn run(order: Order<'_>, group: &Group, fifos: &Fifos) -> Result<Child, Cause> {
         Boot::Blank => {
             command.args([IGNORE_SPEC, "create"]);
         }
-        Boot::Layer(files) => {
-            name_layer(dir, files).doing(|| "giving names to a saved layer")?;
-            command
-                .args(["run", "-detach", "-fs-restore-image-path"])
-                .arg(dir.join(LAYER_DIR));
-        }
     }
     command
         .arg("-pid-file")
@@ -293,27 +283,6 @@ fn run(order: Order<'_>, group: &Group, fifos: &Fifos) -> Result<Child, Cause> {
         .arg(order.spec.id.as_str());
     spawn(&mut command, &meminfo, order.volumes, group, fifos)
         .doing(|| format!("starting {}", order.runsc.display()))
-}
-
-/// `runsc` wants the files of a saved layer by name. Ours have none, so they get links to where they are open.
-fn name_layer(dir: &Path, files: &[fs::File]) -> io::Result<()> {
-    let at = dir.join(LAYER_DIR);
-    fs::create_dir(&at)?;
-    for (file, (_, name)) in files.iter().zip(DISK) {
-        let open = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
-        symlink(open, at.join(name))?;
-    }
-    Ok(())
-}
-
-/// Those names mean something else as soon as the files are closed.
-pub(super) fn forget_layer(dir: &Path) -> Result<(), Cause> {
-    match fs::remove_dir_all(dir.join(LAYER_DIR)) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(error).doing(|| "removing the names of a saved layer")
-        }
-        _ => Ok(()),
-    }
 }
 
 fn spawn(
@@ -399,6 +368,17 @@ pub(super) fn post_mortem(dir: &Path) -> String {
         Some(line) => format!("the sandbox process failed: {line}"),
         None => "the sandbox process ended".into(),
     }
+}
+
+/// Whether this version, as [`version`] says it, can limit how many files a writable layer holds; only ours can.
+pub(super) fn counts_files(version: &str) -> bool {
+    let ours = version.rsplit(' ').next().and_then(|word| word.split_once('.'));
+    let (Some(day), Some(build)) = ours.map_or((None, None), |(day, build)| {
+        (day.parse::<u32>().ok(), build.parse::<u32>().ok())
+    }) else {
+        return false;
+    };
+    (day, build) >= (20_260_905, 5)
 }
 
 /// What `runsc --version` says, in one line.

@@ -110,11 +110,15 @@ impl Gvisor {
         greeter: &Arc<dyn Greeter>,
     ) -> Result<Raised, Cause> {
         crate::jail::extras::check(&spec.mounts)?;
-        let boot = Arc::new(self.prepare(spec).await?);
+        let boot = Self::prepare(spec)?;
         let launched = {
-            let (this, spec, boot) = (self.clone(), spec.clone(), Arc::clone(&boot));
+            let (this, spec) = (self.clone(), spec.clone());
             let dir = this.dirs.dir(&spec.id);
-            blocking(move || launch::launch(&this.config, dir, &this.runsc, &spec, &boot, record)).await?
+            blocking(move || {
+                let counts_files = launch::counts_files(&this.saves().runtime_version);
+                launch::launch(&this.config, dir, &this.runsc, &spec, boot, counts_files, record)
+            })
+            .await?
         };
         let launch::Launched {
             dir,
@@ -179,11 +183,8 @@ impl Gvisor {
             },
         };
         let greeted = connected.map_err(|error| Cause::from(error).with("; ", launch::complaint(&dir)))?;
-        if let (Boot::Fresh, Some(Restore { source, .. })) = (&*boot, &spec.restore) {
+        if let (Boot::Fresh, Some(Restore { source, .. })) = (boot, &spec.restore) {
             greeter.unpack(&greeted, source).await?;
-        }
-        if matches!(*boot, Boot::Layer(_)) {
-            launch::forget_layer(&dir)?;
         }
         // What a boot is given beyond the instance's own limits is CPU alone.
         group.limit_cpu(spec.resources.cpu_millis)?;

@@ -4,8 +4,7 @@
 //!   memory:      boot ── a sentry waits ───────────┐
 //!                parts are being put together ────┴── Restore ──> Welcome
 //!                Hello{restored}, at once; waits in the FIFO ──────^
-//!   filesystem:  a boot over its files, if the layer was on disk
-//!                an ordinary boot, if it was in memory (or a jail's); the agent unpacks it before anything else
+//!   filesystem:  an ordinary boot; the agent unpacks it before anything else
 //! ```
 //! A filesystem comes back with times to the second, and without sockets and attributes (`xattr`).
 //!
@@ -22,18 +21,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use atoll_guest_protocol::{CommandState, Exec, Message, Request};
-use atoll_types::{DiskBacking, InstanceId, SaveKind};
+use atoll_types::{InstanceId, SaveKind};
 use bytes::Bytes;
 use tokio::io::AsyncReadExt;
 
 use super::control::Control;
 use super::launch::{self, Starting};
 use super::network::Wire;
-use super::save::{DISK, LAYER, MEMORY, PAGES, blocking};
+use super::save::{MEMORY, PAGES, blocking};
 use super::{Gvisor, bundle};
 use crate::cause::Doing;
 use crate::channel::{Guest, Incoming};
-use crate::{Cause, InstanceSpec, Kind, Restore, SaveSource, Told};
+use crate::{Cause, InstanceSpec, Kind, LAYER, Restore, SaveSource, Told};
 
 /// How long the sentry or the agent may take to read gigabytes.
 pub(super) const READING: Duration = Duration::from_secs(600);
@@ -43,37 +42,28 @@ const PIECE: usize = 256 * 1024;
 const LONGEST_COMPLAINT: usize = 2000;
 
 /// How a sentry comes up.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(super) enum Boot {
     /// With the agent started by it.
     Fresh,
     /// It waits for a memory image.
     Blank,
-    /// As `Fresh`, over a layer that the sentry reads from these files, in the order of [`DISK`].
-    Layer(Vec<File>),
 }
 
 impl Gvisor {
     /// What to start for this specification.
-    pub(super) async fn prepare(&self, spec: &InstanceSpec) -> Result<Boot, Cause> {
-        let Some(Restore { kind, source }) = &spec.restore else {
-            return Ok(Boot::Fresh);
-        };
-        if *kind == SaveKind::Memory {
-            require(source, &MEMORY)?;
-            return Ok(Boot::Blank);
+    pub(super) fn prepare(spec: &InstanceSpec) -> Result<Boot, Cause> {
+        match &spec.restore {
+            None => Ok(Boot::Fresh),
+            Some(Restore {
+                kind: SaveKind::Memory,
+                source,
+            }) => require(source, &MEMORY).map(|()| Boot::Blank),
+            Some(Restore {
+                kind: SaveKind::Filesystem,
+                source,
+            }) => require(source, &[LAYER]).map(|()| Boot::Fresh),
         }
-        if require(source, &[LAYER]).is_ok() {
-            return Ok(Boot::Fresh);
-        }
-        let names = DISK.map(|(name, _)| name);
-        require(source, &names)?;
-        if spec.resources.disk_backing == DiskBacking::Memory {
-            // The sentry would boot with an empty layer and say nothing.
-            let why = "what was saved was on disk, and comes back only with the disk backing `disk`";
-            return Err(Cause::new(Kind::Saved, why));
-        }
-        Ok(Boot::Layer(parts(source, &names).await?))
     }
 }
 

@@ -5,9 +5,9 @@
 //!          ▲                                                       │                                     │
 //!          └───────────── release, ping <── resume <── thaw, or any failure of these ────────────────────┘
 //! ```
-//! A memory save is the sentry's checkpoint: `checkpoint` (its state), `pages_meta` and `pages`. A filesystem save of an
-//! instance whose writable layer is on disk is the sentry's own format, again in several parts; of one in memory it is a
-//! tar archive of that layer, `layer`. Neither holds `/tmp` or `/dev/shm`, which are mounts of their own.
+//! A memory save is the sentry's checkpoint: `checkpoint` (its state), `pages_meta` and `pages`; a layer on disk is among the
+//! pages. A filesystem save is a tar archive of the writable layer, `layer`, wherever that is, so any version of any tier can
+//! read it. It does not hold `/dev/shm`, which is a mount of its own.
 //!
 //! What must hold:
 //! - Nothing is in the FIFOs when memory is saved. The sentry would take unread bytes of both into the image: what the
@@ -28,7 +28,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_types::{DiskBacking, InstanceId, MIB, Resources, SaveKind};
+use atoll_types::{InstanceId, MIB, Resources, SaveKind};
 
 use super::control::Control;
 use super::{Gvisor, host_limits};
@@ -36,21 +36,12 @@ use crate::agent::Agent;
 use crate::cause::Doing;
 use crate::cgroup::{CgroupError, Group};
 use crate::instance_dir::Record;
-use crate::{Cause, Error, Kind, SaveSink};
+use crate::{Cause, Error, Kind, LAYER, SaveSink};
 
 /// The memory itself.
 pub(super) const PAGES: &str = "pages";
 /// The parts of a memory save, in the order in which the sentry wants their files.
 pub(super) const MEMORY: [&str; 3] = ["checkpoint", "pages_meta", PAGES];
-/// The parts of a filesystem save of a layer on disk, in that order, and how `runsc` wants them to be called.
-pub(super) const DISK: [(&str, &str); 4] = [
-    ("fs_manifest", "fscheckpoint.pb"),
-    ("fs_tar", "multitar.img"),
-    ("fs_pages_meta", "pages_meta.img"),
-    ("fs_pages", "pages.img"),
-];
-/// The part of a filesystem save of a layer in memory.
-pub(super) const LAYER: &str = "layer";
 
 /// How long a guest may take to read what it was sent; one that does not gets it again after a restore.
 const TAKING: Duration = Duration::from_millis(100);
@@ -211,14 +202,13 @@ impl Gvisor {
         sink: Arc<dyn SaveSink>,
         agent: &dyn Agent,
     ) -> Result<(), Cause> {
-        let names: Vec<&'static str> = match (kind, record.resources.disk_backing) {
-            (SaveKind::Memory, _) => MEMORY.to_vec(),
-            (SaveKind::Filesystem, DiskBacking::Disk) => DISK.map(|(name, _)| name).to_vec(),
-            (SaveKind::Filesystem, DiskBacking::Memory) => vec![LAYER],
+        let names: &[&str] = match kind {
+            SaveKind::Memory => &MEMORY,
+            SaveKind::Filesystem => &[LAYER],
         };
         let (dir, id) = (self.dirs.dir(&record.id), record.id.clone());
         // An archive is written from its beginning to its end, so whoever keeps it can read along.
-        let in_order = names == [LAYER];
+        let in_order = kind == SaveKind::Filesystem;
         let mut growing = None;
         let mut files: Vec<File> = names
             .iter()
@@ -264,7 +254,7 @@ impl Gvisor {
                 files.pop();
                 growing.whole();
             }
-            for (name, mut file) in names.into_iter().zip(files) {
+            for (name, mut file) in MEMORY.into_iter().zip(files) {
                 keeping(name, file.rewind().and_then(|()| sink.part(name, file)))?;
             }
             growing.map_or(Ok(()), |growing| keeping(PAGES, growing.finish()))
@@ -332,11 +322,7 @@ fn write(dir: &Path, id: &InstanceId, files: &[File]) -> Result<(), Cause> {
     match files {
         [layer] => control.tar_layer(id, layer.as_fd(), WRITING),
         [state, meta, pages] => control.checkpoint(&[state.as_fd(), meta.as_fd(), pages.as_fd()], WRITING),
-        [manifest, tar, meta, pages] => control.save_files(
-            &[manifest.as_fd(), tar.as_fd(), meta.as_fd(), pages.as_fd()],
-            WRITING,
-        ),
-        _ => unreachable!("saves have one, three or four parts"),
+        _ => unreachable!("saves have one or three parts"),
     }
 }
 

@@ -13,13 +13,17 @@ use crate::InstanceEnd;
 use crate::channel::{ChannelError, Guest, Incoming};
 use crate::probe::{Verdict, probe};
 
+mod layers;
 mod ports;
 mod saving;
 mod walls;
 
 struct Bench {
     state: tempfile::TempDir,
+    /// A plain image of the root.
     image: PathBuf,
+    /// The same as two layers on another: what sandboxes here are made of, so that whatever is tested holds for those.
+    layers: Vec<PathBuf>,
     gvisor: Gvisor,
     config: Arc<Config>,
 }
@@ -90,7 +94,9 @@ impl Bench {
             runsc: Some(runsc.clone()),
             cgroup_parent: format!("atoll-test-{}", bare_name(at)),
         });
+        let layers = layers::split(&image, at).map_err(|error| error.to_string())?;
         Ok(Self {
+            layers,
             gvisor: Gvisor::new(Arc::clone(&config), runsc).map_err(|error| error.to_string())?,
             image,
             state,
@@ -101,7 +107,7 @@ impl Bench {
     fn spec(&self, byte: u8, resources: Resources) -> InstanceSpec {
         InstanceSpec {
             id: InstanceId::from_entropy([byte; 20]),
-            image: self.image.clone(),
+            image: self.layers.clone(),
             resources,
             hostname: "box".into(),
             restore: None,
@@ -292,6 +298,7 @@ async fn limits_end_in_errors_or_in_a_named_death() {
     let resources = Resources {
         memory_bytes: 192 * MIB,
         disk_bytes: 64 * MIB,
+        disk_backing: DiskBacking::Memory,
         ..Resources::default()
     };
     let spec = bench.spec(2, resources);
@@ -341,7 +348,7 @@ async fn a_fork_bomb_is_contained_and_named() {
 async fn failures_leave_nothing_and_say_why() {
     let Some(bench) = Bench::new() else { return };
     let mut spec = bench.spec(3, Resources::default());
-    spec.image = "/nonexistent.erofs".into();
+    spec.image = vec!["/nonexistent.erofs".into()];
     let error = bench.gvisor.start(spec).await.unwrap_err().to_string();
     assert!(error.contains("nonexistent.erofs"), "{error}");
     bench.assert_clean().await;
@@ -388,4 +395,44 @@ async fn the_probe_tries_what_it_praises() {
         ..(*bench.config).clone()
     };
     assert!(!probe(&broken).await[1].works());
+}
+
+#[test]
+fn only_our_own_runsc_counts_files() {
+    for (version, counts) in [
+        ("runsc version 20260905.5", true),
+        ("runsc version 20261201.1", true),
+        ("runsc version 20260905.4", false),
+        ("runsc version release-20261201.0", false),
+        ("runsc version VERSION_MISSING", false),
+        ("", false),
+    ] {
+        assert_eq!(launch::counts_files(version), counts, "{version}");
+    }
+}
+
+/// What is known about files is kept in memory, so there may be only so many.
+#[tokio::test(flavor = "multi_thread")]
+async fn too_many_files_are_an_error() {
+    let Some(bench) = Bench::new() else { return };
+    let resources = Resources {
+        memory_bytes: 128 * MIB,
+        disk_bytes: 2048 * MIB,
+        ..Resources::default()
+    };
+    let instance = bench.gvisor.start(bench.spec(1, resources)).await.unwrap();
+    let line = "busybox mkdir /many; cd /many; i=0; while echo $i > $i; do i=$((i + 1)); done; echo ended";
+    let many = sh(&instance.guest, line).await;
+    assert!(many.contains("No space left") && many.contains("ended"), "{many}");
+    assert_eq!(
+        sh(
+            &instance.guest,
+            "busybox rm -r /many; echo x > /x; busybox cat /x"
+        )
+        .await,
+        "x"
+    );
+    assert_eq!(bench.gvisor.usage(&instance.id).await.unwrap().oom_kills, 0);
+    bench.gvisor.destroy(&instance.id).await.unwrap();
+    bench.assert_clean().await;
 }

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use atoll_types::{InstanceId, Resources};
+use atoll_types::{DiskBacking, InstanceId, Resources};
 
 use super::{Jail, Privilege};
 use crate::cgroup::{CgroupError, Group, Hierarchy};
@@ -98,15 +98,30 @@ fn has_filesystems(known: &str, privilege: Privilege) -> Result<(), Lacking> {
     }
 }
 
-/// [`check`], and then proof: boots a jail around the agent alone and destroys it. Takes some 10 ms.
-pub async fn trial(config: &Config) -> Result<String, Lacking> {
+/// [`check`], and then proof: boots a jail around the agent alone and destroys it, once with its writable layer on disk and
+/// once in memory, if it has to. Also says why it cannot be on disk, if so. Takes some 10 ms.
+pub async fn trial(config: &Config) -> Result<(String, Option<String>), Lacking> {
     let detail = check(config)?;
+    let no_disk = match try_once(config, DiskBacking::Disk).await {
+        Ok(()) => None,
+        Err(lacking) => {
+            try_once(config, DiskBacking::Memory).await?;
+            Some(lacking.reason)
+        }
+    };
+    Ok((detail, no_disk))
+}
+
+async fn try_once(config: &Config, disk_backing: DiskBacking) -> Result<(), Lacking> {
     let mut entropy = [0; 20];
     getrandom::fill(&mut entropy).map_err(Lacking::of_trial)?;
     let spec = InstanceSpec {
         id: InstanceId::from_entropy(entropy),
-        image: config.guest_image.clone(),
-        resources: Resources::default(),
+        image: vec![config.guest_image.clone()],
+        resources: Resources {
+            disk_backing,
+            ..Resources::default()
+        },
         hostname: "trial".into(),
         restore: None,
         mounts: Vec::new(),
@@ -114,8 +129,7 @@ pub async fn trial(config: &Config) -> Result<String, Lacking> {
     };
     let jail = Jail::new(Arc::new(config.clone())).map_err(Lacking::of_trial)?;
     let instance = jail.start(spec).await.map_err(Lacking::of_trial)?;
-    jail.destroy(&instance.id).await.map_err(Lacking::of_trial)?;
-    Ok(detail)
+    jail.destroy(&instance.id).await.map_err(Lacking::of_trial)
 }
 
 /// Makes a cgroup with limits and removes it.

@@ -63,14 +63,17 @@ impl Extracted {
     }
 
     /// The directory with the image's content. Blocks, for long the first time.
-    pub(super) fn get(&self, image: &Path) -> io::Result<PathBuf> {
+    pub(super) fn get(&self, files: &[PathBuf]) -> io::Result<PathBuf> {
+        let Some((image, devices)) = files.split_first() else {
+            return Err(io::Error::other("an image of no files"));
+        };
         let place = self.place(image)?;
         let _busy = self.busy.lock();
         if !place.exists() {
             tracing::info!(image = %image.display(), "extracting a template, once, because we may not mount it");
             let unfinished = self.dir.join(format!("{UNFINISHED}{}", std::process::id()));
             remove(&unfinished)?;
-            extract(image, &unfinished)
+            extract(image, devices, &unfinished)
                 .and_then(|()| fs::rename(&unfinished, &place))
                 .inspect_err(|_| {
                     let _ = remove(&unfinished);
@@ -80,7 +83,7 @@ impl Extracted {
     }
 }
 
-fn extract(image: &Path, to: &Path) -> io::Result<()> {
+fn extract(image: &Path, devices: &[PathBuf], to: &Path) -> io::Result<()> {
     fs::create_dir(to)?;
     let source = image
         .to_str()
@@ -88,19 +91,21 @@ fn extract(image: &Path, to: &Path) -> io::Result<()> {
     fs::write(to.join(SOURCE), source)?;
     let mut option = std::ffi::OsString::from("--extract=");
     option.push(to.join(ROOT));
-    let output = Command::new("fsck.erofs")
-        .args([
-            option.as_os_str(),
-            "--no-preserve-owner".as_ref(),
-            "--preserve-perms".as_ref(),
-            image.as_os_str(),
-        ])
-        .output()
-        .map_err(|error| {
-            let hint =
-                "a jail of an ordinary user needs fsck.erofs to unpack its template; install erofs-utils";
-            io::Error::new(error.kind(), format!("{hint}: {error}"))
-        })?;
+    let mut command = Command::new("fsck.erofs");
+    command.args([
+        option.as_os_str(),
+        "--no-preserve-owner".as_ref(),
+        "--preserve-perms".as_ref(),
+    ]);
+    for device in devices {
+        let mut option = std::ffi::OsString::from("--device=");
+        option.push(device);
+        command.arg(option);
+    }
+    let output = command.arg(image).output().map_err(|error| {
+        let hint = "a jail of an ordinary user needs fsck.erofs to unpack its template; install erofs-utils";
+        io::Error::new(error.kind(), format!("{hint}: {error}"))
+    })?;
     if !output.status.success() {
         let complaint = String::from_utf8_lossy(&output.stderr);
         return Err(Told::by_host(&format!(

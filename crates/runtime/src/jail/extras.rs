@@ -12,9 +12,9 @@ use std::time::Duration;
 use atoll_jailer::spec::{self, Spec};
 
 use super::shared::SharedMount;
-use super::{BOOT_WITHIN, Jail, Privilege, blocking, save};
+use super::{BOOT_WITHIN, Jail, Privilege, blocking};
 use crate::cause::Doing;
-use crate::{Cause, InstanceSpec, Kind, Mount, MountSource, Restore, SaveKind};
+use crate::{Cause, InstanceSpec, Kind, LAYER, Mount, MountSource, Restore, SaveKind};
 
 /// What the jailer itself mounts on.
 const TAKEN: [&str; 4] = ["/proc", "/dev", "/sys", "/.atoll"];
@@ -51,7 +51,7 @@ impl Extras {
             let source = match &mount.source {
                 MountSource::Directory(path) => spec::MountSource::Tree(path.clone()),
                 MountSource::Erofs(image) => {
-                    let (mounts, path) = (Arc::clone(&jail.mounts), image.clone());
+                    let (mounts, path) = (Arc::clone(&jail.mounts), vec![image.clone()]);
                     let shared = blocking(move || Ok(mounts.get(&path))).await;
                     match shared.doing(|| format!("mounting {}", image.display()))? {
                         Some(shared) => {
@@ -91,11 +91,11 @@ async fn layer(restore: &Restore) -> Result<File, Cause> {
         let why = "a jail cannot go on from saved memory; restore its filesystem only";
         return Err(Cause::new(Kind::Saved, why));
     }
-    if !restore.source.names().iter().any(|name| name == save::LAYER) {
+    if !restore.source.names().iter().any(|name| name == LAYER) {
         let why = "what was saved is not of a jail: it has no stream `layer`";
         return Err(Cause::new(Kind::Saved, why));
     }
-    let opened = restore.source.file(save::LAYER).await;
+    let opened = restore.source.file(LAYER).await;
     opened.doing(|| "what was saved cannot be read")
 }
 

@@ -114,7 +114,7 @@ impl Jail {
     ) -> Result<Raised, Cause> {
         let group = Group::create(&self.config.cgroup_parent, record.id.as_str(), &record.resources)?;
         let extras = extras::Extras::of(self, wanted).await?;
-        let (mut spec, _mounts) = self.plan(&record, dir, &group).await?;
+        let (mut spec, _mounts) = self.plan(&record, &wanted.image, dir, &group).await?;
         extras.add_to(&mut spec);
         let fifos = Fifos::in_dir(dir);
         let connect = Connect {
@@ -151,13 +151,14 @@ impl Jail {
     async fn plan(
         &self,
         record: &Record,
+        files: &[PathBuf],
         dir: &Path,
         group: &Group,
     ) -> Result<(Spec, Vec<shared::SharedMount>), Cause> {
-        let image = record.image.clone();
+        let image = files.to_vec();
         let (lower, agent) = match self.privilege {
             Privilege::Root => {
-                let (mounts, guest) = (Arc::clone(&self.mounts), self.config.guest_image.clone());
+                let (mounts, guest) = (Arc::clone(&self.mounts), vec![self.config.guest_image.clone()]);
                 let both = blocking(move || Ok((mounts.get(&image), mounts.get(&guest)))).await;
                 both.doing(|| "mounting its images")?
             }
@@ -165,9 +166,9 @@ impl Jail {
         };
         let lower_spec = match (&lower, self.privilege) {
             (Some(mount), _) => Lower::Tree(mount.path()),
-            (None, Privilege::Root) => Lower::Image(record.image.clone()),
+            (None, Privilege::Root) => Lower::Image(files.to_vec()),
             (None, Privilege::Ordinary) => {
-                let (extracted, image) = (Arc::clone(&self.extracted), record.image.clone());
+                let (extracted, image) = (Arc::clone(&self.extracted), files.to_vec());
                 let got = blocking(move || extracted.get(&image)).await;
                 Lower::Directory(got.doing(|| "extracting its template")?)
             }
@@ -351,7 +352,7 @@ impl Raiser for Jail {
         let mut record = Record {
             id: spec.id.clone(),
             isolation: Isolation::Jail,
-            image: spec.image.clone(),
+            image: spec.image.first().cloned().unwrap_or_default(),
             hostname: spec.hostname.clone(),
             resources: spec.resources,
             id_base: None,

@@ -21,10 +21,7 @@ use atoll_types::InstanceId;
 
 use super::{Jail, blocking, gone};
 use crate::cause::Doing;
-use crate::{Cause, Error, Kind, SaveKind, SaveSink, Told};
-
-/// The one stream of a saved jail.
-pub(super) const LAYER: &str = "layer";
+use crate::{Cause, Error, Kind, LAYER, SaveKind, SaveSink, Told};
 
 impl Jail {
     pub(super) async fn save_layer(

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustix::mount::{OpenTreeFlags, open_tree};
@@ -36,9 +36,10 @@ impl SharedMount {
 }
 
 impl SharedMounts {
-    /// Gives the mount of an image, mounting it if need be. `None`: this kernel does not share them (before 6.15), or we
+    /// Gives the mount of an image, mounting it if need be. Its first file says which it is. `None`: this kernel does not share them (before 6.15), or we
     /// may not mount. Blocks for a few milliseconds the first time.
-    pub(super) fn get(&self, image: &Path) -> Option<SharedMount> {
+    pub(super) fn get(&self, files: &[PathBuf]) -> Option<SharedMount> {
+        let image = files.first()?;
         let metadata = std::fs::metadata(image).ok()?;
         let key = (metadata.dev(), metadata.ino());
         let mut mounts = self.mounts.lock();
@@ -48,7 +49,7 @@ impl SharedMounts {
             mounts.push_front(found);
             return Some(mount);
         }
-        let mount = atoll_jailer::disk::mount_image(image)
+        let mount = atoll_jailer::disk::mount_image(files)
             .inspect_err(|error| tracing::debug!(%error, image = %image.display(), "image is not shared between jails"))
             .ok()?;
         let flags =

@@ -72,7 +72,7 @@ impl House {
         getrandom::fill(&mut entropy).unwrap();
         InstanceSpec {
             id: InstanceId::from_entropy(entropy),
-            image: self.image.clone(),
+            image: vec![self.image.clone()],
             resources: Resources {
                 cpu_millis: 2000,
                 memory_bytes: 256 * MIB,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use atoll_image::{Backing, Content, Limits, Meta, Stack, read_stack, write_index, write_layer};
 use atoll_runtime::jail::{self, Jail};
 use atoll_runtime::{Error, Runtime};
 use atoll_types::{MIB, Resources};
@@ -96,11 +97,43 @@ async fn another_server_adopts_it_with_its_commands() {
     end.wait_for(Option::is_some).await.unwrap();
 }
 
+/// What holds the inodes of an image comes first, and behind it the files that hold the data.
+#[tokio::test]
+async fn an_image_of_several_files_is_mounted() {
+    let Some(house) = House::open() else { return };
+    let mut spec = house.spec();
+    let lowest = ("0".repeat(64), Backing::open(&spec.image[0]).unwrap());
+    let below = Arc::new(Stack::open(vec![lowest.clone()]).unwrap());
+    let mut tree = read_stack(&below, Limits::default()).unwrap();
+    tree.put_file(b"srv/new", Meta::root(0o644), Content::bytes(*b"new"))
+        .unwrap();
+    tree.remove(b"etc/passwd").unwrap();
+    let (layer, index) = (house.state.path().join("layer"), house.state.path().join("index"));
+    let mut file = std::fs::File::create(&layer).unwrap();
+    let written = write_layer(&tree, &below, &mut file, |_, _| Ok(()))
+        .unwrap()
+        .unwrap();
+    let files = vec![(written.digest, Backing::open(&layer).unwrap()), lowest];
+    let stack = Arc::new(Stack::open(files).unwrap());
+    let tree = read_stack(&stack, Limits::default()).unwrap();
+    let mut file = std::fs::File::create(&index).unwrap();
+    write_index(&tree, &stack, &mut file).unwrap();
+    spec.image.splice(0..0, [index, layer]);
+    let instance = house.jail.start(spec).await.unwrap();
+    let seen = ok(
+        &instance,
+        "cat /srv/new; ls /etc/passwd || python3 -c 'print(6*7)'",
+    )
+    .await;
+    assert!(seen.ends_with("42\n") && seen.starts_with("new"), "{seen}");
+    house.jail.destroy(&instance.id).await.unwrap();
+}
+
 #[tokio::test]
 async fn what_cannot_start_leaves_nothing() {
     let Some(house) = House::open() else { return };
     let mut spec = house.spec();
-    spec.image.clone_from(&house.config.guest_binary);
+    spec.image = vec![house.config.guest_binary.clone()];
     let before = Traces::take();
     let error = house.jail.start(spec.clone()).await.unwrap_err();
     assert!(error.to_string().contains("is not an EROFS image"), "{error}");
@@ -111,8 +144,13 @@ async fn what_cannot_start_leaves_nothing() {
 async fn the_agent_alone_is_enough_for_a_trial() {
     let Some(house) = House::open() else { return };
     let before = Traces::take();
-    let detail = jail::trial(&house.config).await.unwrap();
+    let (detail, no_disk) = jail::trial(&house.config).await.unwrap();
     assert!(detail.contains("not a tenant boundary"), "{detail}");
+    assert_eq!(
+        no_disk.is_none(),
+        rustix::process::geteuid().is_root(),
+        "{no_disk:?}"
+    );
     before.nothing_new(&house, &house.spec().id).await;
     assert_eq!(house.jail.discover().await.unwrap(), []);
 }

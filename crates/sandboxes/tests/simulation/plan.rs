@@ -10,7 +10,9 @@ use std::time::Duration;
 use atoll_identity::Caller;
 use atoll_runtime::InstanceEnd;
 use atoll_sandboxes::{CreateSandbox, ExecSpec, ForkSandbox, Obtained, Sandbox, Sandboxes, TakeSnapshot};
-use atoll_types::{Code, Fault, IdleAction, IdlePolicy, SandboxId, SandboxSpec, SaveKind, TimeoutAction};
+use atoll_types::{
+    Code, Fault, IdleAction, IdlePolicy, ResourcesAsked, SandboxId, SandboxSpec, SaveKind, TimeoutAction,
+};
 
 use crate::chance::Chance;
 use crate::check;
@@ -391,7 +393,7 @@ fn wanted(chance: &mut Chance, snapshot: Option<String>, number: u64) -> CreateS
     };
     CreateSandbox {
         spec,
-        resources_given: true,
+        resources: ResourcesAsked::default(),
         idempotency_key: keyed.map(|key| format!("key-{key}")),
     }
 }

@@ -9,8 +9,8 @@ use atoll_runtime::InstanceEnd;
 use atoll_runtime::scripted::{Answer, How, Step};
 use atoll_sandboxes::{CreateSandbox, ExecSpec, ForkSandbox, ListSandboxes, Obtained, Sandbox};
 use atoll_types::{
-    Code, EndReason, Fault, IdleAction, IdlePolicy, InstanceId, KeyId, Owner, SandboxId, SandboxSpec,
-    SandboxState,
+    Code, EndReason, Fault, IdleAction, IdlePolicy, InstanceId, KeyId, Owner, ResourcesAsked, SandboxId,
+    SandboxSpec, SandboxState,
 };
 
 use crate::world::{Home, Server, TEMPLATE, Trace, World};
@@ -236,7 +236,7 @@ fn named(name: Option<&str>, key: Option<&str>, auto_resume: bool) -> CreateSand
             auto_resume,
             ..SandboxSpec::default()
         },
-        resources_given: true,
+        resources: ResourcesAsked::default(),
         idempotency_key: key.map(str::to_owned),
     }
 }
@@ -493,7 +493,7 @@ fn no_command_runs_in_a_sandbox_whose_name_is_taken() {
                 timeout_millis: Some(3_600_000),
                 ..SandboxSpec::default()
             },
-            resources_given: true,
+            resources: ResourcesAsked::default(),
             idempotency_key: None,
         };
         let command = ExecSpec::new(["touch", "file"]);
@@ -517,7 +517,7 @@ fn what_belongs_to_a_sandbox_ends_with_it_also_while_no_server_runs() {
                 timeout_millis: Some(3_600_000),
                 ..SandboxSpec::default()
             },
-            resources_given: true,
+            resources: ResourcesAsked::default(),
             idempotency_key: None,
         };
         server.sandboxes.create(&server.caller, request).await

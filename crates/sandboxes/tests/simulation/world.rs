@@ -69,6 +69,7 @@ impl Home {
             id: id.clone(),
             digest: "0".repeat(64),
             size_bytes: 1,
+            layer_bytes: None,
             created_at: Timestamp(0),
             source: TemplateSource::Debian {
                 suite: "none".into(),
@@ -238,6 +239,8 @@ impl<'a> World<'a> {
             settings.now = now;
             settings.max_live_per_project = MAX_LIVE;
             settings.durable_saves = false;
+            // Of the real disk nothing may depend.
+            settings.min_free_disk = 0;
             settings.limits.max_timeout_millis = None;
             if self.pool > 0 {
                 settings.pools.push(PoolSetting {
@@ -265,6 +268,7 @@ impl<'a> World<'a> {
                 isolation: Isolation::Gvisor,
                 verdict: Verdict::Works {
                     detail: "scripted".into(),
+                    no_disk: None,
                 },
             }];
             let runtimes: atoll_runtime::Runtimes = vec![Arc::new(self.machine.clone())];

@@ -105,7 +105,13 @@ impl Bench {
         parts
     }
 
-    fn restoring(&self, byte: u8, resources: Resources, kind: SaveKind, source: &Arc<Parts>) -> InstanceSpec {
+    pub(super) fn restoring(
+        &self,
+        byte: u8,
+        resources: Resources,
+        kind: SaveKind,
+        source: &Arc<Parts>,
+    ) -> InstanceSpec {
         InstanceSpec {
             restore: Some(Restore {
                 kind,
@@ -151,7 +157,7 @@ pub(super) async fn background(guest: &Guest, command: &str, script: &str) -> St
 }
 
 /// What comes until it is this much, or over, or nothing comes for a while.
-async fn output(stream: &mut Stream, bytes: usize, patience: Duration) -> Vec<u8> {
+pub(super) async fn output(stream: &mut Stream, bytes: usize, patience: Duration) -> Vec<u8> {
     let mut all = Vec::new();
     while all.len() < bytes {
         match tokio::time::timeout(patience, stream.next()).await {
@@ -558,10 +564,10 @@ const CHANGES: &str = "
     busybox dd if=/dev/urandom of=/new/large bs=1M count=5 2>/dev/null; busybox md5sum /new/large > /new/sum
     busybox rm -r /lower/file; busybox mkdir /lower/file; echo inside > /lower/file/inside
     busybox touch -d @1000000002 /new/deep/file; busybox touch -d @1000000001 /new
-    echo lost > /tmp/lost";
+    echo kept > /tmp/kept; echo lost > /dev/shm/lost";
 const LOOK: &str = "cd /; busybox find new lower etc | busybox sort; busybox cat new/link etc/passwd lower/dir/again new/moved;
     busybox stat -c '%a %u %g %Y %h' new/special new/deep/file; busybox stat -c '%Y' new; busybox readlink new/symbolic;
-    busybox md5sum -c new/sum; busybox ls /tmp";
+    busybox md5sum -c new/sum; busybox ls /tmp /dev/shm";
 const CHANGE_AGAIN: &str =
     "echo more > /new/more; busybox rm /new/link; busybox ln /new/more /new/link; busybox rm -r /etc/kept;
     busybox touch -d @1000000003 /new";
@@ -576,7 +582,7 @@ async fn files_come_back_without_their_processes() {
             .await
             .unwrap();
         assert_eq!(sh(&parent.guest, CHANGES).await, "");
-        let seen = sh(&parent.guest, LOOK).await.replace("lost", "");
+        let seen = sh(&parent.guest, LOOK).await.replace("lost\n", "");
         eprintln!("{seen}");
         let saved = bench.save(&parent.id, SaveKind::Filesystem).await;
         bench.gvisor.thaw(&parent.id).await.unwrap();

@@ -119,6 +119,7 @@ impl Reference {
             guest_image: &bench.config.guest_image,
             dir: &dir,
             disk: &dir,
+            layer_size: &bundle::layer_size(&spec.resources, false),
         };
         let bundle = bundle::bundle(spec, &places, first_uid, true);
         fs::write(dir.join("config.json"), bundle.config).unwrap();
@@ -157,7 +158,12 @@ async fn walls_are_those_of_runsc_or_thicker() {
     fs::write(&forgotten, "").unwrap();
     let _open = rustix::io::dup(fs::File::open(&forgotten).unwrap()).unwrap();
 
-    let spec = bench.spec(20, Resources::default());
+    // With its layer on disk `runsc run` would start a gofer, too.
+    let resources = Resources {
+        disk_backing: DiskBacking::Memory,
+        ..Resources::default()
+    };
+    let spec = bench.spec(20, resources);
     let instance = bench.gvisor.start(spec.clone()).await.unwrap();
     assert_eq!(sh(&instance.guest, "echo up").await, "up");
     let record = bench.gvisor.dirs.read(&spec.id).unwrap().unwrap();
@@ -286,8 +292,8 @@ async fn whatever_stops_a_sentry_is_named() {
     // An image that is none.
     bench.gvisor.runsc = bench.config.runsc.clone().unwrap();
     let mut spec = bench.spec(23, Resources::default());
-    spec.image = bench.state.path().join("no-runsc");
+    spec.image = vec![bench.state.path().join("no-runsc")];
     let error = bench.gvisor.start(spec).await.unwrap_err().to_string();
-    assert!(error.contains("image size is too small"), "{error}");
+    assert!(error.contains("the superblock cannot be read"), "{error}");
     bench.assert_clean().await;
 }
